@@ -19,7 +19,7 @@ from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.batches import naming_bad_samples
+from accelmark.train.batches import log_bad_samples
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
@@ -166,7 +166,7 @@ def test_bad_training_samples_are_named_once_and_replaced_by_the_next(workers: i
     loader = LoaderSettings(num_workers=workers, tolerate_bad_samples=3)
     batches, log = IndexedBatches(Damaged(), 4, place(), loader, train=True), Log()
     epochs = [
-        sorted(x for batch in naming_bad_samples(batches.epoch(number), batches, log) for x in batch["x"].tolist())
+        sorted(x for batch in log_bad_samples(batches.epoch(number), batches, log) for x in batch["x"].tolist())
         for number in (0, 1, 0)
     ]
     assert epochs[0] == epochs[2] == sorted([*(set(range(24)) - {3, 4, 9}), 5, 5, 10])

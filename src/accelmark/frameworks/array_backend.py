@@ -28,7 +28,7 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
 from accelmark.spec.tensor_file import Array
-from accelmark.train.batches import Arrays, SyntheticArrayBatches, naming_bad_samples
+from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
 from accelmark.train.case import ArrayCase, Batch, Batches, case_class
 from accelmark.train.layers import use_layers
 from accelmark.train.loop.backend import RankBackend
@@ -257,7 +257,7 @@ class ArrayBackend(RankBackend):
         if not self.settings.loader.synthetic:
             return self.case.train_batches()
         batch = self.case.synthetic_batch(self.settings.batch_size)
-        return SyntheticArrayBatches(batch, self.settings, self.world_size)
+        return SyntheticBatches(batch, self.settings, self.world_size)
 
     def _step(self, batches: list[Any]) -> Any:
         loss = self.take_step(batches, self.learning_rate())
@@ -272,7 +272,7 @@ class ArrayBackend(RankBackend):
         """Yield the batches of each step on the device; the next step's are copied while one is computed."""
         self.phase = f"epoch {epoch}"
         count = self.settings.gradient_accumulation_steps
-        batches = naming_bad_samples(self._batches.epoch(epoch, skip_steps * count), self._batches, self.log)
+        batches = log_bad_samples(self._batches.epoch(epoch, skip_steps * count), self._batches, self.log)
         ahead: list[Any] | None = None
         while len(chosen := list(islice(batches, count))) == count:
             copied = [self.to_device(batch) for batch in chosen]

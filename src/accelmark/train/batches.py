@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,42 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.settings.training import LoaderSettings, TrainSettings
 
+Indices = npt.NDArray[np.int64]
+T = TypeVar("T")
+R = TypeVar("R")
+"""A framework's random generator."""
+
 
 def seed_of(*parts: int) -> int:
     """Return a seed of 56 bits that depends on the numbers in ``parts`` (seed, epoch, sample) only."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
+
+
+class DataPlace(Protocol):
+    """A rank's place among the ranks that share the data, and the seed that they share."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def shared_seed(self) -> int:
+        """Seed of all ranks."""
+
+
+@final
+@dataclass(frozen=True)
+class ArrayPlace:
+    """The place of a rank whose data are NumPy arrays."""
+
+    rank: int
+    world_size: int
+    shared_seed: int
 
 
 @final
@@ -41,13 +73,12 @@ class Share:
 
     total: int
     batch_size: int
-    rank: int
-    world_size: int
+    place: DataPlace
     train: bool
 
     def __post_init__(self) -> None:
         """Check that each rank has a batch."""
-        least = self.batch_size * self.world_size if self.train else self.world_size
+        least = self.batch_size * self.place.world_size if self.train else self.place.world_size
         if self.total < least:
             kind = "one global training batch" if self.train else "one evaluation sample for every rank"
             raise DataError(f"the data has {self.total} samples, but {kind} needs {least}; use a smaller batch size")
@@ -55,89 +86,106 @@ class Share:
     @property
     def num_samples(self) -> int:
         """Samples of one epoch over all ranks."""
-        step = self.batch_size * self.world_size
+        step = self.batch_size * self.place.world_size
         return self.total // step * step if self.train else self.total
 
     @property
     def num_batches(self) -> int:
         """Batches of one epoch on each rank."""
-        smallest, rest = divmod(self.total, self.world_size)
+        smallest, rest = divmod(self.total, self.place.world_size)
         if self.train:
             return smallest // self.batch_size
         return min(smallest, -(-(smallest + bool(rest)) // self.batch_size))
 
     def train_slices(self) -> list[slice]:
         """Return this rank's batches as slices of the epoch's permutation."""
-        starts = ((batch * self.world_size + self.rank) * self.batch_size for batch in range(self.num_batches))
-        return [slice(start, start + self.batch_size) for start in starts]
+        place, size = self.place, self.batch_size
+        starts = ((batch * place.world_size + place.rank) * size for batch in range(self.num_batches))
+        return [slice(start, start + size) for start in starts]
 
-    def indices(self, epoch_seed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the sample indices of this rank's batches, for training in an order that ``epoch_seed`` determines."""
+    def indices(self, permutation: Callable[[int, int], Indices], epoch: int) -> Iterator[Indices]:
+        """Yield the sample indices of this rank's batches.
+
+        For training, their order is ``permutation(seed, total)``, by a seed that depends on the shared seed and
+        ``epoch``.
+        """
+        place = self.place
         if self.train:
-            order = np.random.default_rng(epoch_seed).permutation(self.total)
-            yield from (order[chosen] for chosen in self.train_slices())
+            order = permutation(seed_of(place.shared_seed, epoch), self.total)
+            yield from (order[batch] for batch in self.train_slices())
         else:
-            yield from np.array_split(np.arange(self.rank, self.total, self.world_size), self.num_batches)
-
-
-Arrays = dict[str, npt.NDArray[Any]]
-Augment = Callable[[Arrays, np.random.Generator], Arrays]
-"""Augments a training batch, with random numbers from the generator only."""
+            yield from np.array_split(np.arange(place.rank, self.total, place.world_size), self.num_batches)
 
 
 @final
 @dataclass(frozen=True)
-class ArrayPlace:
-    """A rank's place among the ranks that share the data, and the seed that they share."""
+class ArrayKind(Generic[T, R]):
+    """The arrays and random numbers of a framework."""
 
-    rank: int
-    world_size: int
-    shared_seed: int
+    rows: Callable[[T, Indices], T]
+    """Returns the samples with these indices."""
+    permutation: Callable[[int, int], Indices]
+    """Returns a permutation of so many indices, by a seed."""
+    generator: Callable[[int], R]
+    """Returns a random generator, by a seed."""
 
 
-@final
-class ArrayBatches:
-    """A rank's batches of arrays with the samples along the first dimension.
+Arrays = dict[str, npt.NDArray[Any]]
+NUMPY: Final[ArrayKind[npt.NDArray[Any], np.random.Generator]] = ArrayKind(
+    rows=lambda array, indices: array[indices],
+    permutation=lambda seed, count: np.random.default_rng(seed).permutation(count),
+    generator=np.random.default_rng,
+)
 
-    Each training epoch takes a new permutation, determined by seed and epoch; ``augment`` draws from a generator that
-    is determined by seed, epoch and rank.
+
+class WholeBatches(Generic[T, R]):
+    """A rank's batches, cut from arrays that hold the whole data set with the samples along the first dimension.
+
+    Each training epoch takes a new permutation, determined by seed and epoch. ``augment`` changes each training batch;
+    its generator follows from seed, epoch and rank.
     """
+
+    kind: ClassVar[ArrayKind[Any, Any]]
 
     def __init__(
         self,
-        arrays: Mapping[str, npt.NDArray[Any]],
+        data: Mapping[str, T],
         batch_size: int,
-        place: ArrayPlace,
+        place: DataPlace,
         *,
         train: bool,
-        augment: Augment | None = None,
+        augment: Callable[[dict[str, T], R], dict[str, T]] | None = None,
     ) -> None:
-        sizes = {name: len(array) for name, array in arrays.items()}
+        sizes = {name: len(array) for name, array in data.items()}  # type: ignore[arg-type]
         if len(set(sizes.values())) != 1:
             raise DataError(f"the parts of the data hold different numbers of samples: {sizes}")
-        self._arrays, self._place, self._augment = dict(arrays), place, augment
-        self._share = Share(next(iter(sizes.values())), batch_size, place.rank, place.world_size, train)
+        self._data, self._augment = dict(data), augment
+        self._share = Share(next(iter(sizes.values())), batch_size, place, train)
+        self.num_samples = self._share.num_samples
 
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
-        return self._share.num_samples
-
-    def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[dict[str, T]]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
-        random = np.random.default_rng(seed_of(self._place.shared_seed, number, self._place.rank))
-        for position, chosen in enumerate(self._share.indices(seed_of(self._place.shared_seed, number))):
-            batch = {name: array[chosen] for name, array in self._arrays.items()}
+        kind, place = self.kind, self._share.place
+        random = kind.generator(seed_of(place.shared_seed, number, place.rank))
+        for position, indices in enumerate(self._share.indices(kind.permutation, number)):
+            batch = {name: kind.rows(array, indices) for name, array in self._data.items()}
             batch = batch if self._augment is None else self._augment(batch, random)
             if position >= skip:
                 yield batch
+
+
+@final
+class ArrayBatches(WholeBatches[npt.NDArray[Any], np.random.Generator]):
+    """Batches cut from NumPy arrays."""
+
+    kind = NUMPY
 
 
 _STEPS_IN_EPOCH: Final = 100
 """Optimizer steps in an epoch of synthetic data where the settings bound neither steps nor samples."""
 
 
-def steps_of_synthetic_epoch(settings: TrainSettings, world_size: int) -> int:
+def _num_synthetic_steps(settings: TrainSettings, world_size: int) -> int:
     """Return the optimizer steps of an epoch of synthetic data: enough for the run's bound on steps or samples."""
     end = settings.end
     if end.max_steps is not None:
@@ -149,15 +197,15 @@ def steps_of_synthetic_epoch(settings: TrainSettings, world_size: int) -> int:
 
 
 @final
-class SyntheticArrayBatches:
+class SyntheticBatches(Generic[T]):
     """One synthetic batch, repeated, for measuring speed only."""
 
-    def __init__(self, batch: Arrays, settings: TrainSettings, world_size: int) -> None:
+    def __init__(self, batch: T, settings: TrainSettings, world_size: int) -> None:
         self._batch = batch
-        self._num_batches = steps_of_synthetic_epoch(settings, world_size) * settings.gradient_accumulation_steps
+        self._num_batches = _num_synthetic_steps(settings, world_size) * settings.gradient_accumulation_steps
         self.num_samples = self._num_batches * settings.batch_size * world_size
 
-    def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[T]:
         """Yield the batch repeatedly."""
         for _ in range(skip, self._num_batches):
             yield self._batch
@@ -165,7 +213,6 @@ class SyntheticArrayBatches:
 
 EVALUATION_EPOCH: Final = -1
 """Epoch number for evaluation samples, so that they are the same at every evaluation."""
-T = TypeVar("T")
 
 
 @final
@@ -177,8 +224,8 @@ class BadSamples:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._found: dict[int, str] = {}
-        self._unnamed: list[str] = []
+        self._errors: dict[int, str] = {}
+        self._unlogged: list[str] = []
 
     def read(self, read: Callable[[int], T], index: int, total: int) -> tuple[T, dict[int, str]]:
         """Return sample ``index`` of ``total`` or the one that replaces it, with the errors of those that it replaces.
@@ -198,27 +245,27 @@ class BadSamples:
 
     def add(self, errors: Mapping[int, str]) -> None:
         """Note the errors of samples that were replaced; raises DataError where they are more than ``limit``."""
-        new = {number: error for number, error in errors.items() if number not in self._found}
-        self._found |= new
-        self._unnamed += new.values()
-        if len(self._found) > self._limit:
-            names = "\n  ".join(self._found.values())
+        new = {number: error for number, error in errors.items() if number not in self._errors}
+        self._errors |= new
+        self._unlogged += new.values()
+        if len(self._errors) > self._limit:
+            names = "\n  ".join(self._errors.values())
             allowed = f"--tolerate-bad-samples allows {self._limit} on each rank"
-            raise DataError(f"{len(self._found)} training samples cannot be read; {allowed}:\n  {names}")
+            raise DataError(f"{len(self._errors)} training samples cannot be read; {allowed}:\n  {names}")
 
-    def named(self, batches: Iterable[T], log: EventLog) -> Iterator[T]:
+    def logged(self, batches: Iterable[T], log: EventLog) -> Iterator[T]:
         """Yield the batches, and log each sample that was replaced, before the batch that it was for."""
         for batch in batches:
-            for error in self._unnamed:
+            for error in self._unlogged:
                 log.event(Event.BAD_SAMPLE, {"message": error})
-            self._unnamed.clear()
+            self._unlogged.clear()
             yield batch
 
 
-def naming_bad_samples(batches: Iterator[T], source: object, log: EventLog) -> Iterator[T]:
+def log_bad_samples(batches: Iterator[T], source: object, log: EventLog) -> Iterator[T]:
     """Return the batches of ``source``, which are logged by :class:`BadSamples` where it reads sample by sample."""
     bad = getattr(source, "bad_samples", None)
-    return bad.named(batches, log) if isinstance(bad, BadSamples) else batches
+    return bad.logged(batches, log) if isinstance(bad, BadSamples) else batches
 
 
 class ArraySource(Protocol):
@@ -236,50 +283,45 @@ class SampleBatches:
     """A rank's batches of an :class:`ArraySource`; each of ``loader.num_workers`` threads reads ``prefetch`` ahead."""
 
     def __init__(
-        self, source: ArraySource, batch_size: int, place: ArrayPlace, loader: LoaderSettings, *, train: bool
+        self, source: ArraySource, batch_size: int, place: DataPlace, loader: LoaderSettings, *, train: bool
     ) -> None:
-        self._source, self._place, self._loader, self._train = source, place, loader, train
-        self._share = Share(len(source), batch_size, place.rank, place.world_size, train)
+        self._source, self._loader = source, loader
+        self._share = Share(len(source), batch_size, place, train)
+        self.num_samples = self._share.num_samples
         self.bad_samples = BadSamples(loader.tolerate_bad_samples if train else 0)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
-        return self._share.num_samples
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
-        epoch = number if self._train else EVALUATION_EPOCH
-        chosen = islice(self._share.indices(seed_of(self._place.shared_seed, number)), skip, None)
-
-        def read(indices: npt.NDArray[np.int64]) -> tuple[Arrays, dict[int, str]]:
-            return self._read(epoch, indices)
-
-        workers = self._loader.num_workers
-        batches = read_ahead(read, chosen, workers, workers * self._loader.prefetch) if workers else map(read, chosen)
-        for batch, errors in batches:
+        indices = islice(self._share.indices(NUMPY.permutation, number), skip, None)
+        read = partial(self._read, number if self._share.train else EVALUATION_EPOCH)
+        for batch, errors in read_ahead(read, indices, self._loader):
             self.bad_samples.add(errors)
             yield batch
 
-    def _read(self, epoch: int, indices: npt.NDArray[np.int64]) -> tuple[Arrays, dict[int, str]]:
+    def _read(self, epoch: int, indices: Indices) -> tuple[Arrays, dict[int, str]]:
         def read(index: int) -> Arrays:
-            return self._source.read(index, np.random.default_rng(seed_of(self._place.shared_seed, epoch, index)))
+            return self._source.read(index, np.random.default_rng(seed_of(self._share.place.shared_seed, epoch, index)))
 
-        found = [self.bad_samples.read(read, index, len(self._source)) for index in indices.tolist()]
-        samples, errors = zip_strict(*found)
+        samples, errors = zip_strict(
+            *(self.bad_samples.read(read, index, len(self._source)) for index in indices.tolist())
+        )
         batch = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         return batch, {number: error for part in errors for number, error in part.items()}
 
 
-def read_ahead(read: Callable[[Any], T], chosen: Iterator[Any], workers: int, depth: int) -> Iterator[T]:
-    """Yield ``read`` of each item in order, computed by threads up to ``depth`` items ahead."""
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="samples") as pool:
-        pending: deque[Future[T]] = deque(pool.submit(read, each) for each in islice(chosen, depth))
+def read_ahead(read: Callable[[Any], T], items: Iterator[Any], loader: LoaderSettings) -> Iterator[T]:
+    """Yield ``read`` of each item in order; ``num_workers`` threads read ``prefetch`` items ahead each."""
+    if not loader.num_workers:
+        yield from map(read, items)
+        return
+    with ThreadPoolExecutor(max_workers=loader.num_workers, thread_name_prefix="samples") as pool:
+        ahead = islice(items, loader.num_workers * loader.prefetch)
+        pending: deque[Future[T]] = deque(pool.submit(read, item) for item in ahead)
         try:
             while pending:
                 batch = pending.popleft().result()
-                pending.extend(pool.submit(read, each) for each in islice(chosen, 1))
+                pending.extend(pool.submit(read, item) for item in islice(items, 1))
                 yield batch
         finally:
-            for waiting in pending:
-                waiting.cancel()
+            for future in pending:
+                future.cancel()

@@ -23,8 +23,9 @@ from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
 from accelmark.automl.records import WeightMode
 from accelmark.datasets.images import Images
-from accelmark.frameworks.pytorch.batches import Shares
+from accelmark.frameworks.pytorch.batches import TORCH
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
+from accelmark.train.batches import Share
 
 _CALIBRATION_IMAGES: Final = 256
 
@@ -133,15 +134,14 @@ class ImageBatches:
 
     def __init__(self, images: Images, batch_size: int, place: Place, *, train: bool) -> None:
         self._images, self._place, self._train = images, place, train
-        self._shares = Shares(len(images), batch_size, place, train=train)
-        self.num_samples = self._shares.num_samples
+        self._share = Share(len(images), batch_size, place, train)
+        self.num_samples = self._share.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield raw images (uint8) and labels; the order depends on seed and epoch, augmentation also on the rank."""
         place = self._place
         generator = np.random.default_rng([place.shared_seed, number, place.rank]) if self._train else None
-        for share in self._shares.epoch(number):
-            indices = share.numpy()
+        for indices in self._share.indices(TORCH.permutation, number):
             pixels = np.ascontiguousarray(self._images.batch(indices, generator))
             yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import jax
 import optax
 
-from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings
-
-OPTIMIZER_CLASSES: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 
 
 def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
@@ -27,9 +24,7 @@ def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
         return optax.chain(decay, adam)
     if settings.name == "adamw":
         return optax.chain(adam, decay)
-    if settings.name == "lamb":
-        return optax.chain(adam, decay, optax.scale_by_trust_ratio())
-    raise RequestError(f"optimizer.name: {settings.name} is not written for JAX; take another optimizer")
+    return optax.chain(adam, decay, optax.scale_by_trust_ratio())
 
 
 def _matrices(parameters: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, Final
 import paddle
 from paddle import nn
 
-from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings
 
 OPTIMIZER_CLASSES: Final = {"sgd": "Momentum", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
@@ -31,14 +30,11 @@ def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: flo
     if settings.name == "lamb":
         decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
         return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
+    _add_decay(trainable, undecayed, decay)
     if settings.name == "adam":
-        _add_decay(trainable, undecayed, decay)
         return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
-    if settings.name == "sgd":
-        _add_decay(trainable, undecayed, decay)
-        momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
-        return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
-    raise RequestError(f"optimizer.name: {settings.name} is not written for PaddlePaddle; take another optimizer")
+    momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
+    return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
 
 
 def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:

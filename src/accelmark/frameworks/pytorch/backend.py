@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
-from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, SyntheticBatches, mover, pinned, steps_of
+from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.hooks import Hooks, hook_records, load_hooks, refuse_hooks
 from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
@@ -64,7 +64,7 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.train.batches import naming_bad_samples
+from accelmark.train.batches import SyntheticBatches, log_bad_samples
 from accelmark.train.case import case_class
 from accelmark.train.loop.backend import RankBackend
 from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
@@ -137,7 +137,12 @@ class PyTorchBackend(RankBackend):
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self._case = make_case(settings, self.job.data_dirs, place)
         hooks = hooks_class(case)
-        self._batches = SyntheticBatches(case) if settings.loader.synthetic else case.train_batches()
+        self._move = mover(device, channels_last=settings.channels_last)
+        if settings.loader.synthetic:  # on the device already, so that only computation is timed
+            batch = self._move(case.synthetic_batch(settings.batch_size))
+            self._batches: Batches = SyntheticBatches(batch, settings, place.world_size)
+        else:
+            self._batches = case.train_batches()
         self._size = size = EpochSize.of(settings, self._batches.num_samples, self._num_data_ranks)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         seed_everything(settings.seed)
@@ -253,19 +258,19 @@ class PyTorchBackend(RankBackend):
         self.phase = f"epoch {epoch}"
         settings = self.settings
         accumulation = settings.gradient_accumulation_steps
-        batches = naming_bad_samples(iter(self._batches.epoch(epoch)), self._batches, self.log)
+        batches = log_bad_samples(iter(self._batches.epoch(epoch)), self._batches, self.log)
         for _ in islice(batches, skip_steps * accumulation):
             pass  # an earlier process trained them
         self._close_feed()
-        move = mover(self._device, channels_last=settings.channels_last)
         if self._device.type == "cpu" or settings.loader.synthetic or not hasattr(torch, "accelerator"):
-            batches = map(move, batches)  # before PyTorch 2.6 a stream cannot be entered, so copies do not overlap
+            # before PyTorch 2.6 a stream cannot be entered, so copies do not overlap
+            batches = map(self._move, batches)
         else:
             if settings.loader.pin_memory is not False:
                 batches = map(pinned, batches)
             if self._copies is None:
                 self._copies = CopyStream(self._device)
-            self._feed = Ahead(self._copies.send(batches, move), settings.loader.prefetch)
+            self._feed = Ahead(self._copies.send(batches, self._move), settings.loader.prefetch)
             batches = self._copies.receive(self._feed)
         self.checkpoints.restore_random()
         return steps_of(batches, accumulation)

@@ -17,7 +17,16 @@ from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.batches import EVALUATION_EPOCH, ArraySource, BadSamples, Share, seed_of
+from accelmark.train.batches import (
+    EVALUATION_EPOCH,
+    ArrayKind,
+    ArraySource,
+    BadSamples,
+    Indices,
+    Share,
+    WholeBatches,
+    seed_of,
+)
 
 _MOST_PARTS: Final = 64
 """Of the memory of a worker; with more batches in use, further ones are passed on in memory of their own."""
@@ -120,66 +129,33 @@ Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
 """Augments a training batch, with random numbers from the generator only."""
 
 
+def generator_for_seed(seed: int) -> torch.Generator:
+    """Return a random generator on the CPU."""
+    return torch.Generator().manual_seed(seed)
+
+
 def generator_for(*parts: int) -> torch.Generator:
     """Return a random generator that depends on the numbers in ``parts`` (seed, epoch, sample) only."""
-    return torch.Generator().manual_seed(seed_of(*parts))
+    return generator_for_seed(seed_of(*parts))
+
+
+def _rows(tensor: Tensor, indices: Indices) -> Tensor:
+    return tensor[torch.from_numpy(indices).to(tensor.device)]
+
+
+def _permutation(seed: int, count: int) -> Indices:
+    order: Indices = torch.randperm(count, generator=generator_for_seed(seed)).numpy()
+    return order
+
+
+TORCH: Final[ArrayKind[Tensor, torch.Generator]] = ArrayKind(_rows, _permutation, generator_for_seed)
 
 
 @final
-class Shares:
-    """The share of one rank, batch by batch, as tensors of sample indices; see :class:`Share`."""
+class TensorBatches(WholeBatches[Tensor, torch.Generator]):
+    """Batches cut from tensors, on the CPU or on the device."""
 
-    def __init__(self, num_samples: int, batch_size: int, place: Place, *, train: bool) -> None:
-        self._share = Share(num_samples, batch_size, place.rank, place.world_size, train)
-        self._shared_seed = place.shared_seed
-        self.num_samples = self._share.num_samples
-        self.num_batches = self._share.num_batches
-
-    def epoch(self, number: int) -> Iterator[Tensor]:
-        """Iterate over the batches of sample indices of epoch ``number``."""
-        share = self._share
-        if share.train:
-            order = torch.randperm(share.total, generator=generator_for(self._shared_seed, number))
-            yield from (order[chosen] for chosen in share.train_slices())
-        else:
-            yield from torch.arange(share.rank, share.total, share.world_size).tensor_split(share.num_batches)
-
-
-@final
-class TensorBatches:
-    """Batches cut from tensors that hold the whole data set, samples along the first dimension.
-
-    Args:
-        tensors: the data by name, on the CPU or on the device.
-        augment: changes each training batch; its generator follows from seed, epoch and rank.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        batch_size: int,
-        place: Place,
-        *,
-        train: bool,
-        augment: Augment | None = None,
-    ) -> None:
-        sizes = {name: len(tensor) for name, tensor in tensors.items()}
-        if len(set(sizes.values())) != 1:
-            raise DataError(f"the parts of the data hold different numbers of samples: {sizes}")
-        self._tensors, self._place, self._augment = dict(tensors), place, augment
-        self._shares = Shares(next(iter(sizes.values())), batch_size, place, train=train)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
-        return self._shares.num_samples
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over this rank's batches of epoch ``number``."""
-        random = generator_for(self._place.shared_seed, number, self._place.rank)
-        for indices in self._shares.epoch(number):
-            batch = {name: tensor[indices.to(tensor.device)] for name, tensor in self._tensors.items()}
-            yield batch if self._augment is None else self._augment(batch, random)
+    kind = TORCH
 
 
 class SampleSource(Protocol):
@@ -227,8 +203,9 @@ class IndexedBatches:
     ) -> None:
         self._train = train
         self.bad_samples = BadSamples(loader.tolerate_bad_samples if train else 0)
-        self._shares = Shares(len(source), batch_size, place, train=train)
-        self._order = _Order(self._shares)
+        share = Share(len(source), batch_size, place, train)
+        self.num_samples = share.num_samples
+        self._order = _Order(share)
         workers: dict[str, Any] = {}
         if loader.num_workers:
             workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
@@ -240,11 +217,6 @@ class IndexedBatches:
             num_workers=loader.num_workers,
             **workers,
         )
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
-        return self._shares.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over this rank's batches of epoch ``number``."""
@@ -263,16 +235,16 @@ class IndexedBatches:
 class _Order:
     """The loader's batch sampler; yields (epoch, index) pairs."""
 
-    def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, share: Share) -> None:
+        self._share = share
         self.epoch = 0
 
     def __len__(self) -> int:
-        return self._shares.num_batches
+        return self._share.num_batches
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
-        for indices in self._shares.epoch(epoch):
+        for indices in self._share.indices(TORCH.permutation, epoch):
             yield [(epoch, index) for index in indices.tolist()]
 
 

@@ -9,8 +9,7 @@ from typing import Final, TypeVar, final
 
 import torch
 
-from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.train.batches import steps_of_synthetic_epoch
+from accelmark.frameworks.pytorch.case import Batch
 
 T = TypeVar("T")
 _POLL_S: Final = 0.2
@@ -115,31 +114,6 @@ class Ahead(Iterator[T]):
                 continue
             return True
         return False
-
-
-@final
-class SyntheticBatches:
-    """One synthetic batch, already on the device and in its memory format, so that only computation is timed."""
-
-    def __init__(self, case: TrainCase) -> None:
-        settings = case.settings
-        batch = case.synthetic_batch(settings.batch_size)
-        self._batch: Batch = mover(case.place.device, channels_last=settings.channels_last)(batch)
-        self._num_batches = (
-            steps_of_synthetic_epoch(settings, case.place.world_size) * settings.gradient_accumulation_steps
-        )
-        self._world_size = case.place.world_size
-        self._batch_size = settings.batch_size
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks: enough for the run's bound on steps or samples."""
-        return self._num_batches * self._batch_size * self._world_size
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batch repeatedly."""
-        for _ in range(self._num_batches):
-            yield self._batch
 
 
 def on_meta(batch: Batch) -> Batch:

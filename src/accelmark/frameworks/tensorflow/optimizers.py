@@ -7,7 +7,6 @@ from typing import Any, final
 
 import tensorflow as tf
 
-from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings
 
 
@@ -41,14 +40,12 @@ class Optimizer:
             return self._momentum(name, gradient + decay)
         if kind == "adam":
             return self._adam(name, gradient + decay)
+        step = self._adam(name, gradient) + decay
         if kind == "adamw":
-            return self._adam(name, gradient) + decay
-        if kind == "lamb":
-            step = self._adam(name, gradient) + decay
-            norm, step_norm = tf.norm(parameter), tf.norm(step)
-            usable = (norm > 0) & (step_norm > 0)
-            return step * tf.where(usable, norm / tf.where(usable, step_norm, 1.0), 1.0)
-        raise RequestError(f"optimizer.name: {kind} is not written for TensorFlow; take another optimizer")
+            return step
+        norm, step_norm = tf.norm(parameter), tf.norm(step)
+        usable = (norm > 0) & (step_norm > 0)
+        return step * tf.where(usable, norm / tf.where(usable, step_norm, 1.0), 1.0)
 
     def _momentum(self, name: str, gradient: Any) -> Any:
         settings = self._settings

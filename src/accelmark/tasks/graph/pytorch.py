@@ -27,7 +27,7 @@ from accelmark.tasks.graph.data import (
     synthetic_trees,
 )
 from accelmark.tasks.images.pytorch import Classification
-from accelmark.train.batches import EVALUATION_EPOCH, Arrays, Share, read_ahead, seed_of
+from accelmark.train.batches import EVALUATION_EPOCH, NUMPY, Arrays, Share, read_ahead, seed_of
 
 _SYNTHETIC_NEIGHBOURS: Final = 2
 
@@ -124,7 +124,7 @@ class NeighbourhoodBatches:
     ) -> None:
         self._case, self._graph, self._seeds = case, graph, seeds
         place = case.place
-        self._share = Share(len(seeds), batch_size, place.rank, place.world_size, train)
+        self._share = Share(len(seeds), batch_size, place, train)
 
     @property
     def num_samples(self) -> int:
@@ -136,14 +136,13 @@ class NeighbourhoodBatches:
         case, loader = self._case, self._case.settings.loader
         place, epoch = case.place, number if self._share.train else EVALUATION_EPOCH
 
-        def read(given: tuple[int, Ids]) -> Arrays:
-            random = np.random.default_rng(seed_of(place.shared_seed, epoch, given[0], place.rank))
-            seeds = self._seeds[given[1]]
+        def read(numbered: tuple[int, Ids]) -> Arrays:
+            batch, indices = numbered
+            random = np.random.default_rng(seed_of(place.shared_seed, epoch, batch, place.rank))
+            seeds = self._seeds[indices]
             return self._graph.read(seeds, case.kind, case.numbers("fan_out"), random, case.number("num_classes"))
 
-        chosen, workers = enumerate(self._share.indices(seed_of(place.shared_seed, epoch))), loader.num_workers
-        ahead = read_ahead(read, chosen, workers, workers * loader.prefetch) if workers else map(read, chosen)
-        for arrays in ahead:
+        for arrays in read_ahead(read, enumerate(self._share.indices(NUMPY.permutation, epoch)), loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

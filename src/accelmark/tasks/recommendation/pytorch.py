@@ -38,7 +38,7 @@ class ClickBatches:
 
     def __init__(self, log: Clicks, batch_size: int, place: Place, loader: LoaderSettings, *, train: bool) -> None:
         self._log, self._loader = log, loader
-        self._share = Share(len(log), batch_size, place.rank, place.world_size, train)
+        self._share = Share(len(log), batch_size, place, train)
 
     @property
     def num_samples(self) -> int:
@@ -47,17 +47,15 @@ class ClickBatches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over this rank's batches, the same in every epoch."""
-        workers = self._loader.num_workers
-        slices = iter(self._slices())
-        read = read_ahead(self._read, slices, workers, workers * self._loader.prefetch) if workers else None
-        for arrays in read or map(self._read, slices):
+        for arrays in read_ahead(self._read, iter(self._slices()), self._loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _slices(self) -> list[slice]:
         share = self._share
         if share.train:
             return share.train_slices()
-        begin, end = (share.total * rank // share.world_size for rank in (share.rank, share.rank + 1))
+        rank, world_size = share.place.rank, share.place.world_size
+        begin, end = (share.total * part // world_size for part in (rank, rank + 1))
         cuts = [begin + (end - begin) * batch // share.num_batches for batch in range(share.num_batches + 1)]
         return [slice(*pair) for pair in pairwise(cuts)]
 

@@ -208,18 +208,12 @@ class _Parts:
     def __init__(self, case: Grpo, problems: Mapping[str, Tensor]) -> None:
         self._parts = case.number("steps_per_rollout")
         size = case.settings.batch_size * self._parts
-        whole = size * case.place.world_size
-        kept = len(problems["prompt"]) // whole * whole
 
         def with_noise(batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
             return {**batch, "noise": case.noise(batch["answer"], random)}
 
         self._batches = TensorBatches(problems, size, case.place, train=True, augment=with_noise)
-        self._num_samples = kept
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
+        self.num_samples = self._batches.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         for batch in self._batches.epoch(number):
