@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.audit.acceptance import judge, newest_cases, support
+from accelmark.audit.acceptance import MIN_REPEATS_S, judge, newest_cases, rounds_lacking, support
 from accelmark.cli.acceptance import BEGIN, accept
 from accelmark.cli.help import Verb
+from accelmark.results.figures import FigureName
 from accelmark.results.schema import Finding
 from accelmark.results.sources import open_sources
 from accelmark.results.store.loaded_run import load_run
@@ -58,6 +60,25 @@ def test_only_unreviewed_peaks_do_not_fail_the_adaptation(tmp_path: Path) -> Non
         changed = case._replace(result=case.result.model_copy(update={"verdict": "OPEN", "findings": findings}))
         judged = judge({(1, 1): changed}, [(1, 1)], None)
         assert next(row.passed for row in judged if row.rule == "adaptation") is passed
+
+
+def test_rounds_are_added_until_a_scale_lasts_ten_minutes(tmp_path: Path) -> None:
+    short = newest_cases([load_run(made(tmp_path / "one", rounds=1, jitter=0.0))], "nvidia", "toy", "pytorch")[1, 1]
+    each_s = short.succeeded[0].value_of(FigureName.RAW_TRAIN_TIME)
+    assert each_s is not None
+    assert rounds_lacking(None) == 1
+    assert rounds_lacking(short) == math.ceil(1.1 * MIN_REPEATS_S / each_s)
+    long = short._replace(result=short.result.model_copy(update={"rounds": short.result.rounds * 100000}))
+    assert rounds_lacking(long) == 0
+
+
+def test_a_dry_run_shows_the_rounds_that_lack_and_starts_nothing(tmp_path: Path) -> None:
+    options = ["--scales", "1x1,1x2", "--run", "--dry-run", "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, ["accept", "cpu", "resnet_mini", *options])
+    assert done.exit_code == 0, done.output
+    assert "resnet_mini-pytorch-CPUx1x1" in done.output
+    assert "resnet_mini-pytorch-CPUx1x2" in done.output
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])

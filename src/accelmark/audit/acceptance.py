@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 from typing import Final, Literal, NamedTuple
 
 from accelmark.results.figures import FigureName
@@ -14,6 +15,8 @@ from accelmark.spec.plugins.catalog import folders, framework_device, load_vendo
 
 MIN_REPEATS_S: Final = 600.0
 """Training time of all rounds of a scale."""
+_SLACK: Final = 1.1
+"""Rounds of the new run may be faster."""
 Scale = tuple[int, int]
 """Hosts, and devices on each."""
 
@@ -83,6 +86,17 @@ def _criteria(
         expected = "none stated" if efficiency is None else f"at least {percent(efficiency)} of ideal"
         passed = None if efficiency is None else share >= efficiency
         yield Criterion(name, "speed-up", expected, f"{percent(share)} of ideal", passed, run)
+
+
+def rounds_lacking(case: LoadedCase | None) -> int:
+    """Return the rounds of a new run that last :data:`MIN_REPEATS_S`; 1 without a round that shows how long one takes.
+
+    Returns 0 where the newest run lasts long enough.
+    """
+    times_s = [each.value_of(FigureName.RAW_TRAIN_TIME) or 0.0 for each in case.succeeded] if case is not None else []
+    if not sum(times_s):
+        return 1
+    return 0 if sum(times_s) >= MIN_REPEATS_S else math.ceil(_SLACK * MIN_REPEATS_S / fmean(times_s))
 
 
 class Support(NamedTuple):

@@ -1,4 +1,4 @@
-"""The verb accept: judges the runs of a vendor's case."""
+"""The verb accept: trains a vendor's case at several scales and judges the runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
@@ -13,7 +14,8 @@ from accelmark.cli.output import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
-    from accelmark.audit.acceptance import Criterion
+    from accelmark.audit.acceptance import Criterion, Scale
+    from accelmark.results.store.loaded_run import LoadedCase
 
 BEGIN: Final = "<!-- acceptance -->"
 END: Final = "<!-- /acceptance -->"
@@ -35,23 +37,58 @@ def accept(
     readme: Annotated[
         Path | None, Option(metavar="FILE", help="README that gets the table, English and Chinese.")
     ] = None,
+    train: Annotated[
+        bool, Option("--run", help="First train what lacks: at each scale rounds that last ten minutes together.")
+    ] = False,
+    cluster: Annotated[
+        Path | None, Option(metavar="FILE", help="Cluster file for --run; default: this machine.")
+    ] = None,
+    data: options.Data = None,
+    hardware: Annotated[str | None, Option(metavar="CHIP", help="Chip for --run; default: the detected one.")] = None,
+    dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Judge a vendor's case by FlagPerf's rules of acceptance, from its newest run at each scale."""
-    from accelmark.audit.acceptance import judge, newest_cases
-    from accelmark.results.sources import open_sources
+    from accelmark.audit.acceptance import judge
     from accelmark.spec.plugins.catalog import find
 
     model, _, framework = case.partition(":")
+    framework = framework or "pytorch"
     find("vendors", vendor)
     find("cases", model)
-    opened, problems = open_sources([options.existing_run(runs)])
-    for problem in problems:
-        options.warn(problem)
-    cases = newest_cases(opened, vendor, model, framework or "pytorch")
-    wanted = [_scale(text) for text in scales.split(",")] if scales else list(cases)
+    wanted = [_scale(text) for text in scales.split(",")] if scales else []
+    is_shown = dry_run or commands
+    if train or is_shown:
+        from accelmark.audit.acceptance import rounds_lacking
+        from accelmark.cli.execution import execute
+        from accelmark.cli.machine import detect_devices
+        from accelmark.cli.runs import plan_request, run_name
+        from accelmark.spec.cluster import ClusterSpec
+        from accelmark.spec.runfile import CaseRequest, RunSpec
+
+        key = f"{model}:{framework}:{hardware or detect_devices(vendor).hardware}"
+        name, hosts = f"accept-{run_name(model)}", cluster or ClusterSpec()
+        for _ in range(2):  # one round at each scale that has none, then as many as last long enough
+            cases = _newest(runs, vendor, model, framework)
+            rounds = {scale: rounds_lacking(cases.get(scale)) for scale in wanted or [(1, 1)]}
+            keys = [f"{key}:{scale[0]}:{scale[1]}:{number}" for scale, number in rounds.items() if number]
+            if not keys:
+                break
+            requests = tuple(CaseRequest(key=text, data=data and data.expanduser()) for text in keys)
+            request = RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests)
+            plan = plan_request(request, (), synthetic=False, allow_missing_data=is_shown)
+            try:
+                execute(plan, None, runs=runs, offline=False, dry_run=dry_run, with_commands=commands, as_json=as_json)
+            except typer.Exit as end:  # an unsuccessful run is judged
+                if end.exit_code != EXIT_FAILED:
+                    raise
+            if is_shown:
+                return Output([], lambda: None)
+    cases = _newest(options.existing_run(runs), vendor, model, framework)
+    wanted = wanted or list(cases)
     if not wanted:
-        raise RequestError(f"{runs} has no training of {case} on {vendor}: name --scales to see what acceptance needs")
+        raise RequestError(f"{runs} has no training of {case} on {vendor}: add --run, with --scales 1x1,1x8")
     criteria = judge(cases, wanted, efficiency)
     if readme is not None:
         _write(readme, criteria)
@@ -60,7 +97,17 @@ def accept(
     return Output(content, lambda: _show(criteria), EXIT_FAILED if rejected else EXIT_OK)
 
 
-def _scale(text: str) -> tuple[int, int]:
+def _newest(runs: Path, vendor: str, model: str, framework: str) -> dict[Scale, LoadedCase]:
+    from accelmark.audit.acceptance import newest_cases
+    from accelmark.results.sources import open_sources
+
+    opened, problems = open_sources([runs] if runs.exists() else [])
+    for problem in problems:
+        options.warn(problem)
+    return newest_cases(opened, vendor, model, framework)
+
+
+def _scale(text: str) -> Scale:
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
     if found is None:
         raise RequestError(f"--scales {text!r}: write HOSTSxDEVICES, e.g. 1x8")

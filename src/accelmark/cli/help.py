@@ -41,7 +41,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "compare": ("accelmark compare runs/A runs/B -o compare.html",),
     "view": ("accelmark view runs", "accelmark view runs --host 0.0.0.0 --token-file ~/.accelmark-token"),
     "evaluate": ("accelmark evaluate runs/RUN",),
-    "accept": ("accelmark accept cpu resnet_mini --scales 1x1,1x2 --readme README.md",),
+    "accept": (
+        "accelmark accept cpu resnet_mini --scales 1x1,1x2 --run --dry-run",
+        "accelmark accept cpu resnet_mini --scales 1x1,1x2 --readme README.md",
+    ),
     "results": (
         "accelmark results runs --where chip=H100 --group-by case",
         'accelmark results --sql "SELECT model, verdict FROM results"',
