@@ -35,13 +35,8 @@ def heavy(*values: object) -> object:
     [
         ("pytorch", "ddp", 2),
         heavy("pytorch", "ddp", 4),
-        heavy("pytorch", "fsdp2", 2),
-        heavy("pytorch", "hsdp", 2),
-        heavy("pytorch", "hsdp", 4),
-        heavy("jax", "ddp", 2),
-        heavy("mindspore", "ddp", 2),
-        heavy("paddle", "ddp", 2),
-        heavy("tensorflow", "ddp", 2),
+        *(heavy("pytorch", parallelism, nproc) for parallelism in ("fsdp2", "hsdp") for nproc in (2, 4)),
+        *(heavy(name, "ddp", nproc) for name in ("jax", "mindspore", "paddle", "tensorflow") for nproc in (2, 4)),
     ],
 )
 def test_weights_are_evaluated_and_steps_replayed_on_hosts_that_share_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -91,6 +92,31 @@ def test_status_and_stop_work_from_another_login_node(plan: MakePlan, tmp_path: 
     code, out, err = done(process)
     assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"]), out + err
     assert "was stopped from another machine" in (statuses(run)[0].reason or "")
+
+
+def test_a_copy_on_another_machine_takes_no_job_over_while_the_original_follows_it(
+    plan: MakePlan, bed: Bed, tmp_path: Path
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), num_hosts=2))
+    wait_for(lambda: stepping(run), "a step that came home")
+    shutil.copytree(run, copy)
+
+    def with_copy(verb: str) -> subprocess.CompletedProcess[str]:
+        state = f"ACCELMARK_STATE={tmp_path / 'state'}"  # another machine has another registry
+        return elsewhere(tmp_path / "boot", "env", state, sys.executable, "-m", "accelmark", verb, str(copy))
+
+    where = f"another coordinator follows this run, from {socket.gethostname()}:{run}: use that directory"
+    for verb in ("resume", "stop"):
+        refused = with_copy(verb)
+        assert (refused.returncode, where in refused.stderr) == (2, True), refused
+    assert (process.poll(), statuses(run)[0].state) == (None, "running")
+    assert statuses(copy)[0].state == "running"
+    process.kill()
+    done(process)
+    stopped = with_copy("stop")  # as after a move to another machine
+    assert (stopped.returncode, statuses(copy)[0].state) == (0, "cancelled"), stopped
+    assert not bed.processes()
 
 
 def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-Verb = Literal["probe", "packages", "state", "listen", "reach", "wheel", "files", "clear", "follow"]
+Verb = Literal["probe", "packages", "state", "listen", "reach", "wheel", "files", "clear", "started", "follow"]
 _PROGRAMS: Final = dict.fromkeys(("probe", "packages", "state", "listen", "reach"), "checks")
 """Verb -> the module of this package that carries it out; others are in ``files``."""
 

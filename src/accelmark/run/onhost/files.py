@@ -3,12 +3,17 @@
 ``wheel PATH SHA256 SIZE`` unpacks a wheel from standard input at PATH, unless it is there. ``files`` reads a line of
 JSON, ``[[path, sha256, size], ...]``, and then their contents; each file appears complete or not at all.
 
-``clear RUN_DIRECTORY NODE_DIRECTORY KEEP_DAYS`` removes an earlier attempt: it ends agents of the run that still run on
-this host, after a lost connection for example, and renames the node directory. Agents of other runs continue.
+``clear RUN_DIRECTORY NODE_DIRECTORY KEEP_DAYS OWNER`` removes an earlier attempt: it ends agents of the run that still
+run on this host, after a lost connection for example, and renames the node directory. Agents of other runs continue.
 Directories of other runs next to RUN_DIRECTORY are removed where nothing in them changed for KEEP_DAYS (empty: they
 are kept).
 
-``follow DIRECTORY`` sends the files of a node directory while they grow, until its agent has ended. Files of
+``started DIRECTORY OWNER`` has exit code 1 where no agent was started in a node directory.
+
+OWNER names the coordinator's machine and run directory. ``clear``, ``started`` and ``follow`` fail with exit code 5
+where another owner follows the job: a copy of the run directory does not take it over.
+
+``follow DIRECTORY OWNER`` sends the files of a node directory while they grow, until its agent has ended. Files of
 subdirectories follow at the end, unless they are large. Standard input: first a line of JSON,
 ``{"have": {name: bytes}, "start_timeout_s": seconds, "poll_s": seconds, "send": bool, "skip": [subdirectory]}``
 (``send`` is false where the coordinator shares the file system); then one letter per line: ``p`` is a heartbeat, ``s``
@@ -34,10 +39,18 @@ HEARTBEAT_TIMEOUT_S = 45.0
 CHUNK = 1 << 18
 GROWING = (".log", ".jsonl")
 HEARTBEAT = "coordinator.heartbeat"
+REFUSED = 5
+"""Exit code where content is damaged, or another coordinator follows a job."""
 LARGEST_FILE = 32 << 20
 LARGEST_TOTAL = 256 << 20
 """Bytes of a file in a subdirectory, and of all of them, up to which they are sent."""
+OWNER = ".coordinator"
+"""Names the owner that follows the job, and is locked while it does."""
 HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", HEARTBEAT)
+
+
+class RefusedError(Exception):
+    """The content of a file does not match its checksum, or another coordinator follows a job."""
 
 
 class Follower:
@@ -151,6 +164,30 @@ def is_locked(path: str) -> bool | None:
     return False
 
 
+def require_owner(directory: str, owner: str) -> None:
+    """Raise RefusedError where a coordinator with another run directory follows the job in a node directory."""
+    path = os.path.join(directory, OWNER)
+    if is_locked(path):
+        with open(path, "rb") as file:
+            other = os.fsdecode(file.read())
+        if other != owner:
+            where = other.partition(" ")[2]
+            raise RefusedError("another coordinator follows this run, from %s: use that directory" % where)
+
+
+def hold(directory: str, owner: str) -> None:
+    """Name the owner that follows the job, until this program ends; not where the disk is full or read-only."""
+    try:
+        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # the program of a lost connection may still hold it, too
+        name = os.fsencode(owner)
+        if os.read(descriptor, len(name) + 1) != name:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, name, 0)
+    except OSError:
+        return
+
+
 def emit(header: dict[str, object], content: bytes = b"") -> None:
     """Write one frame; :func:`main` flushes after several, which saves packets."""
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
@@ -191,13 +228,15 @@ def read_line() -> bytes:
     return line
 
 
-def follow(directory: str) -> None:
+def follow(directory: str, owner: str) -> None:
     """Follow one directory until its agent has ended."""
     request = json.loads(read_line())
     if not os.path.isdir(directory):
         emit({"end": "never", "sha256": {}, "left": {}})
         sys.stdout.buffer.flush()
         return
+    require_owner(directory, owner)
+    hold(directory, owner)
     follower = Follower(directory, request["have"], request["start_timeout_s"])
     last_heartbeat = time.monotonic()
     while True:
@@ -219,15 +258,11 @@ def follow(directory: str) -> None:
             return
 
 
-class DamagedError(Exception):
-    """The content of a file does not match its checksum."""
-
-
 def content_of(digest: str, size: int) -> bytes:
     """Read the content of one file."""
     content = sys.stdin.buffer.read(size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-        raise DamagedError("damaged in transfer: %d of %d bytes" % (len(content), size))
+        raise RefusedError("damaged in transfer: %d of %d bytes" % (len(content), size))
     return content
 
 
@@ -282,7 +317,7 @@ def remove_old_runs(runs: str, keep: str, newer_than: float) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def clear(run: str, node: str, keep_days: str) -> int:
+def clear(run: str, node: str, keep_days: str, owner: str) -> int:
     """Remove the attempt; returns the exit code."""
     deadline = time.monotonic() + CLEAR_TIMEOUT_S
     stopped: set[str] = set()
@@ -291,6 +326,7 @@ def clear(run: str, node: str, keep_days: str) -> int:
         if not left:
             break
         for place in set(left) - stopped:
+            require_owner(place, owner)
             os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
         stopped.update(left)
         if time.monotonic() > deadline:
@@ -312,7 +348,10 @@ def main(verb: str, *arguments: str) -> int:
     """Carry out one form; returns the exit code."""
     try:
         if verb == "follow":
-            follow(arguments[0])
+            follow(*arguments)
+        elif verb == "started":
+            require_owner(*arguments)
+            return 0 if os.path.isdir(os.path.join(arguments[0], ".started")) else 1
         elif verb == "clear":
             return clear(*arguments)
         elif verb == "wheel":
@@ -322,9 +361,9 @@ def main(verb: str, *arguments: str) -> int:
                 write(path, content_of(digest, size))
     except BrokenPipeError:
         os._exit(0)
-    except DamagedError as error:
+    except RefusedError as error:
         sys.stderr.write("%s\n" % error)
-        return 5
+        return REFUSED
     except OSError as error:
         sys.stderr.write("%s: %s\n" % (error.filename or "disk", error.strerror))
         return 6

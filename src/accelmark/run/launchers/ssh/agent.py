@@ -12,7 +12,9 @@ from typing import Final, final
 from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.agent import AgentHandle
 from accelmark.run.launchers.ssh.stream import NodeStream
-from accelmark.run.onhost import start_command
+from accelmark.run.onhost import command, start_command
+from accelmark.run.onhost.files import REFUSED
+from accelmark.spec.errors import RequestError
 from accelmark.spec.job import NodeExit
 from accelmark.spec.number_format import duration
 
@@ -58,11 +60,16 @@ class SshAgent(AgentHandle):
             raise HostError(self.host.name, f"the node agent could not be started: {done.message}")
 
     async def attach(self) -> bool:
-        """Return whether an agent was ever started; True where that cannot be read: :meth:`wait` retries."""
+        """Return whether an agent was ever started; True where that cannot be read: :meth:`wait` retries.
+
+        Raises RequestError: another coordinator follows it, for which this run's directory is a copy.
+        """
         try:
-            done = await self.host.run(["test", "-d", f"{self.stream.remote}/.started"])
+            done = await self.host.run(command(self.stream.python, "started", self.stream.remote, self.stream.owner))
         except HostError:
             return True
+        if done.code == REFUSED:
+            raise RequestError(f"{self.host.name}: {done.message}")
         return done.code == 0
 
     async def stop(self, *, at_once: bool) -> None:

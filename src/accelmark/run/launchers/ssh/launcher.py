@@ -34,7 +34,7 @@ from accelmark.run.launchers.ssh.delivery import (
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.launchers.ssh.stream import NodeStream, wait_until_visible
 from accelmark.run.onhost import command, start_command
-from accelmark.run.processes import NODE_MARKER, RUN_MARKER
+from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec
@@ -64,6 +64,9 @@ class Layout:
         self._options = options
         shared = options.shared_directory
         self.run_id = plan.run_id or run.name
+        here = ProcessId.own()
+        self.owner = f"{here.boot_id} {here.hostname}:{run.absolute()}"
+        """Names this machine and the run's directory: a copy has another owner."""
         self.work = PurePosixPath(options.work_directory if shared is None else shared / "accelmark")
         self.is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
         """Whether the hosts write to the run's directory directly, so that nothing is copied."""
@@ -167,6 +170,7 @@ class SshLauncher(Launcher):
             host,
             self.python,
             str(node_dir),
+            self.layout.owner,
             node.node_dir,
             self.options.ping_s,
             max(_POLL_S, len(self._connections) / POLLS_PER_S),
@@ -209,7 +213,7 @@ class SshLauncher(Launcher):
             command(self.python, "files"),
             *([data] if data is not None else []),
             start_command(str(node_dir), self._agent_command(node)),
-            command(self.python, "follow", str(node_dir)),
+            command(self.python, "follow", str(node_dir), self.layout.owner),
         ]
         started = agent_commands(self.layout.task(node), Path(node_dir), self.rank_python)
         return [*map(self.host(node.host).command, commands), *started]
@@ -220,7 +224,7 @@ class SshLauncher(Launcher):
     def _clear_command(self, node_dir: str) -> list[str]:
         """Return the command that ends agents of this run, renames an earlier attempt, and removes old runs."""
         keep_days = "" if self.layout.is_shared_run else f"{self.options.keep_days:g}"
-        return command(self.python, "clear", str(self.layout.run), node_dir, keep_days)
+        return command(self.python, "clear", str(self.layout.run), node_dir, keep_days, self.layout.owner)
 
     def _data_command(self, node: NodeJob) -> list[str] | None:
         """Return the command that fetches and verifies a job's data on a host; None where it needs none."""
@@ -332,7 +336,8 @@ class SshLauncher(Launcher):
             async with self._clearing[host.name]:
                 for node_dir in list(self._lost.get(host.name, ())):
                     try:
-                        await host.run(command(self.python, "clear", str(node_dir), "", ""), timeout_s=None)
+                        argv = command(self.python, "clear", str(node_dir), "", "", self.layout.owner)
+                        await host.run(argv, timeout_s=None)
                     except HostError:
                         break
                     self._lost[host.name].discard(node_dir)

@@ -42,6 +42,8 @@ class NodeStream:
     host: SshConnection
     python: str
     remote: str
+    owner: str
+    """Names this machine and the run's directory, as ``onhost`` requires."""
     local: Path
     ping_s: float
     """Interval of heartbeats."""
@@ -95,7 +97,7 @@ class NodeStream:
 
     async def _once(self) -> tuple[AgentEnd, dict[str, str]]:
         make_directory(self.local)
-        process = await self.host.open(command(self.python, "follow", self.remote))
+        process = await self.host.open(command(self.python, "follow", self.remote, self.owner))
         self._process = process
         known = [] if self.in_place else [path for path in self.local.iterdir() if path.is_file()]
         known = [path for path in known if path.name.endswith(_GROWING) and path.name not in self._damaged]
