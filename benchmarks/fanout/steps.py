@@ -107,7 +107,7 @@ async def _launch(host: SshConnection, python: str, mark: str) -> None:
 
 
 async def _collect(host: SshConnection, python: str, home: Path, mark: str) -> None:
-    await NodeStream(host, python, str(_node(host, mark)), home, PING_S).follow()
+    await NodeStream(host, python, str(_node(host, mark)), "fan-out", home, PING_S).follow()
     assert (home / "agent.log").read_text() == "nothing to do\n"
 
 
@@ -116,7 +116,9 @@ async def steadily(cluster: ClusterSpec, home: Path, remote: str) -> Phases:
     phases = Phases()
     async with _connections(cluster) as hosts:
         poll_s = len(hosts) / POLLS_PER_S
-        streams = [NodeStream(host, cluster.python, remote, home / host.name, PING_S, poll_s) for host in hosts]
+        streams = [
+            NodeStream(host, cluster.python, remote, "fan-out", home / host.name, PING_S, poll_s) for host in hosts
+        ]
         await asyncio.gather(*(host.connect() for host in hosts))
         with phases.timed("steady"):
             await asyncio.gather(*(stream.follow() for stream in streams))
