@@ -145,6 +145,29 @@ def test_a_vendor_reader_that_raises_costs_device_telemetry_only(tmp_path: Path)
     assert "ValueError: broken by its maker" in recording.reason("devices")
 
 
+def test_power_in_a_wrong_unit_is_refused_whatever_reads_it(tmp_path: Path) -> None:
+    folder, _ = make_vendor(tmp_path)
+    (folder / "telemetry.py").write_text(
+        textwrap.dedent("""
+            from accelmark.telemetry.device import DeviceInfo, DeviceSample
+
+            class Source:
+                def open(self):
+                    return (DeviceInfo(0, "Acme"),)
+
+                def sample(self):
+                    return (DeviceSample(0, power_w=80000.0),)
+
+                def close(self):
+                    pass
+        """)
+    )
+    process = start(tmp_path, folder)
+    until(lambda: num_lines(tmp_path, "power_w is 80000, out of bounds (0 to 5000)") >= 1)
+    recording = stop(process, tmp_path)
+    assert "power_w" not in recording.devices.get(0, {})
+
+
 def test_a_killed_recorder_leaves_a_readable_record(tmp_path: Path) -> None:
     process = start(tmp_path, CPU)
     until(lambda: num_lines(tmp_path) >= 5)

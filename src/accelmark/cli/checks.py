@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
@@ -43,6 +42,9 @@ from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
 from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
+
+if TYPE_CHECKING:
+    from accelmark.results.schema import Finding
 
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
 _FILE: Final = "case.yaml"
@@ -378,16 +380,11 @@ def trial(
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
         run = Path(directory) / "run"
         arguments = ["train", key, "--vendor", vendor, "--synthetic", "--open", "--set", "end.max_steps=3"]
-        command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
-        code, lines = _execute([*command, "--out", str(run), "--json"])
+        code, error, last = run_accelmark([*arguments, "--out", str(run)])
         if code is None:
             do = f"it was stopped; to see where it hangs: accelmark {' '.join(arguments)}"
             yield Check("missing", f"{title} did not train three steps on {vendor} within {_TIMEOUT_S:g} s", do)
             return
-        error, last = "", "; ".join(lines[-3:])
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            report = json.loads(lines[-1])
-            error, last = str(report["error"]), "; ".join(report["problems"])
         if error == HostsNotReadyError.__name__:
             yield Check(untried, f"{title}: not tried: this machine lacks what it needs", last)
         elif (problem := _problem(run, last)) is not None:
@@ -399,17 +396,35 @@ def trial(
                 yield from _evaluation(name, run)
 
 
-def _execute(command: Sequence[str]) -> tuple[int | None, list[str]]:
+def run_accelmark(
+    arguments: Sequence[str], timeout_s: float = _TIMEOUT_S, variables: Mapping[str, str] | None = None
+) -> tuple[int | None, str, str]:
+    """Run a command with ``--json``, outside of the user's registry, with further environment variables.
+
+    Returns its exit code (None after a timeout), the class of the error that it reported, and its problems.
+    """
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments, "--json"]
+    code, lines = _execute(command, timeout_s, variables)
+    try:
+        report = json.loads(lines[-1])
+        return code, str(report["error"]), "; ".join(report["problems"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return code, "", "; ".join(lines[-3:])
+
+
+def _execute(
+    command: Sequence[str], timeout_s: float = _TIMEOUT_S, variables: Mapping[str, str] | None = None
+) -> tuple[int | None, list[str]]:
     """Return exit code and lines of output of a command; the code is None after a timeout."""
     with (
         tempfile.TemporaryDirectory(prefix="accelmark-check-state-") as state,
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=os.environ | {STATE_VARIABLE: state},  # a check is no run of the user's registry
+            env=os.environ | (variables or {}) | {STATE_VARIABLE: state},  # a check is no run of the user's registry
         ) as process,
     ):  # fmt: skip
         try:
-            output, _ = process.communicate(timeout=_TIMEOUT_S)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.terminate()  # a coordinator that is killed at once cannot stop its ranks
             try:
@@ -435,13 +450,19 @@ def _problem(run: Path, last: str) -> str | None:
     return "; ".join(dict.fromkeys(f"{result.state}: {result.reason}" for result in failed)) or last
 
 
-def _findings(name: str, run: Path) -> Checks:
-    """Yield the audit findings that a full run would have too."""
+def broken_rules(run: Path) -> list[Finding]:
+    """Return the audit findings of a short open run on synthetic data that a full run would have too."""
     from accelmark.results.store.loaded_run import load_summary
 
     findings = (finding for case in load_summary(run / "summary.json").cases for finding in case.findings)
-    broken = [entry for entry in findings if entry.severity in ("error", "open") and entry.rule not in _EXPECTED]
-    for entry in dict.fromkeys(broken):
+    broken = (entry for entry in findings if entry.severity in ("error", "open") and entry.rule not in _EXPECTED)
+    return list(dict.fromkeys(broken))
+
+
+def _findings(name: str, run: Path) -> Checks:
+    """Yield the audit findings that a full run would have too."""
+    broken = broken_rules(run)
+    for entry in broken:
         verdict = "INVALID" if entry.severity == "error" else "OPEN"
         do = f"results would be {verdict}; expected: {entry.expected}"
         # A new chip's author can write no peaks that are reviewed.

@@ -173,17 +173,26 @@ def new(
     kind: Kind,
     name: Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")],
     into: Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/.")] = Path(),
+    kit: Annotated[
+        bool, Option("--kit", help="Add a stand-in accelerator, on which the vendor's folder runs without hardware.")
+    ] = False,
 ) -> None:
     """Create the folder of a vendor or a case from a template.
 
     A vendor has a chip description and an adaptation of resnet_mini; a case can be trained as it is.
     """
-    typer.echo(f"{new_folder('vendors' if kind == 'vendor' else 'cases', name, into)}\n")
-    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       accelmark check {kind} {name}")
+    if kit and kind != "vendor":
+        raise RequestError("--kit is for the folder of a vendor: accelmark new vendor NAME --kit")
+    typer.echo(f"{new_folder('vendors' if kind == 'vendor' else 'cases', name, into, kit=kit)}\n")
+    follow = f"accelmark check {kind} {name}{' --kit' if kit else ''}"
+    typer.echo(f"Next:  export ACCELMARK_PLUGINS={into.absolute()}\n       {follow}")
 
 
-def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path:
-    """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken."""
+def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path, *, kit: bool = False) -> Path:
+    """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken.
+
+    ``kit``: a vendor's folder with a stand-in accelerator, which its ``vendor.yaml`` describes.
+    """
     from accelmark.explain.schemas import schema_line
     from accelmark.spec.plugins.catalog import folders, look_again
 
@@ -195,9 +204,7 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
     folder = into / kind / name
     if folder.exists():
         raise RequestError(f"{folder}: exists already; choose another name or remove it")
-    template = _TEMPLATES / kind
-    for source in sorted(path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        parts = (*source.relative_to(template).parts[:-1], source.name.removesuffix(_CODE))
+    for parts, source in _template_files(kind, *(["kit"] if kit else [])):
         if parts[0] == _ADAPTATION:
             parts = ("cases", "resnet_mini-pytorch", *parts[1:])
         target = folder.joinpath(*parts)
@@ -208,6 +215,17 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path) -> Path
         target.write_text(text.replace("@NAME@", name).replace("@UPPER@", name.upper()), encoding="utf-8")
     look_again()
     return folder
+
+
+def _template_files(*templates: str) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """Yield the files of templates with their places below the new folder; those of later templates replace earlier."""
+    files = {
+        (*path.relative_to(template).parts[:-1], path.name.removesuffix(_CODE)): path
+        for template in (_TEMPLATES / name for name in templates)
+        for path in template.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    yield from sorted(files.items())
 
 
 def check(
@@ -221,6 +239,9 @@ def check(
         ),
     ],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
+    kit: Annotated[
+        bool, Option("--kit", help="Train on the stand-in accelerator of the vendor's folder, with planted faults.")
+    ] = False,
     frameworks: Annotated[
         str | None,
         Option(
@@ -243,9 +264,15 @@ def check(
     """Check the folder of a vendor or a case for completeness.
 
     A vendor: description, peak rates with their sources, telemetry, adaptations of cases, devices of this machine.
+    With --kit: whether the vendor's folder survives a hung, lost or slow device, too little memory, another unit of
+    power. Takes minutes, and a C++ compiler.
     A case: description, code, training and inference on synthetic data. With --frameworks: whether each framework, on
     one rank and on two, computes the same outputs, losses and weights as PyTorch from the same weights and batches.
     """
+    if kit:
+        if kind != "vendor" or not run or frameworks or data or vendor or settings or synthetic or out:
+            raise RequestError("--kit is for a vendor, without other options: accelmark check vendor NAME --kit")
+        return _check_kit(name, as_json=as_json)
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
@@ -263,6 +290,30 @@ def check(
     checks = list(started if as_json else _shown(started, "training on synthetic data" if run else "checking"))
     exit_code = EXIT_FAILED if any(check.state == "missing" for check in checks) else EXIT_OK
     return Output(checks, lambda: None, exit_code)
+
+
+def _check_kit(name: str, *, as_json: bool) -> Output:
+    """Train on the stand-in of a vendor's folder with each fault: print a line after each, then the table."""
+    from rich.console import Console
+
+    from accelmark.cli.kit import FAULTS, check_kit
+
+    outcomes = []
+    with options.working("training on the stand-in") as show_line:
+        for number, outcome in enumerate(check_kit(name), start=1):
+            outcomes.append(outcome)
+            if not as_json:
+                state = "survived" if outcome.survived else "not survived"
+                show_line(f"{number} of {len(FAULTS)}: {outcome.fault}: {state}")
+
+    def show() -> None:
+        table = options.plain_table("fault", "survived", "AccelMark reports")
+        for outcome in outcomes:
+            expected = "" if outcome.survived else f" (expected: {outcome.expected})"
+            table.add_row(outcome.fault, "yes" if outcome.survived else "no", f"{outcome.reported}{expected}")
+        Console(highlight=False).print(table)
+
+    return Output(outcomes, show, EXIT_OK if all(outcome.survived for outcome in outcomes) else EXIT_FAILED)
 
 
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:

@@ -63,7 +63,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
     "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor cpu"),
     "new": ("accelmark new vendor acme", "accelmark new case my_case"),
-    "check": ("accelmark check vendor acme --no-run", "accelmark check case resnet_mini --frameworks jax"),
+    "check": (
+        "accelmark check vendor acme --no-run",
+        "accelmark check vendor acme --kit",
+        "accelmark check case resnet_mini --frameworks jax",
+    ),
     "import": (
         "accelmark import flagperf cluster_conf.py test_conf.py --out site",
         "accelmark import claims result_0.txt --url https://github.com/mlcommons/training_results_v4.0",

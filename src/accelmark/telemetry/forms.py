@@ -57,6 +57,15 @@ class UnreadableError(Exception):
     """The output does not match the form, or a value has an unknown unit or is out of bounds; the message names it."""
 
 
+def implausible_power(samples: Iterable[DeviceSample]) -> str | None:
+    """Return which device draws more than any device can, or less than nothing (a wrong unit); None where none does."""
+    _, least, most = _NUMBERS["power_w"]
+    for sample in samples:
+        if sample.power_w is not None and not least <= sample.power_w <= most:
+            return f"device {sample.index}: power_w is {sample.power_w:g}, out of bounds ({least:g} to {most:g})"
+    return None
+
+
 def _compiles(value: str) -> str:
     try:
         names = re.compile(value).groupindex

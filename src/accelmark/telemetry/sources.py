@@ -16,6 +16,7 @@ from typing import Final, TypeVar, final
 from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry.declaration import VendorTelemetry
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.forms import implausible_power
 from accelmark.telemetry.tool import ToolSource
 
 T = TypeVar("T")
@@ -154,7 +155,8 @@ class Poller:
             began = time.monotonic()
             try:
                 devices = source.sample()
-                reading = Reading((began + time.monotonic()) / 2, devices)
+                problem = implausible_power(devices)
+                reading = Reading((began + time.monotonic()) / 2, () if problem else devices, problem)
             except SourceError as error:
                 reading = Reading(began, problem=str(error))
             except Exception as error:  # noqa: BLE001  a vendor's reader may raise anything

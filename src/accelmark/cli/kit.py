@@ -1,0 +1,228 @@
+"""``accelmark check vendor NAME --kit``: train on the stand-in accelerator of a vendor's folder with planted faults."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, final
+
+import yaml
+
+from accelmark.cli.checks import broken_rules, run_accelmark
+from accelmark.results.figures import FigureName
+from accelmark.results.schema import RoundResult
+from accelmark.results.store.files import write_atomic
+from accelmark.results.store.loaded_run import load_run
+from accelmark.run.agent.rank_environment import package_directories
+from accelmark.run.agent.rank_exit import error_lines
+from accelmark.run.record.registry import registry_file
+from accelmark.spec.cluster import environment_python
+from accelmark.spec.errors import AccelmarkError, RequestError
+from accelmark.spec.number_format import digits
+from accelmark.spec.plugins.catalog import find, load_vendor
+
+FOLDER: Final = "kit"
+"""The stand-in in a vendor's folder: a Python package that setup.py builds."""
+_MODULE: Final = "standin_device"
+_DRIVER: Final = "STANDIN_DRIVER"
+_POWER_W: Final = (40.0, 120.0)
+"""What the stand-in draws, idle and busy."""
+_AFTER: Final = 4000
+"""Operations before a device hangs or is lost: some steps of training."""
+_SETTINGS: Final = {
+    "loader.synthetic": True, "end.max_steps": 60, "batch_size": 16, "model.width": 8, "threads": 1,
+    "log_every_steps": 1,
+}  # fmt: skip
+_STALL_S: Final = 15.0
+_ROUND_S: Final = 180.0
+"""Longest round; the longest command is its double, with the evaluation of its weights."""
+Judge = Callable[[RoundResult, Path], tuple[bool, str]]
+"""Whether a round in its run directory is what the fault must lead to, and what AccelMark reports of it."""
+
+
+@final
+@dataclass(frozen=True)
+class Fault:
+    """A fault of the stand-in, and how a run with it must end."""
+
+    name: str
+    expected: str
+    judge: Judge
+    driver: Mapping[str, Any] = field(default_factory=dict)
+    """Contents of the driver's ``driver.json``."""
+    num_devices: int = 1
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """What AccelMark reported of a run with a fault."""
+
+    fault: str
+    expected: str
+    survived: bool
+    reported: str
+
+
+def _ends(state: str, pattern: str) -> Judge:
+    def judge(result: RoundResult, _run: Path) -> tuple[bool, str]:
+        reason = result.reason or "the training succeeded"
+        return result.state == state and re.search(pattern, reason) is not None, f"{result.state}: {reason}"
+
+    return judge
+
+
+def _has_right_power(result: RoundResult, _run: Path) -> tuple[bool, str]:
+    if result.state != "succeeded":
+        return False, f"{result.state}: {result.reason}"
+    power = result.figures[FigureName.MEAN_POWER]
+    if power.value is None:
+        notes = [entry.actual for entry in result.findings if entry.rule == "telemetry-note"]
+        return False, "; ".join((f"no power: {power.reason}", *notes))
+    low, high = _POWER_W
+    drawn = f"mean power {digits(power.value)} W; the stand-in draws {low:g} to {high:g} W"
+    return 0.95 * low <= power.value <= 1.05 * high, drawn
+
+
+def _is_sound(result: RoundResult, run: Path) -> tuple[bool, str]:
+    survived, reported = _has_right_power(result, run)
+    broken = [str(entry) for entry in broken_rules(run) if entry.rule != "chip-mismatch"] if survived else []
+    return survived and not broken, "; ".join(broken) or reported
+
+
+def _names_slow_rank(result: RoundResult, _run: Path) -> tuple[bool, str]:
+    if result.state != "succeeded":
+        return False, f"{result.state}: {result.reason}"
+    slow = result.rank_times.straggler if result.rank_times is not None else None
+    if slow is None:
+        return False, "no rank is slower than the others"
+    return slow.rank == 1, f"rank {slow.rank} on {slow.host} costs the others {slow.share:.0%} of each step"
+
+
+FAULTS: Final = (
+    Fault("none", "the training succeeds; power is right; no audit rule is broken", _is_sound),
+    Fault(
+        "hung device",
+        "the round times out; rank 0 is named",
+        _ends("timed_out", r"rank 0 wrote no event"),
+        {"fault": "hang", "after": _AFTER},
+    ),
+    Fault(
+        "lost device",
+        "the round fails; rank 0 and the device's error are named",
+        _ends("failed", r"rank 0\b.*device was lost"),
+        {"fault": "lost", "after": _AFTER},
+    ),
+    Fault(
+        "too little memory",
+        "the round fails; rank 0 and the memory are named",
+        _ends("failed", r"rank 0\b.*out of memory"),
+        {"memory_mib": 0.5},
+    ),
+    Fault("power in milliwatts", "the training succeeds; power is right", _has_right_power, {"fault": "milliwatts"}),
+    Fault(
+        "slow rank",
+        "the training succeeds; rank 1 is named",
+        _names_slow_rank,
+        {"fault": "slow", "device": 1, "factor": 4.0},
+        2,
+    ),
+)
+
+
+def check_kit(name: str) -> Iterator[Outcome]:
+    """Train on the stand-in of a vendor's folder, once with each fault; yields each outcome when it is known.
+
+    Raises RequestError: the folder has no stand-in or uses another device, or the stand-in cannot be built.
+    """
+    folder = find("vendors", name).path
+    kit = folder / FOLDER
+    if not (kit / "setup.py").is_file():
+        raise RequestError(f"{folder} has no {FOLDER}/: 'accelmark new vendor NAME --kit' creates a folder with one")
+    vendor = load_vendor(name)
+    device = vendor.frameworks.get("pytorch")
+    if device is None or device.module != _MODULE or not vendor.chips:
+        raise RequestError(
+            f"{folder / 'vendor.yaml'} does not describe the stand-in: --kit needs frameworks.pytorch.module "
+            f"{_MODULE!r} and a chip"
+        )
+    environment = _environment(kit)
+    for fault in FAULTS:
+        key = f"resnet_mini:pytorch:{vendor.chips[0].name}:1:{fault.num_devices}"
+        survived, reported = _run(fault, name, key, environment)
+        yield Outcome(fault.name, fault.expected, survived, reported)
+
+
+def _run(fault: Fault, vendor: str, key: str, environment: Path) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory(prefix="accelmark-kit-") as directory:
+        place = Path(directory)
+        driver, run = place / "driver", place / "run"
+        driver.mkdir()
+        write_atomic(driver / "driver.json", json.dumps(fault.driver))
+        request = {
+            "name": FOLDER, "vendor": vendor, "open": True, "timeout_s": _ROUND_S, "stall_timeout_s": _STALL_S,
+            "telemetry_interval_s": 0.25, "cluster": {"environments": {"pytorch": str(environment)}},
+            "cases": [{"key": key, "settings": _SETTINGS}],
+        }  # fmt: skip
+        write_atomic(place / "run.yaml", yaml.safe_dump(request))
+        arguments = ["run", str(place / "run.yaml"), "--offline", "--out", str(run)]
+        code, _, problem = run_accelmark(arguments, 2 * _ROUND_S, {_DRIVER: str(driver)})
+        if code is None:
+            return False, f"the command did not end within {2 * _ROUND_S:g} s"
+        try:
+            rounds = list(load_run(run, curves=False).rounds.values())
+        except AccelmarkError:
+            rounds = []
+        return fault.judge(rounds[0], run) if rounds else (False, problem)
+
+
+def _environment(kit: Path) -> Path:
+    """Return a virtual environment with this Python's packages and the stand-in, built once for each of its versions.
+
+    Raises RequestError: something that the build needs is missing, or the build fails.
+    """
+    for module in ("torch", "setuptools"):
+        if importlib.util.find_spec(module) is None:
+            raise RequestError(f"the stand-in needs {module}: pip install {module}")
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler.split()[0]) is None:
+        raise RequestError(f"the stand-in needs a C++ compiler, and {compiler!r} is not installed: install g++")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        raise RequestError("the stand-in needs Python's headers: install python3-dev")
+    sources = b"".join(path.read_bytes() for path in sorted(kit.rglob("*")) if path.suffix in (".py", ".cpp"))
+    entries = [entry for entry in sys.path if Path(entry).is_absolute() and Path(entry).is_dir()]
+    built_with = f"{sys.version} {version('torch')} {entries}".encode()
+    place = registry_file().parent / "kits" / hashlib.sha256(sources + built_with).hexdigest()[:16]
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=place.parent) as directory:
+            _build(kit, entries, Path(directory))
+            Path(directory, "environment").rename(place)
+    return place
+
+
+def _build(kit: Path, entries: Sequence[str], scratch: Path) -> None:
+    environment = scratch / "environment"
+    venv.create(environment, symlinks=True)
+    (packages,) = package_directories(Path(environment_python(environment)))
+    (packages / "host.pth").write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
+    copy = shutil.copytree(kit, scratch / FOLDER)
+    command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(packages)]
+    done = subprocess.run(
+        command, cwd=copy, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if done.returncode != 0:
+        raise RequestError(f"the stand-in cannot be built: {error_lines(done.stdout.decode(errors='replace'))}")

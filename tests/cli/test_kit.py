@@ -1,0 +1,113 @@
+"""A vendor's folder with a stand-in accelerator: it is made, checked with planted faults, and refused in words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from accelmark.cli.checks import vendor_checks
+from accelmark.cli.folders import new_folder
+from accelmark.cli.kit import FAULTS, check_kit
+from accelmark.cli.main import app
+from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+
+HEALTHY = '"W": 1.0'
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("ACCELMARK_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, RequestError), result.output
+    return str(result.exception)
+
+
+def test_a_folder_with_a_kit_is_complete_and_names_the_stand_in(bench: Path) -> None:
+    result = CliRunner().invoke(app, ["new", "vendor", "kit1", "--kit", "--into", str(bench)])
+    assert result.exit_code == EXIT_OK
+    assert "accelmark check vendor kit1 --kit" in result.output
+    folder = bench / "vendors" / "kit1"
+    for file in ("telemetry.py", "kit/setup.py", "kit/standin_device/__init__.py"):
+        compile((folder / file).read_text(), file, "exec")
+    assert (folder / "kit/standin_device/device.cpp").is_file()
+    assert (folder / "cases/resnet_mini-pytorch/extern/__init__.py").is_file(), "the adaptation is there, too"
+    checks = list(vendor_checks("kit1"))
+    assert [check.what for check in checks if check.state == "missing"] == []
+    assert "pytorch device 'standin'" in checks[0].what
+
+
+def test_a_kit_is_refused_where_it_has_no_meaning(bench: Path) -> None:
+    assert "is for the folder of a vendor" in refused("new", "case", "kit2", "--kit", "--into", str(bench))
+    for words in (("case", "resnet_mini"), ("vendor", "cpu", "--no-run"), ("vendor", "cpu", "--set", "threads=1")):
+        assert "--kit is for a vendor, without other options" in refused("check", *words, "--kit")
+    assert "has no kit/: 'accelmark new vendor NAME --kit'" in refused("check", "vendor", "cpu", "--kit")
+
+
+def test_a_kit_is_refused_once_the_folder_describes_another_device(bench: Path) -> None:
+    file = new_folder("vendors", "kit3", bench, kit=True) / "vendor.yaml"
+    file.write_text(file.read_text().replace("module: standin_device", "module: torch_acme"))
+    with pytest.raises(RequestError, match=r"vendor\.yaml does not describe the stand-in"):
+        next(check_kit("kit3"))
+
+
+def test_a_missing_compiler_is_named_with_what_to_install(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_folder("vendors", "kit4", bench, kit=True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RequestError, match=r"'no-such-compiler' is not installed: install g\+\+"):
+        next(check_kit("kit4"))
+
+
+def test_a_stand_in_that_does_not_compile_is_reported_with_the_compiler_s_error(bench: Path) -> None:
+    source = new_folder("vendors", "kit5", bench, kit=True) / "kit/standin_device/device.cpp"
+    source.write_text("int broken = ;\n")
+    with pytest.raises(RequestError, match=r"the stand-in cannot be built: .*device\.cpp:1:14: error"):
+        next(check_kit("kit5"))
+    assert not any((bench / "state/kits").iterdir()), "nothing is left of it"
+
+
+@pytest.mark.heavy
+def test_each_planted_fault_has_a_row_and_a_monitor_in_milliwatts_does_not_survive(bench: Path) -> None:
+    folder = new_folder("vendors", "kit6", bench, kit=True)
+    result = CliRunner().invoke(app, ["check", "vendor", "kit6", "--kit", "--json"])
+    rows = {row["fault"]: row for row in json.loads(result.stdout)}
+    assert list(rows) == [fault.name for fault in FAULTS]
+    assert [(row["fault"], row["reported"]) for row in rows.values() if not row["survived"]] == []
+    assert result.exit_code == EXIT_OK
+    for fault, said in {
+        "none": "mean power ",
+        "hung device": "timed_out: rank 0 wrote no event for 15 s",
+        "lost device": "standin:0 does not answer: the device was lost",
+        "too little memory": "rank 0: out of memory on standin:0",
+        "power in milliwatts": "mean power ",
+        "slow rank": "rank 1 on localhost costs the others",
+    }.items():
+        assert said in rows[fault]["reported"]
+
+    monitor = folder / "telemetry.py"
+    assert HEALTHY in monitor.read_text()
+    monitor.write_text(monitor.read_text().replace(HEALTHY, '"W": 1000.0'))
+    outcome = next(check_kit("kit6"))
+    assert (outcome.fault, outcome.survived) == ("none", False)
+    assert "power_w is " in outcome.reported
+    assert "out of bounds (0 to 5000)" in outcome.reported
+
+
+def test_the_table_shows_what_did_not_survive(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_folder("vendors", "kit7", bench, kit=True)
+    monkeypatch.setattr("accelmark.cli.kit._environment", lambda _kit: Path(sys.prefix))
+    monkeypatch.setattr("accelmark.cli.kit.run_accelmark", lambda *_: (1, "", "the host is not ready"))
+    result = CliRunner().invoke(app, ["check", "vendor", "kit7", "--kit"], env={"COLUMNS": "160"})
+    assert result.exit_code == EXIT_FAILED
+    assert "6 of 6: slow rank: not survived" in result.output
+    table = [line for line in result.output.splitlines() if line.startswith("slow rank ")]
+    assert "the host is not ready (expected: the training succeeds; rank 1 is named)" in " ".join(table[-1].split())
