@@ -116,5 +116,5 @@ def test_a_checkpoint_of_transformers_is_loaded_and_another_refused(tmp_path: Pa
     torch.testing.assert_close(loaded(tokens), model(tokens))
     with pytest.raises(DataError, match=r"lacks \d+ weights of MixtralForCausalLM: model\.layers\.3"):
         CausalLm.pretrained(other.config(), tmp_path)
-    with pytest.raises(DataError, match="is no checkpoint of MixtralForCausalLM"):
+    with pytest.raises(DataError, match="is not a checkpoint of MixtralForCausalLM"):
         CausalLm.pretrained(case.config(), tmp_path / "missing")

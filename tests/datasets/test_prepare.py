@@ -218,7 +218,7 @@ def test_samsum_has_the_published_number_of_dialogues(tmp_path: Path, monkeypatc
                 archive.writestr(json.dumps([entry] * number), f"{split}.json")
 
     for numbers, error in (
-        ({"train": 2, "val": 1}, "test.json is no list of dialogues"),
+        ({"train": 2, "val": 1}, "test.json is not a list of dialogues"),
         ({"train": 1, "val": 1, "test": 1}, "train.json has 1 dialogues instead of 2"),
     ):
         pack(**numbers)

@@ -59,5 +59,5 @@ def test_a_checkpoint_is_short_for_a_layout_and_where_to_get_it() -> None:
     tree = [{"path": "hf", "suffixes": [".safetensors", ".json"], "by_class": False}]
     how = "Put config.json and model.safetensors and tokenizer.json of https://huggingface.co/google/t5 into hf/."
     assert [short] == list(dataset_specs([{**own, "how_to_get": how, "tree": tree}], "case.yaml"))
-    with pytest.raises(SpecError, match=r"case\.yaml: data\.0.*checkpoint.*'t5-small' is no repository"):
+    with pytest.raises(SpecError, match=r"case\.yaml: data\.0.*checkpoint.*'t5-small' is not a repository"):
         dataset_specs([{**own, "checkpoint": {"of": "t5-small"}}], "case.yaml")

@@ -75,11 +75,11 @@ def known_of(name: str) -> Known:
 
 
 def preparation_of(name: str) -> tuple[DatasetSpec, Preparation]:
-    """Return a data set and how it is prepared; raises RequestError with what to do where that is not known."""
+    """Return a data set and how it is prepared; raises RequestError with advice where that is not known."""
     spec = dataset_of(name)
     if name not in preparable():
         how = "AccelMark fetches it when it is needed" if spec.sources else spec.how_to_get
-        others = f"prepared are: {', '.join(preparable())}"
-        raise RequestError(f"{name} is not prepared from archives: {how.removesuffix('.')}; {others}")
+        prepared = f"prepared are: {', '.join(preparable())}"
+        raise RequestError(f"{name} is not prepared from archives: {how.removesuffix('.')}; {prepared}")
     preparation: Preparation = import_module(f"accelmark.datasets.prepare.{name}").PREPARATION
     return spec, preparation

@@ -25,8 +25,8 @@ _PART: Final = ".part"
 
 def cache_directory() -> Path:
     """Return ``$ACCELMARK_CACHE``, else ``$XDG_CACHE_HOME/accelmark``, else ``~/.cache/accelmark``."""
-    if given := os.environ.get(CACHE_VARIABLE):
-        return Path(given).expanduser().absolute()
+    if directory := os.environ.get(CACHE_VARIABLE):
+        return Path(directory).expanduser().absolute()
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG specification: ignore a relative path in the variable.
     return (base if base.is_absolute() else Path.home() / ".cache") / "accelmark"
@@ -44,8 +44,8 @@ def locate(spec: DatasetSpec, data_dir: Path | None = None) -> Path:
     DataError if the data set cannot be fetched and no directory was given.
     """
     if data_dir is not None:
-        own = data_dir / spec.name
-        return (own if own.is_dir() else data_dir).absolute()
+        named = data_dir / spec.name
+        return (named if named.is_dir() else data_dir).absolute()
     if spec.tree or not spec.sources:
         expected = "; ".join([part.describe() for part in spec.tree] or [file.path for file in spec.files])
         hint = f" {spec.how_to_get}" if spec.how_to_get else ""
@@ -66,7 +66,7 @@ def ensure(
     """Return a directory that contains ``spec``, with every file verified.
 
     ``data_dir`` is verified and never written to. ``allow_subset`` accepts a tree with fewer classes or files than the
-    full set. Raises DataError, which says what to do, if the data is missing or wrong and cannot be fetched.
+    full set. Raises DataError, with advice, if the data is missing or wrong and cannot be fetched.
     """
     path = locate(spec, data_dir)
     problems = verify(spec, path, allow_subset=allow_subset, progress=progress)
@@ -76,8 +76,8 @@ def ensure(
         raise DataError(_message(f"{spec.title} in {path} is missing or wrong", problems))
     if offline:
         state = "not in the cache" if not path.exists() else "damaged in the cache"
-        what = f"{spec.title}: {state}, and --offline forbids fetching; run once without --offline"
-        raise DataError(_message(f"{what}, or give a directory that contains it", problems))
+        problem = f"{spec.title}: {state}, and --offline forbids fetching; run once without --offline"
+        raise DataError(_message(f"{problem}, or give a directory that contains it", problems))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f"{path.name}.lock").open("ab") as lock:
@@ -118,8 +118,8 @@ def _fetch(spec: DatasetSpec, path: Path, progress: Progress | None) -> None:
                 return
             failures += [Problem(source.describe(), Path(item.where).name, item.what) for item in wrong]
     by_hand = spec.how_to_get or f"get {', '.join(file.path for file in spec.files[:4])} by hand"
-    what = f"{spec.title} could not be fetched; {by_hand}, and give the directory that contains it. Sources tried"
-    raise DataError(_message(what, failures))
+    problem = f"{spec.title} could not be fetched; {by_hand}, and give the directory that contains it. Sources tried"
+    raise DataError(_message(problem, failures))
 
 
 def _message(headline: str, problems: list[Problem]) -> str:
@@ -128,9 +128,9 @@ def _message(headline: str, problems: list[Problem]) -> str:
 
 @contextmanager
 def _temporary_directory(path: Path) -> Iterator[Path]:
-    """Create an empty directory next to the locked ``path``, after removing those of killed processes."""
-    for left in path.parent.glob(f".{path.name}.*{_PART}"):
-        shutil.rmtree(left)
+    """Create an empty directory next to the locked ``path``, after removing directories of killed processes."""
+    for old in path.parent.glob(f".{path.name}.*{_PART}"):
+        shutil.rmtree(old)
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     part.mkdir()
     try:

@@ -19,7 +19,7 @@ from accelmark.datasets.spec import DatasetSpec, DebianSource, PackageSource, Re
 from accelmark.datasets.verify import Progress, ProgressMeter, file_sha256
 
 TIMEOUT_S: Final = 20.0
-"""Of a connection, and of the wait for the next bytes."""
+"""Limit of connecting, and of the wait for the next bytes."""
 _CHUNK: Final = 1 << 16
 DOWNLOAD_TIMEOUT_S: Final = 900.0
 _SYSTEM_ERROR: Final = re.compile(r"\[Errno -?\d+\] [^'\")]+")
@@ -98,10 +98,10 @@ def fetch_package(
     else:
         kind, pattern = ("zip", "*.whl") if source.kind == "pypi" else ("tar", "*.tgz")
         _run(_client_command(source, scratch), scratch)
-    found = sorted(scratch.glob(pattern))
-    if len(found) != 1:
-        raise FetchError(f"{source.describe()}: expected one {pattern}, found {len(found)}")
-    (archive,) = found
+    archives = sorted(scratch.glob(pattern))
+    if len(archives) != 1:
+        raise FetchError(f"{source.describe()}: expected one {pattern}, found {len(archives)}")
+    (archive,) = archives
     if isinstance(source, RegistrySource) and (digest := file_sha256(archive)) != source.sha256:
         raise FetchError(f"{source.describe()}: {archive.name} has SHA-256 {digest}, expected {source.sha256}")
     members = {str(PurePosixPath(source.root, file.source_path)): file for file in spec.files}
@@ -121,9 +121,9 @@ def _download_debian(source: DebianSource, scratch: Path) -> None:
         # The package lists are missing or old, and only root may update them: use separate lists.
         lists = scratch / "state"
         (lists / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-        own = [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
-        _run(["apt-get", *options, *own, "update"], scratch)
-        _run(["apt-get", *options, *own, "download", source.package], scratch)
+        options += [f"-oDir::State::Lists={lists / 'lists'}", f"-oDir::Cache={lists}", "-oAcquire::Languages=none"]
+        _run(["apt-get", *options, "update"], scratch)
+        _run(["apt-get", *options, "download", source.package], scratch)
 
 
 def _client_command(source: RegistrySource, scratch: Path) -> list[str]:
@@ -143,10 +143,10 @@ def _client_command(source: RegistrySource, scratch: Path) -> list[str]:
 
 def _run(command: Sequence[str], scratch: Path) -> None:
     """Run a registry's client in ``scratch``, with its temporary files there."""
-    own = {"TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    variables = {"TMPDIR": str(scratch), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
-            command, cwd=scratch, env=os.environ | own, timeout=DOWNLOAD_TIMEOUT_S, check=False,
+            command, cwd=scratch, env=os.environ | variables, timeout=DOWNLOAD_TIMEOUT_S, check=False,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
     except FileNotFoundError as error:

@@ -22,7 +22,7 @@ Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
 IMAGENET_SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
-"""Of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
+"""SHA-256 of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
 IMAGENET_TRAINING: Final = 1_281_167
 IMAGENET_HELD_OUT: Final = 50_000
 IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -114,7 +114,7 @@ class LabeledFiles:
         return LabeledFiles([self.files[int(index)] for index in indices], self.labels[indices], self.side)
 
     def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return those of ImageNet's pixels per channel."""
+        """Return mean and deviation of ImageNet's pixels per channel."""
         return IMAGENET_MEAN_AND_DEVIATION
 
 
@@ -207,7 +207,7 @@ def read_imagenet(train: Path, held_out: Path, side: int) -> tuple[Images, Image
 
 def _classes(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise DataError(f"{folder}: a split is missing: there is no such directory")
+        raise DataError(f"{folder}: a split is missing: the directory does not exist")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if not names:
         raise DataError(f"{folder}: has no class folders")
@@ -218,11 +218,11 @@ def _folder(folder: Path, names: list[str], side: int) -> Images:
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in _SUFFIXES)
-        if not found:
+        images = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in _SUFFIXES)
+        if not images:
             raise DataError(f"{folder / name}: has no images")
-        files.extend(found)
-        labels.extend([label] * len(found))
+        files.extend(images)
+        labels.extend([label] * len(images))
     return LabeledFiles(files, np.array(labels, dtype=np.int64), side)
 
 

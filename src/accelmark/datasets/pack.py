@@ -32,8 +32,8 @@ def pack(
     if not parts:
         raise RequestError(f"{spec.name}: cases do not read it from shards")
     parts = [part for part in parts if (source / part.path).is_dir()] or parts
-    found = spec.model_copy(update={"tree": tuple(part.model_copy(update={"shards": False}) for part in parts)})
-    if problems := verify(found, source, allow_subset=allow_subset, progress=progress):
+    unpacked = spec.model_copy(update={"tree": tuple(part.model_copy(update={"shards": False}) for part in parts)})
+    if problems := verify(unpacked, source, allow_subset=allow_subset, progress=progress):
         raise DataError("\n  ".join([f"{spec.title} in {source} is not complete:", *map(str, problems)]))
     with naming_failed_writes(to):
         return sum(_pack_split(part, source, to, progress) for part in parts)

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 from accelmark.spec.errors import DataError
 
@@ -22,6 +23,12 @@ def members(shard: Path) -> Iterator[tarfile.TarInfo]:
             yield from filter(tarfile.TarInfo.isreg, archive)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{shard}: is not a readable tar archive: {error}") from error
+
+
+def bytes_at(file: IO[bytes], offset: int, size: int) -> bytes:
+    """Return a part of a file."""
+    file.seek(offset)
+    return file.read(size)
 
 
 def write_shard(shard: Path, images: Iterable[tuple[Path, int]]) -> None:

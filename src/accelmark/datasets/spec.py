@@ -44,7 +44,7 @@ def _https(url: str) -> str:
 
 def _repository(name: str) -> str:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise ValueError(f"{name!r} is no repository (OWNER/NAME)")
+        raise ValueError(f"{name!r} is not a repository (OWNER/NAME)")
     return name
 
 
@@ -170,12 +170,12 @@ class Checkpoint(Spec):
     """Names of the files in the repository."""
 
     def part(self) -> TreePart:
-        """Return the layout, which does not ask for ``config.json``."""
+        """Return the layout, without ``config.json``."""
         suffixes = dict.fromkeys(PurePosixPath(file).suffix for file in self.files if file != "config.json")
         return TreePart(path="hf", suffixes=tuple(suffixes), by_class=False)
 
     def how_to_get(self) -> str:
-        """Return what the user has to do."""
+        """Return instructions for the user."""
         return f"Put {' and '.join(self.files)} of https://huggingface.co/{self.of} into hf/."
 
 
@@ -214,17 +214,17 @@ class DatasetSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_checkpoint(cls, given: Any) -> Any:
+    def _of_checkpoint(cls, values: Any) -> Any:
         """Replace ``checkpoint``, a :class:`Checkpoint`, by its layout and instructions."""
-        if not isinstance(given, Mapping) or "checkpoint" not in given:
-            return given
-        rest = {key: value for key, value in given.items() if key != "checkpoint"}
+        if not isinstance(values, Mapping) or "checkpoint" not in values:
+            return values
+        rest = {key: value for key, value in values.items() if key != "checkpoint"}
         try:
-            found = Checkpoint.model_validate(given["checkpoint"])
+            checkpoint = Checkpoint.model_validate(values["checkpoint"])
         except ValidationError as error:
             problems = problems_of(error, Checkpoint, "checkpoint")
-            raise ValueError("; ".join(f"checkpoint.{each.key}: {each.what}" for each in problems)) from error
-        return {"tree": [found.part()], "how_to_get": found.how_to_get(), **rest}
+            raise ValueError("; ".join(f"checkpoint.{problem.key}: {problem.what}" for problem in problems)) from error
+        return {"tree": [checkpoint.part()], "how_to_get": checkpoint.how_to_get(), **rest}
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetSpec:

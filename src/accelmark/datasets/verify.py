@@ -30,8 +30,8 @@ _SAMPLED: Final = 64
 class ProgressMeter:
     """Counts bytes and reports them ten times a second, and at the end."""
 
-    def __init__(self, what: str, total: int | None, progress: Progress | None) -> None:
-        self._what, self._total, self._progress = what, total, progress
+    def __init__(self, activity: str, total: int | None, progress: Progress | None) -> None:
+        self._what, self._total, self._progress = activity, total, progress
         self._done, self._reported_s = 0, 0.0
 
     def add(self, amount: int) -> None:
@@ -73,7 +73,7 @@ def verify(
 
 
 def outline(spec: DatasetSpec, path: Path) -> list[Problem]:
-    """Return what is missing in the directory ``path`` at a glance: files, and parts of a tree that have no sample.
+    """Return the missing parts of the directory ``path`` at a glance: files, and parts of a tree without a sample.
 
     Nothing is read or counted, so that it takes no time where there are millions of files.
     """
@@ -92,10 +92,10 @@ def fingerprint(spec: DatasetSpec, path: Path) -> str:
     OSError if a file cannot be read.
     """
     if spec.tree:
-        found = [f"{name}\0{size}" for part in spec.tree for name, size in _tree_files(part, path)]
+        lines = [f"{name}\0{size}" for part in spec.tree for name, size in _tree_files(part, path)]
     else:
-        found = [f"{file.path}\0{file_sha256(path / file.path)}" for file in spec.files]
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+        lines = [f"{file.path}\0{file_sha256(path / file.path)}" for file in spec.files]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def sample(spec: DatasetSpec, path: Path) -> dict[str, str]:
@@ -147,20 +147,20 @@ def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: Progres
     place = path / file.path
     try:
         size = place.stat().st_size
-        found = file_sha256(place, meter)
+        actual = file_sha256(place, meter)
     except OSError as error:
         yield Problem(str(place), "", f"cannot be read: {error.strerror}", "check its permissions")
         return
-    if found != file.sha256:
-        what = f"has SHA-256 {found} ({size:,} bytes), expected {file.sha256} ({file.bytes:,} bytes)"
-        yield Problem(str(place), "", what, _remedy(spec, place))
+    if actual != file.sha256:
+        problem = f"has SHA-256 {actual} ({size:,} bytes), expected {file.sha256} ({file.bytes:,} bytes)"
+        yield Problem(str(place), "", problem, _remedy(spec, place))
 
 
 def _layout_problem(spec: DatasetSpec, path: Path, missing: list[FileSpec]) -> Problem:
     expected, lacking = (_some([file.path for file in files]) for files in (spec.files, missing))
-    what = f"lacks {'files' if len(missing) < len(spec.files) else 'all files'} of {spec.name}: expected {expected}; "
-    what += _listing(path) + (f"; missing {lacking}" if len(missing) < len(spec.files) else "")
-    return Problem(str(path), "", what, _remedy(spec, path))
+    lacks_all = len(missing) == len(spec.files)
+    problem = f"lacks {'all files' if lacks_all else 'files'} of {spec.name}: expected {expected}; {_listing(path)}"
+    return Problem(str(path), "", problem if lacks_all else f"{problem}; missing {lacking}", _remedy(spec, path))
 
 
 def _remedy(spec: DatasetSpec, place: Path) -> str:
@@ -175,18 +175,18 @@ def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[P
         return
     place, expected = path / part.path, f"expected {part.describe()}"
     names = [name for name, _ in _tree_files(part, path)]
-    found: list[str] = []
+    counts: list[str] = []
     if part.by_class and not part.depth and not _is_sharded(part, path):
         filled = {name.split("/")[-2] for name in names}
         empty = sorted(_directories(place) - filled)
         if empty:
             yield Problem(str(place), "", f"{expected}; these classes have no such file: {_some(empty)}")
         if part.classes and len(filled) != part.classes and not (allow_subset and len(filled) < part.classes):
-            found.append(f"{len(filled):,} {'class' if len(filled) == 1 else 'classes'}")
+            counts.append(f"{len(filled):,} {'class' if len(filled) == 1 else 'classes'}")
     if part.files and len(names) != part.files and not (allow_subset and len(names) < part.files):
-        found.append(counted(len(names), "file"))
-    if found:
-        yield Problem(str(place), "", f"{expected}; found {', '.join(found)}")
+        counts.append(counted(len(names), "file"))
+    if counts:
+        yield Problem(str(place), "", f"{expected}; found {', '.join(counts)}")
 
 
 def _part_outline(part: TreePart, path: Path) -> Iterator[Problem]:

@@ -129,7 +129,7 @@ class ArrayBackend(RankBackend):
 
     @abstractmethod
     def training_outputs(self, batch: Batch) -> Any:
-        """Return what the model returns where the case computes its loss, as an array."""
+        """Return the model's output in the case's loss, as an array."""
 
     @abstractmethod
     def disable_dropout(self) -> None:
@@ -137,7 +137,7 @@ class ArrayBackend(RankBackend):
 
     @abstractmethod
     def build_training(self) -> None:
-        """Build the optimizer, and what else a step needs."""
+        """Build the optimizer and the other parts of a step."""
 
     @abstractmethod
     def compute_type(self) -> str:
@@ -145,7 +145,7 @@ class ArrayBackend(RankBackend):
 
     @abstractmethod
     def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the framework's version, and those of its libraries that change results."""
+        """Return the versions of the framework and of its libraries that change results."""
 
     @abstractmethod
     def to_device(self, batch: Arrays) -> Any:
@@ -310,7 +310,7 @@ class ArrayBackend(RankBackend):
         return self.checkpoints.save(self.state, progress, lambda: self.mean([0.0]))
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
-        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        """Take steps from a checkpoint or the initial weights, and compare the weights with the weights of ``end``."""
         progress = Progress() if start is None else self.load(start)
         before = self.weights(trained=True)
         replay = repeat_steps(self, progress, num_steps)
@@ -379,7 +379,7 @@ class Comparison:
         return self._backend.to_device(dict(arrays))
 
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
-        """Return what the model returns where the case computes its loss."""
+        """Return the model's output in the case's loss."""
         before = self._backend.weights(trained=False)
         outputs = np.array(self._backend.training_outputs(dict(arrays)), np.float32)
         self._backend.set_weights(before)

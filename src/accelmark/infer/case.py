@@ -24,7 +24,7 @@ from accelmark.spec.settings.training import Scalar
 
 _IGNORED: Final = -100
 _NOISE: Final = 0.01
-"""Standard deviation of the noise in relation to that of the input."""
+"""Standard deviation of the noise in relation to the input's."""
 _DRAWN_DEVIATION: Final = 2**16 / math.sqrt(12)
 """Standard deviation of the integers that become noise."""
 
@@ -138,7 +138,7 @@ class InferCase(ABC):
     """Whether ``create_model`` loads trained weights; a case without them sets it False in ``__init__``. The run then
     measures speed only."""
     partial: bool = False
-    """Set by ``build_dataloader`` where the data is a subset or a substitute, whose accuracy is only a sanity check."""
+    """Set by ``build_dataloader`` where the data is a subset or a substitute: its accuracy is only a sanity check."""
 
     def __init__(
         self, settings: InferSettings, parameters: Mapping[str, Scalar], data_dirs: Mapping[str, Path]
@@ -163,7 +163,7 @@ class InferCase(ABC):
         if name not in self.data_dirs:
             raise DataError(
                 f"{name} is not here: name a directory that holds {content} (--data DIR), or measure speed only with "
-                "made-up data (--synthetic)"
+                "synthetic data (--synthetic)"
             )
         return self.data_dirs[name]
 
@@ -205,8 +205,8 @@ class InferCase(ABC):
         Raises:
             DataError: the case has none.
         """
-        what = "the case has no data for the calibration of int8 besides that of its accuracy"
-        raise DataError(f"{what}: choose another precision, or define calibration_batch in its infer_pytorch.py")
+        problem = "the case has no data for the calibration of int8 besides the data of its accuracy"
+        raise DataError(f"{problem}: choose another precision, or define calibration_batch in its infer_pytorch.py")
 
     def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
         """Write ``model`` (in eval mode, fp32, on the CPU) to ``path`` as ONNX, with a dynamic batch."""

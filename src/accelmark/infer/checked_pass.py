@@ -42,7 +42,7 @@ would take longer than ``_CHECKS_S``, and at least ``_FEWEST_CHECKS``."""
 _FEWEST_CHECKS: Final = 6
 _CHECKS_S: Final = 3.0
 _CHECK_S: Final = 0.0005
-"""Least duration of what is computed again."""
+"""Least duration of the repeated calls."""
 _LONG_CALL_S: Final = 0.02
 """Duration of a call from which cold caches and waking threads do not show."""
 _SHORTFALL: Final = 0.1
@@ -107,7 +107,7 @@ class CheckedPass:
         self.num_not_compared = 0
         self.score = Score(case)
         self.compared_score, self.expected_score = Score(case), Score(case)
-        """Of engine and framework, over the same inputs: those of the first pass."""
+        """Of engine and framework, over the inputs of the first pass."""
         self.num_scored = 0
         self.call_s = 0.0
         self.read: list[Tensor] = []
@@ -240,7 +240,7 @@ class CheckedPass:
             yield self._mixed(sizes, torch.cat(labels) if labels else None), load_s
 
     def _mixed(self, sizes: list[int], labels: Tensor | None) -> _Chunk:
-        """Stage what was read in a random order, perturbed; the place of a smaller batch is random, too."""
+        """Stage the items read, perturbed and in random order; the place of a smaller batch is random, too."""
         order = torch.randperm(sum(sizes), generator=self.generator)
         self.chance.shuffle(sizes)
         chunk = _Chunk(order, None if labels is None else labels[order], sizes)
@@ -252,7 +252,7 @@ class CheckedPass:
         return chunk
 
     def _perturbed(self, places: Tensor) -> tuple[Tensor, ...]:
-        """Return what was read at these places, perturbed."""
+        """Return the items read at these places, perturbed."""
         chosen = tuple(each.index_select(0, places) for each in self.read)
         return self.case.perturbed(InferBatch(chosen, None), self.generator)
 
@@ -284,7 +284,7 @@ class CheckedPass:
         return window
 
     def _timed(self, sizes: Sequence[int]) -> TimedWindow:
-        """Compute a call of each size, on what is staged."""
+        """Compute a call of each size on the staged items."""
         timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
         for other_s, took_s in zip_strict(timed.excluded_s, timed.calls_s):
             check_excluded_time(other_s, took_s, self.process.engine)
@@ -302,17 +302,17 @@ class CheckedPass:
         size = self.settings.batch_size
         for rows in torch.split(places, size if self.iterative else max(size, _COMPARED)):
             inputs = self.process.staged_items(slots[rows], rows - begins[slots[rows]])
-            found = [each[rows] for each in outputs]
-            followed = found if self.iterative else []
+            answers = [each[rows] for each in outputs]
+            followed = answers if self.iterative else []
             expected = reference([*inputs, *followed])
             unchanged: list[Tensor] = []
             if self.answers.needs_unchanged:
                 unchanged = reference([*(each.index_select(0, chunk.order[rows]) for each in self.read), *followed])
-            self.answers.add(found, expected, unchanged)
+            self.answers.add(answers, expected, unchanged)
             if whole and chunk.labels is not None:
-                own = reference(inputs) if self.iterative else expected
-                self.expected_score.add(own, chunk.labels[rows])
-                self.compared_score.add(found, chunk.labels[rows])
+                reference_answers = reference(inputs) if self.iterative else expected
+                self.expected_score.add(reference_answers, chunk.labels[rows])
+                self.compared_score.add(answers, chunk.labels[rows])
                 self.num_scored += len(rows)
 
     def _sample(self, chunk: _Chunk) -> Tensor:
@@ -331,7 +331,7 @@ class CheckedPass:
         size, num_items = max(chunk.sizes), sum(chunk.sizes)
         number = min(self.check_calls, num_items // size)
         places = torch.randperm(num_items, generator=self.generator)[: number * size]
-        # Left out: threads of what was computed before it, such as the framework's, may still spin.
+        # Left out: threads of an earlier computation, such as the framework's, may still spin.
         self.process.stage(0, self._perturbed(places), number)
         self._timed([size] * number)
         inputs = self._perturbed(places)
@@ -344,10 +344,10 @@ class CheckedPass:
             if repetition in (0, REPEAT_CALLS - 1):
                 compared.append(timed.outputs)
         if self.reference is not None:
-            own = [] if self.iterative else self.reference([*inputs])
+            expected = [] if self.iterative else self.reference([*inputs])
             for outputs in compared:
-                self.answers.add(outputs, own or self.reference([*inputs, *outputs]))
-        # Of the time that the engine excludes, what only the first call excludes may be work that a cache saves later.
+                self.answers.add(outputs, expected or self.reference([*inputs, *outputs]))
+        # Time that the engine excludes from the first call only may be work that a cache saves later.
         least_s = min(other_s for _, other_s in taken)
         self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])
 
@@ -361,6 +361,6 @@ def _blocks(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
             first = place
 
 
-def _num_windows(total: int, wanted: float, most: int) -> int:
+def _num_windows(total: int, preferred: float, most: int) -> int:
     """Return the number of windows of equal length, since the end of a short last one would weigh more."""
-    return max(1, round(total / wanted), math.ceil(total / most))
+    return max(1, round(total / preferred), math.ceil(total / most))

@@ -63,24 +63,24 @@ class Answers:
         fewest, most = _FOLLOWED
         return self.followed < fewest or (self.followed < most and not self._sensitivity()[1] <= _FOLLOWED_ERROR)
 
-    def add(self, found: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
+    def add(self, outputs: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
         """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""
         items = expected[0].shape[0]
         worst = torch.zeros(items)
-        for index, (actual, wanted) in enumerate(zip_strict(found, expected)):
-            if self.iterative and not wanted.is_floating_point():
-                counted = wanted != IGNORED
-                self.agreeing += int((counted & (actual == wanted)).sum())
+        for index, (actual, reference) in enumerate(zip_strict(outputs, expected)):
+            if self.iterative and not reference.is_floating_point():
+                counted = reference != IGNORED
+                self.agreeing += int((counted & (actual == reference)).sum())
                 self.ranked += int(counted.sum())
                 continue
-            if not wanted.is_floating_point():
-                worst = worst.maximum((actual != wanted).reshape(items, -1).any(1).float())
+            if not reference.is_floating_point():
+                worst = worst.maximum((actual != reference).reshape(items, -1).any(1).float())
                 continue
-            one, two = actual.float().reshape(items, -1), wanted.float().reshape(items, -1)
+            one, two = actual.float().reshape(items, -1), reference.float().reshape(items, -1)
             worst = worst.maximum((one - two).norm(dim=1) / two.norm(dim=1).clamp_min(_TINY))
-            if index == 0 and wanted.ndim > 1 and wanted.shape[-1] > 1:
-                self.agreeing += int((actual.argmax(-1) == wanted.argmax(-1)).sum())
-                self.ranked += wanted[..., 0].numel()
+            if index == 0 and reference.ndim > 1 and reference.shape[-1] > 1:
+                self.agreeing += int((actual.argmax(-1) == reference.argmax(-1)).sum())
+                self.ranked += reference[..., 0].numel()
             if unchanged:
                 before = unchanged[index].float().reshape(items, -1)
                 moved, expected_move = (one - before) * (two - before), (two - before).square()
@@ -165,11 +165,11 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
 
 def _p_value(calls_ms: Sequence[Sequence[float]]) -> Fraction:
     """Return an upper bound of the probability that either test is as extreme as this without a cache."""
-    found = []
+    bounds = []
     for early, level in _LEVELS.items():
         slower = sum(_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
-        found.append(_at_least(slower, early, len(calls_ms)) * _FALSE_ALARMS / level)
-    return min(Fraction(1), *found)
+        bounds.append(_at_least(slower, early, len(calls_ms)) * _FALSE_ALARMS / level)
+    return min(Fraction(1), *bounds)
 
 
 def _slower(calls: Sequence[float], early: int, limit: float) -> int:

@@ -75,9 +75,9 @@ class ComputeDevice:
             torch.empty(1, device=self.device)
         except (ImportError, RuntimeError, AssertionError) as error:
             if self.required:
-                what = f"PyTorch cannot use device {self.device_type!r} ({shortened(error, 200)})"
+                problem = f"PyTorch cannot use device {self.device_type!r} ({shortened(error, 200)})"
                 remedy = "install its PyTorch support, or set no_validation with exist_onnx_path"
-                raise InferenceError(f"{what}; {remedy}", "engine_missing") from error
+                raise InferenceError(f"{problem}; {remedy}", "engine_missing") from error
 
     def _join(self, place: RankPlace) -> None:
         if self.device.type != "cpu":

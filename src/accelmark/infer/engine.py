@@ -76,7 +76,7 @@ class EngineRequest:
     """Directory of a language model in Hugging Face's layout; None for other cases."""
     num_devices: int = 1
     """Devices of the engine. With several, it is created in as many processes, which are the ranks of PyTorch's default
-    process group and all get the same calls; ``device`` is that of the process, and ``model`` is None."""
+    process group and all get the same calls; ``device`` is the process's, and ``model`` is None."""
 
 
 class Engine(ABC):
@@ -112,8 +112,8 @@ class Engine(ABC):
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
         if request.precision not in self.precisions:
             known = ", ".join(self.precisions)
-            what = f"{self.name} does not support {request.precision}; it supports {known}"
-            raise InferenceError(what, "bad_request")
+            problem = f"{self.name} does not support {request.precision}; it supports {known}"
+            raise InferenceError(problem, "bad_request")
 
     @property
     def name(self) -> str:
@@ -124,7 +124,7 @@ class Engine(ABC):
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch of CPU tensors; return CPU tensors and the seconds that were not inference (mostly 0).
 
-        It runs in a process of its own, which has neither labels nor the data set. The caller reads the outputs some
+        It runs in its own process, which has neither labels nor the data set. The caller reads the outputs some
         calls later, so do not return buffers that the next call overwrites.
         The seconds are between 0 and the duration of the call.
         """
@@ -244,7 +244,7 @@ class Engine(ABC):
         return self.request.model
 
     def engine_file(self) -> Path | None:
-        """Return the compiled engine to load, or None when one has to be compiled.
+        """Return the compiled engine to load, or None when it must be compiled.
 
         Raises:
             InferenceError: there is no such file, or its fingerprint differs.
@@ -260,33 +260,33 @@ class Engine(ABC):
         try:
             recorded = dict(json.loads(fingerprint.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            what = f"{fingerprint}: not an engine's fingerprint; compile the engine again"
-            raise InferenceError(what, "incompatible_engine") from error
+            problem = f"{fingerprint}: not an engine's fingerprint; compile the engine again"
+            raise InferenceError(problem, "incompatible_engine") from error
         differing = [
             f"{key} {recorded.get(key)!r} instead of {value!r}"
             for key, value in self.fingerprint().items()
             if recorded.get(key) != value
         ]
         if differing:
-            what = f"{path}: built for {'; '.join(differing)}; compile it again"
-            raise InferenceError(what, "incompatible_engine")
+            problem = f"{path}: built for {'; '.join(differing)}; compile it again"
+            raise InferenceError(problem, "incompatible_engine")
         return path
 
-    def named(self, kind: Literal["inputs", "outputs"], found: Sequence[str]) -> list[str]:
+    def named(self, kind: Literal["inputs", "outputs"], names: Sequence[str]) -> list[str]:
         """Return the compiled model's inputs or outputs, ``found``, in the order of the case's.
 
-        In a model in which none has a name of the case's, its own order is kept.
+        In a model without any of the case's names, the model's order is kept.
 
         Raises:
             InferenceError: only some have a name of the case's, or their numbers differ.
         """
-        wanted = self.request.input_names if kind == "inputs" else self.request.output_names
-        if not wanted or set(wanted) == set(found):
-            return list(wanted or found)
-        if not set(wanted).intersection(found) and (kind == "outputs" or len(wanted) == len(found)):
-            return list(found)
-        what = f"{self.name}: the model has the {kind} {', '.join(found)}, the case {', '.join(wanted)}"
-        raise InferenceError(f"{what}; export it again, or name them alike", "wrong_shape")
+        expected = self.request.input_names if kind == "inputs" else self.request.output_names
+        if not expected or set(expected) == set(names):
+            return list(expected or names)
+        if not set(expected).intersection(names) and (kind == "outputs" or len(expected) == len(names)):
+            return list(names)
+        problem = f"{self.name}: the model has the {kind} {', '.join(names)}, the case {', '.join(expected)}"
+        raise InferenceError(f"{problem}; export it again, or name them alike", "wrong_shape")
 
     def package(self, name: str) -> Any:
         """Import the engine's package.
@@ -297,13 +297,13 @@ class Engine(ABC):
         try:
             return importlib.import_module(name)
         except ImportError as error:
-            what = f"{self.name} is not available: {name} cannot be imported ({error})"
-            raise InferenceError(f"{what}; install it or choose another engine", "engine_missing") from error
+            problem = f"{self.name} is not available: {name} cannot be imported ({error})"
+            raise InferenceError(f"{problem}; install it or choose another engine", "engine_missing") from error
 
     def incompatible(self, path: Path, error: object) -> InferenceError:
         """Return the error for an engine file that cannot be loaded."""
-        what = f"{path}: {self.name} cannot load this engine on this chip and version; compile it again"
-        return InferenceError(f"{what} ({shortened(error, 300)})", "incompatible_engine")
+        problem = f"{path}: {self.name} cannot load this engine on this chip and version; compile it again"
+        return InferenceError(f"{problem} ({shortened(error, 300)})", "incompatible_engine")
 
 
 def fingerprint_file(path: Path) -> Path:
@@ -327,10 +327,10 @@ def as_list(outputs: object) -> list[Tensor]:
     Raises:
         TypeError: an output is not a tensor.
     """
-    found = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
-    if found is None or not all(isinstance(each, Tensor) for each in found):
+    parts = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
+    if parts is None or not all(isinstance(each, Tensor) for each in parts):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
-    return [each for each in found if isinstance(each, Tensor)]
+    return [each for each in parts if isinstance(each, Tensor)]
 
 
 def check_outputs(result: object, engine: str, items: int | None = None, rows: Rows | None = None) -> None:
@@ -343,15 +343,15 @@ def check_outputs(result: object, engine: str, items: int | None = None, rows: R
     """
     outputs = result[0] if isinstance(result, tuple) and len(result) == 2 else None
     if not isinstance(outputs, (list, tuple)) or not outputs or not all(map(_is_cpu_tensor, outputs)):
-        what = f"returns {shortened(result, 100)}; it has to return (outputs, seconds), a list of tensors on the CPU"
-        raise InferenceError(f"engine {engine}: {what}")
+        problem = f"returns {shortened(result, 100)}; it must return (outputs, seconds), a list of tensors on the CPU"
+        raise InferenceError(f"engine {engine}: {problem}")
     for output in outputs:
         if items is not None and (not output.ndim or output.shape[0] != items):
-            what = f"returns {output.shape[0] if output.ndim else 'no'} rows for {items} items"
-            raise InferenceError(f"engine {engine}: {what}; export the model with a dynamic batch", "wrong_shape")
+            problem = f"returns {output.shape[0] if output.ndim else 'no'} rows for {items} items"
+            raise InferenceError(f"engine {engine}: {problem}; export the model with a dynamic batch", "wrong_shape")
     if rows is not None and rows_of(outputs) != rows:
-        what = f"returns {rows_of(outputs)}, in its warm-up {rows}"
-        raise InferenceError(f"engine {engine}: {what} (types and shapes of an item)", "wrong_shape")
+        problem = f"returns {rows_of(outputs)}, in its warm-up {rows}"
+        raise InferenceError(f"engine {engine}: {problem} (types and shapes of an item)", "wrong_shape")
 
 
 def _is_cpu_tensor(output: object) -> bool:
@@ -366,7 +366,7 @@ def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
     """
     if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
         raise InferenceError(
-            f"engine {engine}: reports {other_s!r} s of a call as not inference; it has to return (outputs, seconds) "
+            f"engine {engine}: reports {other_s!r} s of a call as not inference; it must return (outputs, seconds) "
             f"with seconds from 0 to the duration of the call, {took_s:.6f} s"
         )
 

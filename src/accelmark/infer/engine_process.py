@@ -1,7 +1,7 @@
-"""The processes of an engine: the rank starts them, sends them commands, and times them by its own clock.
+"""The processes of an engine: the rank starts them, sends them commands, and times them by the rank's clock.
 
 A command is a pickled call of a method of :class:`accelmark.infer.worker.Worker`. A reply is JSON, since the rank must
-not unpickle what a vendor's code could have written.
+not unpickle data that a vendor's code could have written.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Child:
 
 @final
 class EngineProcess:
-    """An engine in a process of its own; with several devices in as many, which are ranks of a process group.
+    """An engine in its own process; with several devices, in a process for each device, the ranks of a process group.
 
     All of them get the same commands. The first one answers and its memory has the outputs; the others confirm.
     """
@@ -97,7 +97,7 @@ class EngineProcess:
         self.log = log_dir / LOG_NAME
         self.timeout_s = timeout_s
         self.activity = "its start"
-        """What the process is used for, for messages: a step."""
+        """The step that uses the process, for messages."""
         self.concurrency = 1
         """Calls that the engine computes at the same time."""
         self.is_busy = False
@@ -105,7 +105,7 @@ class EngineProcess:
         self.slots: Slots
         self.answers: Slots
         self.staged: Tensor
-        """Memory of this process with the layout of the inputs: what the framework compares by."""
+        """Memory of this process with the layout of the inputs, for the framework's comparison."""
         self._values: list[Any] = []
         """Replies of all processes to the last command."""
         self._inputs = create_memory()
@@ -118,9 +118,9 @@ class EngineProcess:
         for rank in range(num_devices):
             place = RankPlace(rank, rank, num_devices, num_devices)
             log = self.log if rank == 0 else log_dir / f"engine.rank{rank}.out.log"
-            own = {**variables, **place.variables()} if num_devices > 1 else {}
+            rank_variables = {**variables, **place.variables()} if num_devices > 1 else {}
             name = "its process" if num_devices == 1 else f"its process of rank {rank}"
-            self._children.append(self._start(worker, log, own, name))
+            self._children.append(self._start(worker, log, rank_variables, name))
         self.limit_replies(max(timeout_s, _START_S))
 
     def _start(self, worker: str, log: Path, variables: Mapping[str, str], name: str) -> _Child:
@@ -177,8 +177,8 @@ class EngineProcess:
             try:
                 torch.save(request, file)
             except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
-                what = f"the model cannot be sent to the engine's process ({shortened(error, 200)})"
-                raise RequestError(f"{what}; define its classes at the top level of a module") from error
+                problem = f"the model cannot be sent to the engine's process ({shortened(error, 200)})"
+                raise RequestError(f"{problem}; define its classes at the top level of a module") from error
         details: dict[str, Any] = self.call("compile", list(modules))
         os.ftruncate(self._inputs, 0)
         self.concurrency = details["concurrency"]
@@ -249,7 +249,7 @@ class EngineProcess:
         return self.outputs_of(0, len(indices))
 
     def start(self, slot: int, indices: Sequence[int]) -> None:
-        """Start a call of items of the first slot, whose outputs go to a slot that no running call has.
+        """Start a call of items of the first slot, with its outputs in a slot that no running call uses.
 
         Raises:
             AccelmarkError: the engine's process ended.
@@ -385,8 +385,8 @@ class EngineProcess:
         raise error
 
     def _silent(self) -> InferenceError:
-        what = f"engine {self.engine}: did not answer for {self._limit_s:g} s (engine_timeout_s) in {self.activity}"
-        return InferenceError(f"{what}, so it was ended; see {self.log}")
+        problem = f"engine {self.engine}: did not answer for {self._limit_s:g} s (engine_timeout_s) in {self.activity}"
+        return InferenceError(f"{problem}, so it was ended; see {self.log}")
 
     def _ended(self, child: _Child) -> InferenceError:
         """Return the error of a process that ended, or closed its connection."""

@@ -43,7 +43,7 @@ def restored(message: Mapping[str, Any]) -> Exception:
 @final
 @dataclass(frozen=True)
 class Context:
-    """What was running when an engine failed, for the message."""
+    """The call in which an engine failed, for the message."""
 
     activity: str
     engine: str
@@ -93,13 +93,13 @@ def classify(error: BaseException, context: Context) -> AccelmarkError:
         return InferenceError(f"{place}: out of memory at batch {context.batch_size}; {remedy}", "out_of_memory")
     for pattern in _OPERATORS:
         if match := pattern.search(text):
-            what = f"operator {match.group('op').strip()} is not supported"
+            problem = f"operator {match.group('op').strip()} is not supported"
             hint = "choose another engine, or replace the operator in the model"
-            return InferenceError(f"{place}: {what}; {hint} ({first})", "unsupported_operator")
+            return InferenceError(f"{place}: {problem}; {hint} ({first})", "unsupported_operator")
     if _CORRUPT.search(text):
         return InferenceError(f"{place}: the model file is not readable; export it again ({first})", "corrupt_model")
     if _SHAPE.search(text):
-        hint = "compare their shapes and types with those of the exported model"
+        hint = "compare their shapes and types with the exported model"
         return InferenceError(f"{place}: the inputs do not match the model; {hint} ({first})", "wrong_shape")
     return InferenceError(f"{place}: {first}")
 

@@ -15,7 +15,7 @@ InferModel = Callable[[Any, Optional[str], Any], Callable[[list[Tensor]], tuple[
 
 
 class FlagPerfEngine(TorchEngine):
-    """Calls an ``InferModel``, which gets what FlagPerf would give it.
+    """Calls an ``InferModel``, which gets the same arguments as from FlagPerf.
 
     config     a named tuple of FlagPerf's configurations, ``log_dir`` (where files may be written), and
                ``engine_options`` for the keys of a ``<vendor>_configurations.yaml``; every other name is None, which
@@ -25,7 +25,7 @@ class FlagPerfEngine(TorchEngine):
     model      the PyTorch model on the device in the precision; only in that last case, else None
 
     An engine that reads the model gets inputs in the precision, one that reads the file gets fp32. The seconds that it
-    reports as not inference are handled as those of any engine: throughput is by the caller's clock.
+    reports as not inference are handled as for any engine: throughput is by the caller's clock.
     """
 
     reads = "either"
@@ -54,8 +54,8 @@ class FlagPerfEngine(TorchEngine):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch; return its outputs on the CPU and the seconds that it reports as other than inference."""
-        given = [self._converted(each) for each in inputs] if self.takes_model else inputs
-        outputs, other_s = self._call(given)
+        arguments = [self._converted(each) for each in inputs] if self.takes_model else inputs
+        outputs, other_s = self._call(arguments)
         return [output.cpu() for output in as_list(outputs)], float(other_s)
 
     def graph_types(self) -> dict[str, int] | None:

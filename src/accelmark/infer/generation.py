@@ -65,8 +65,8 @@ def generate(
         stages = Stages(client, model, emit, stream, sample, lambda: None)
         if settings.benchmarks:
             stages.progress.begin("answering benchmarks")
-            asked = {"model_dir": str(model.directory), "batch_size": settings.batch_size}
-            run_benchmarks(settings, asked, data_dirs, node_dir, stages.progress.report, process.call)
+            arguments = {"model_dir": str(model.directory), "batch_size": settings.batch_size}
+            run_benchmarks(settings, arguments, data_dirs, node_dir, stages.progress.report, process.call)
         plan.run(stages.run)
         TokenScenarios(load, plan, stages, node_dir, emit).run()
     stages.progress.begin("comparing answers")
@@ -83,7 +83,7 @@ class _Batch(NamedTuple):
 
 @final
 class EngineClient:
-    """Sends batches to an engine; its clock is that of this process, on which tokens arrive."""
+    """Sends batches to an engine; times are on the clock of this process, where tokens arrive."""
 
     def __init__(self, process: EngineProcess, encode: Encode, decode: Decode, live_batch: int = 1) -> None:
         """Take the engine's process and the tokenizer; submitted requests are computed ``live_batch`` at a time."""
@@ -118,9 +118,9 @@ class EngineClient:
             before_ns = time.monotonic_ns()
             self._generate(warm_up)
             took_ns = max(time.monotonic_ns() - before_ns, 1)
-        wanted = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
+        num_queries = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
         batches: list[_Batch] = []
-        while len(batches) < wanted and len(chosen := list(islice(planned, size))) == size:
+        while len(batches) < num_queries and len(chosen := list(islice(planned, size))) == size:
             batches.append(self.batch(chosen))
         begin_ns = due_ns = time.monotonic_ns()
         done = []

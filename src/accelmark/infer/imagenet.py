@@ -47,7 +47,7 @@ class ImageNetCase(ClassificationCase):
         """Read images of ``train``, centre crops as in ``val``, spread over its classes."""
         if not (self.data_dirs.get("imagenet", Path()) / "train").is_dir():
             raise DataError(
-                "no images for the calibration of int8, which must not be those of the accuracy: name a directory that "
+                "no images for the calibration of int8, which must not measure the accuracy: name a directory that "
                 "holds imagenet/train/<synset>/*.JPEG (--data DIR), or choose another precision"
             )
         images = self._images("train")

@@ -22,7 +22,7 @@ _ROTARY: Final = "inv_freq"
 
 
 class Costs(NamedTuple):
-    """What generation reads and computes; see :mod:`accelmark.results.rounds.generation`."""
+    """The model and prompts of generation; see :mod:`accelmark.results.rounds.generation`."""
 
     body_parameters: int
     """Weights of the matrix products of all layers."""
@@ -71,18 +71,18 @@ class CausalModel(nn.Module):
         """
         cache: Any = None
         for _ in range(num_tokens):
-            found = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = found.past_key_values
-            tokens = found.logits[:, -1:].argmax(-1)
+            output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            tokens = output.logits[:, -1:].argmax(-1)
             yield tokens[:, 0]
 
     def logits(self, tokens: Tensor, num_last: int) -> Tensor:
         """Return the logits after the last ``num_last`` of (batch, length) tokens: (batch, num_last, vocabulary)."""
-        found: Tensor = self.model(input_ids=tokens, use_cache=False, logits_to_keep=num_last).logits
-        return found
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, logits_to_keep=num_last).logits
+        return logits
 
     def costs(self) -> Costs:
-        """Return what generation reads and computes."""
+        """Return the model and prompts of generation."""
         config = self.model.config
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -148,8 +148,8 @@ class LanguageModelCase(InferCase):
         super().__init__(settings, parameters, data_dirs)
         self.served = model
         if settings.synthetic or model.directory is None or model.tokens is None:
-            what = "synthetic data is not possible" if settings.synthetic else "the model has no weights or tokenizer"
-            raise DataError(f"{what}: generation needs a directory of weights in Hugging Face's layout")
+            lack = "synthetic data is not possible" if settings.synthetic else "the model has no weights or tokenizer"
+            raise DataError(f"{lack}: generation needs a directory of weights in Hugging Face's layout")
         self.directory = model.directory
 
     @final
@@ -160,8 +160,8 @@ class LanguageModelCase(InferCase):
         tokens, length = encode(self.served.prompt_text()), self.number("seq_length")
         if len(tokens) < length:
             raise DataError(f"the text has {len(tokens)} tokens, parameters.seq_length is {length}")
-        wanted = min(self.number("windows"), len(tokens) // length)
-        begins = np.linspace(0, len(tokens) - length, wanted).astype(np.int64).tolist()
+        num_windows = min(self.number("windows"), len(tokens) // length)
+        begins = np.linspace(0, len(tokens) - length, num_windows).astype(np.int64).tolist()
         windows = torch.tensor([tokens[begin : begin + length] for begin in begins])
         return InMemoryBatches((windows,), windows[:, 1:].clone(), self.settings.batch_size)
 

@@ -66,10 +66,10 @@ class Score:
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics; None for those that are not finite."""
-        found = self.case.metrics(dict(self.sums)) if self.sums else {}
+        metrics = self.case.metrics(dict(self.sums)) if self.sums else {}
         if self.rows:
-            found |= self.case.row_metrics({name: torch.cat(values).numpy() for name, values in self.rows.items()})
-        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+            metrics |= self.case.row_metrics({name: torch.cat(values).numpy() for name, values in self.rows.items()})
+        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def measure(forward: Forward, batches: InferBatches, case: InferCase, emit: Emit) -> Measured:
@@ -143,7 +143,7 @@ class _Window:
         self.held_bytes = 0
 
     def closed(self, emit: Emit) -> ForwardWindow:
-        """Evaluate what is kept, and write the window as an event."""
+        """Evaluate the kept outputs, and write the window as an event."""
         self._settle()
         window = ForwardWindow(
             phase=self.phase,
@@ -161,8 +161,8 @@ class _Window:
 
 def _check_rows(outputs: Sequence[Tensor], num_items: int) -> None:
     if outputs[0].shape[0] != num_items:
-        what = f"the model returned {outputs[0].shape[0]} rows for {num_items} items"
-        raise InferenceError(f"{what}; export it with a dynamic batch", "wrong_shape")
+        problem = f"the model returned {outputs[0].shape[0]} rows for {num_items} items"
+        raise InferenceError(f"{problem}; export it with a dynamic batch", "wrong_shape")
 
 
 def is_finite(outputs: Sequence[Tensor]) -> bool:

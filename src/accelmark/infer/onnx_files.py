@@ -37,7 +37,7 @@ _VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def import_exporter() -> None:
-    """Import what the export uses, which takes more than a second; what is missing is reported by the export."""
+    """Import the modules of the export, which takes more than a second; the export reports missing modules."""
     with contextlib.suppress(ImportError):
         for name in ("onnx", "onnxscript", "torch._dynamo"):
             importlib.import_module(name)
@@ -56,8 +56,8 @@ def export_onnx(
         import onnx  # noqa: F401 - only the export needs it
         import onnxscript  # noqa: F401
     except ImportError as error:
-        what = f"the ONNX export needs onnx and onnxscript: run {pip_install(['onnx', 'onnxscript'])}"
-        raise InferenceError(what, "engine_missing") from error
+        problem = f"the ONNX export needs onnx and onnxscript: run {pip_install(['onnx', 'onnxscript'])}"
+        raise InferenceError(problem, "engine_missing") from error
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
     # The exporter treats a dimension of 1 as constant, so the example needs at least two items.

@@ -64,7 +64,7 @@ _SYNTHETIC_BATCHES: Final = 32
 @final
 @dataclass(frozen=True)
 class EngineFacts:
-    """What the class of an engine states about itself."""
+    """The properties that an engine's class states."""
 
     reads: str
     loads: bool
@@ -117,7 +117,7 @@ class InferenceRun:
     answers: AnswerCheck | None = None
     compile_s: float | None = None
     partial: bool = False
-    """Whether the data is a subset or a substitute, whose accuracy is not comparable with a published one."""
+    """Whether the data is a subset or a substitute: its accuracy does not compare with published accuracy."""
     failure: tuple[InferStep, AccelmarkError] | None = None
     """The step that failed, and its error."""
     finished: InferFinished | None = None
@@ -230,7 +230,7 @@ class InferenceRun:
         return self.facts
 
     def _facts_if_importable(self) -> EngineFacts | None:
-        """Return what the engine states about itself; None where the compile step reports why it cannot be imported."""
+        """Return the engine's stated properties; None where the compile step reports why it cannot be imported."""
         try:
             return self._engine_facts()
         except (AccelmarkError, EngineExceptionError):
@@ -247,8 +247,8 @@ class InferenceRun:
             name = self.job.case.name
             raise DataError(f"case {name}: the data has no item; check the data directory of the run")
         if batches.num_items < self.settings.batch_size:
-            what = f"larger than the data, so that every call has {batches.num_items} items"
-            self.emit(Event.WARNING, Note(severity="warning", where="settings", key="batch_size", what=what))
+            problem = f"larger than the data, so that every call has {batches.num_items} items"
+            self.emit(Event.WARNING, Note(severity="warning", where="settings", key="batch_size", what=problem))
         self.partial = case.partial or (isinstance(batches, DerivedBatches) and batches.is_part)
         self.details |= {"items": batches.num_items, "partial": self.partial}
         if not self.settings.no_validation:
@@ -297,9 +297,9 @@ class InferenceRun:
             raise RequestError("generate_batches: the case is not a language model; remove the setting")
         known = facts.known_options
         for name in sorted(set(settings.engine_options).difference(known)) if known is not None else ():
-            what = f"unknown option of the engine {settings.compiler} ({nearest(name, known or ())})"
+            problem = f"unknown option of the engine {settings.compiler} ({nearest(name, known or ())})"
             self.emit(
-                Event.WARNING, Note(severity="warning", where="settings", key=f"engine_options.{name}", what=what)
+                Event.WARNING, Note(severity="warning", where="settings", key=f"engine_options.{name}", what=problem)
             )
         request = self._request(settings.precision)
         takes_model = facts.reads == "model" or (facts.reads == "either" and request.onnx_path is None)
@@ -346,7 +346,7 @@ class InferenceRun:
         settings, device = self.settings, self.device
         self.work_dir.mkdir(parents=True, exist_ok=True)
         calibration: tuple[Tensor, ...] = ()
-        if precision == "int8" and settings.exist_compiler_path is None:  # of synthetic data, none that is measured
+        if precision == "int8" and settings.exist_compiler_path is None:  # synthetic data that is not measured
             make = self.case.synthetic_batch if settings.synthetic else self.case.calibration_batch
             calibration = make(max(settings.batch_size, CALIBRATION_ITEMS)).inputs
         example = tuple(each[: settings.batch_size] for each in calibration) or next(iter(self.batches)).inputs
@@ -437,12 +437,12 @@ def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
     path = job.case.path / f"{name}.py"
     if not path.is_file():
         raise RunError(f"{path}: does not exist; the case has no inference in {job.key.framework}")
-    found = getattr(folder_module(job.case, name), "Case", None)
-    if not (isinstance(found, type) and issubclass(found, InferCase)):
+    case = getattr(folder_module(job.case, name), "Case", None)
+    if not (isinstance(case, type) and issubclass(case, InferCase)):
         raise RunError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
-    if issubclass(found, LanguageModelCase):
-        return found(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
-    return found(infer.settings, infer.parameters, job.data_dirs)
+    if issubclass(case, LanguageModelCase):
+        return case(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
+    return case(infer.settings, infer.parameters, job.data_dirs)
 
 
 def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
@@ -473,7 +473,7 @@ def vendor_folder(job: JobSpec) -> Path | None:
 
 
 def check_engine(engine: EngineFacts, infer: InferJob, num_devices: int) -> None:
-    """Check that the engine can do what the job wants.
+    """Check that the engine supports the job.
 
     Raises:
         RequestError: it cannot, or it compiles an ONNX file and ``exist_onnx_path`` is not a file.
@@ -481,7 +481,7 @@ def check_engine(engine: EngineFacts, infer: InferJob, num_devices: int) -> None
     """
     settings = infer.settings
     existing, onnx, name = settings.exist_compiler_path, settings.exist_onnx_path, settings.compiler
-    other = "choose another engine (--compiler eager)"
+    advice = "choose another engine (--compiler eager)"
     most = engine.max_devices
     problems = (
         (
@@ -494,19 +494,19 @@ def check_engine(engine: EngineFacts, infer: InferJob, num_devices: int) -> None
         ),
         (
             infer.iterative and not engine.iterates,
-            f"the engine {name} compiles one static graph; the case's answers take dependent steps; {other}",
+            f"the engine {name} compiles one static graph; the case's answers take dependent steps; {advice}",
         ),
         (
             bool(settings.generate_batches) and not engine.generates,
-            f"generate_batches: the engine {name} generates no text; {other}, or set generate_batches to []",
+            f"generate_batches: the engine {name} generates no text; {advice}, or set generate_batches to []",
         ),
         (
             bool(settings.generate_batches and settings.benchmarks) and not engine.has_logits,
-            f"benchmarks: the engine {name} returns no logits (method logits); {other}, or set benchmarks to []",
+            f"benchmarks: the engine {name} returns no logits (method logits); {advice}, or set benchmarks to []",
         ),
         (
             most is not None and num_devices > most,
-            f"the engine {name} computes on {most} of {num_devices} devices; {other}, or lower nproc in the key",
+            f"the engine {name} computes on {most} of {num_devices} devices; {advice}, or lower nproc in the key",
         ),
     )
     for is_wrong, message in problems:

@@ -286,7 +286,7 @@ class Library:
         return self.checked.reference([*(each[indices] for each in self.inputs), *outputs])
 
     def repeat_check(self, size: int) -> RepeatCheck:
-        """Compare the time of items that are new to the engine with that of the library's, which it computed often."""
+        """Compare the time of items that are new to the engine with the library's items, which it computed often."""
         size = min(size, len(self))
         new = range(len(self), len(self) + size)
         calls_ms: list[list[float]] = []
@@ -303,8 +303,8 @@ class Library:
         """Return the duration of a call, after a call of other items and with all inputs copied anew."""
         views = self.process.slots.views(self.process.shared, 0, len(self) + self.largest_call)
         self.process.pick([len(self) - 1] * len(rows))
-        for view, own, other in zip_strict(views, self.inputs, fresh):
-            view[known.start : known.stop] = own[known.start : known.stop]
+        for view, tensor, other in zip_strict(views, self.inputs, fresh):
+            view[known.start : known.stop] = tensor[known.start : known.stop]
             view[len(self) : len(self) + len(rows)] = other
         indices = list(rows)
         began = time.perf_counter()
@@ -332,12 +332,12 @@ class AnswerSamples:
             self.num_not_compared += size
             return
         self.sizes.add(size)
-        kept = [each[:size].clone() for each in outputs]
-        self.held_bytes += sum(each.nbytes for each in kept)
-        self.held.append((list(indices), kept))
+        copies = [each[:size].clone() for each in outputs]
+        self.held_bytes += sum(each.nbytes for each in copies)
+        self.held.append((list(indices), copies))
 
     def compared(self) -> AnswerCheck | None:
-        """Compare what is kept with the framework's answers; None without those."""
+        """Compare the kept outputs with the framework's answers; None without answers."""
         if self.library.checked.reference is None:
             return None
         answers = Answers(iterative=self.library.checked.iterative)
@@ -359,7 +359,7 @@ class RequestQueue:
         self, engine: EngineProcess, look: Look, *, batch_size: int, padded: bool, context: Context,
         overlapped: bool = False,
     ) -> None:  # fmt: skip
-        """Create the queue; ``complete`` has to be set before queries are issued.
+        """Create the queue; ``complete`` must be set before queries are issued.
 
         A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
         """
@@ -460,7 +460,7 @@ class RequestQueue:
         collector.join()
 
     def _attempt(self, action: Callable[[], T]) -> T | None:
-        """Return what ``action`` returns, None if it or an earlier one failed: LoadGen waits for every response."""
+        """Return the result of ``action``, None if it or an earlier action failed: LoadGen waits for every response."""
         if self.failure is None:
             try:
                 return action()

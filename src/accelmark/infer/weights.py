@@ -52,7 +52,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _load_transformers(model: Any, path: Path) -> tuple[list[str], list[str]]:
-    """Load with transformers, which restores omitted tied weights and renamed ones; return what does not fit.
+    """Load with transformers, which restores omitted tied weights and renamed weights; return the differences.
 
     Weights that the model does not have are accepted where it lacks none.
     """

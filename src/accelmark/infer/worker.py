@@ -44,7 +44,7 @@ Reply = Callable[[dict[str, Any]], None]
 
 
 class Worker:
-    """Executes commands, one at a time; each public method but ``start`` is one that replies with what it returns."""
+    """Executes commands, one at a time; each public method but ``start`` is a command, and its result is the reply."""
 
     engine: Engine
     calls: list[list[Tensor]]
@@ -69,7 +69,7 @@ class Worker:
         """Do nothing: measures the round trip."""
 
     def open(self, engine: str, vendor: Path | None, device: ComputeDevice) -> dict[str, Any]:
-        """Import the engine's class; return what it states about itself."""
+        """Import the engine's class; return its stated properties."""
         self.device = device
         kind = self.kind = engine_class(engine, vendor)
         stated = ("reads", "loads", "fixed_batch", "generates", "iterates", "max_devices")
@@ -207,14 +207,14 @@ class Worker:
         """Return the log-likelihood of each continuation in nats, and whether greedy decoding gives it.
 
         Args:
-            tokens: for each prompt its tokens and those of its continuations but the last one; all of one length.
+            tokens: for each prompt its tokens and its continuations' but the last token; all of one length.
             continuations: for each prompt its continuations, all of one length, which differ in the last token only.
         """
         length = len(continuations[0][0])
         logits = self.engine.logits(torch.tensor(tokens), length).float()
         if logits.shape[:2] != (len(tokens), length):
-            what = f"engine {self.engine.name}: returns logits of shape {tuple(logits.shape)}"
-            raise InferenceError(f"{what}, expected ({len(tokens)}, {length}, vocabulary)", "wrong_shape")
+            problem = f"engine {self.engine.name}: returns logits of shape {tuple(logits.shape)}"
+            raise InferenceError(f"{problem}, expected ({len(tokens)}, {length}, vocabulary)", "wrong_shape")
         return [
             [(float(row[range(length), each].sum()), row.argmax(-1).tolist() == each) for each in candidates]
             for row, candidates in zip_strict(logits.log_softmax(-1), continuations)
@@ -247,7 +247,7 @@ class Worker:
         """Copy the outputs of calls to shared memory.
 
         Raises:
-            InferenceError: they are no outputs for these calls.
+            InferenceError: they are not outputs of these calls.
         """
         try:
             for index, target in enumerate(room):
@@ -268,7 +268,7 @@ def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what an interruption of the terminal ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles an interruption from the terminal
     connection: Connection[Any, Any] = Connection(connection_fd)
     sending = threading.Lock()
 
@@ -282,11 +282,11 @@ def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
     with torch.inference_mode():  # entered once, not in each call
         while True:
             try:
-                command, given, named = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the rank
+                command, options, named = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the rank
             except (EOFError, OSError):
                 return
             try:
-                value = getattr(worker, command)(*given, **named)
+                value = getattr(worker, command)(*options, **named)
                 if isinstance(value, Iterator):
                     for part in value:
                         reply({"part": part})
@@ -299,6 +299,6 @@ def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
 
 
 if __name__ == "__main__":
-    from accelmark.infer import worker  # by its own name: what an engine finds in __main__ is not this module
+    from accelmark.infer import worker  # by its own name: an engine sees another module as __main__
 
     worker.main(sys.argv[1:])

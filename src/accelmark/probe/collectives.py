@@ -20,7 +20,7 @@ CPU_SIZES: Final = tuple(kib * _KIB for kib in (1, 16, 256, 1024, 16 * 1024, 64 
 ACCELERATOR_SIZES: Final = (*CPU_SIZES, 1024 * 1024 * _KIB, 4096 * 1024 * _KIB)
 """Bytes; fast interconnects need gigabytes to reach their bandwidth."""
 _MAX_OVER: Final = 4.0
-"""No larger size follows one that took this much longer than its share of the time."""
+"""No larger size follows a size that took this much longer than its share of the time."""
 _all_gather: Final[Callable[[Tensor, Tensor], object]] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Final[Callable[[Tensor, Tensor], object]] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
@@ -31,8 +31,8 @@ _reduce_scatter: Final[Callable[[Tensor, Tensor], object]] = getattr(
 def sweep_collectives(device: torch.device, budget_s: float) -> tuple[CollectiveTiming, ...]:
     """Return the time of each collective at each size; empty for a single rank.
 
-    All ranks of the default group have to call this. Of each, sizes end with one that takes much longer than its
-    share of ``budget_s``.
+    All ranks of the default group must call this. Sizes of a collective end with a size that takes much longer than
+    its share of ``budget_s``.
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return ()
@@ -81,13 +81,13 @@ def _operation(name: Collective, count: int, device: torch.device) -> Callable[[
 
 def best_rates(sweep: Sequence[CollectiveTiming]) -> dict[str, Rate]:
     """Return the largest bus bandwidth of each collective over its sizes."""
-    found: dict[str, Rate] = {}
+    rates: dict[str, Rate] = {}
     for name in get_args(Collective):
         timings = [timing for timing in sweep if timing.operation == name]
         if not timings:
-            found[name] = Rate(value=None, unit="GB/s", reason="needs at least two ranks")
+            rates[name] = Rate(value=None, unit="GB/s", reason="needs at least two ranks")
             continue
         best = max(timings, key=lambda timing: timing.bus_gb_s)
         size = f"{best.size_bytes / 2**20:.4g} MiB"
-        found[name] = Rate(value=best.bus_gb_s, unit="GB/s", size=size, repetitions=best.repetitions)
-    return found
+        rates[name] = Rate(value=best.bus_gb_s, unit="GB/s", size=size, repetitions=best.repetitions)
+    return rates

@@ -74,10 +74,10 @@ def _product(precision: str, side: int, device: torch.device) -> Callable[[], ob
 
 
 def _scaled_product(side: int, device: torch.device) -> Callable[[], object]:
-    one = torch.ones((), device=device)
+    scale = torch.ones((), device=device)
     a = torch.randn(side, side, device=device).to(torch.float8_e4m3fn)
     b = torch.randn(side, side, device=device).to(torch.float8_e4m3fn).t()
-    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return lambda: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
     """Return the bandwidth between pinned host memory and the device; null on a CPU."""
     names = ("host_to_device", "device_to_host")
     if device.type == "cpu":
-        return _not_measured(names, "the device is the CPU, so there is no such copy")
+        return _not_measured(names, "the device is the CPU, which needs no copies")
     size = _GIB // 4
     on_device = torch.empty(size, dtype=torch.uint8, device=device)
     try:

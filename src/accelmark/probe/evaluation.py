@@ -44,7 +44,7 @@ def metric_names(job: JobSpec) -> list[str]:
 def inference_metric_names(name: str) -> list[str]:
     """Compute one synthetic batch with the model of a case's inference; return the names of its metrics.
 
-    Labels are not made up, so ``evaluator`` is not called: ``metrics`` gets sums of 1.
+    Synthetic batches have no labels, so ``evaluator`` is not called: ``metrics`` gets sums of 1.
 
     Raises:
         ValueError: the case has no inference.
@@ -65,10 +65,10 @@ def inference_metric_names(name: str) -> list[str]:
     return _checked(case.metrics(defaultdict(lambda: 1.0)))
 
 
-def _checked(found: Any) -> list[str]:
-    if not isinstance(found, dict) or not all(isinstance(value, (int, float)) for value in found.values()):
-        raise TypeError(f"metrics() returns {found!r} instead of a dictionary of numbers")
-    return list(found)
+def _checked(metrics: Any) -> list[str]:
+    if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
+        raise TypeError(f"metrics() returns {metrics!r} instead of a dictionary of numbers")
+    return list(metrics)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class AnswerSample:
 def compare_answers(
     settings: ServeSettings, device_type: str, model: ServedModel, sample: AnswerSample, path: Path
 ) -> None:
-    """Let the framework answer the sampled prompts in a process of its own; write an :class:`Answer` for each.
+    """Let the framework answer the sampled prompts in its own process; write an :class:`Answer` for each.
 
     Raises:
         RunError: the framework failed.
@@ -73,8 +73,8 @@ def compare_answers(
     answers = path.with_name("framework_answers.jsonl")
     pinned = settings.is_pinned
     lines = (
-        json.dumps({"text": one.prompt, "max_tokens": one.record.requested_tokens, "pinned": pinned})
-        for one in sample.answers
+        json.dumps({"text": answer.prompt, "max_tokens": answer.record.requested_tokens, "pinned": pinned})
+        for answer in sample.answers
     )
     prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = module_command(
@@ -87,16 +87,16 @@ def compare_answers(
         raise RunError(f"the framework could not answer the sampled prompts: {last}")
     with path.open("w", encoding="utf-8") as stream:
         expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())
-        for one, text in zip_strict(sample.answers, expected):
-            stream.write(_answer(one, tokens(one.text), tokens(text)).model_dump_json() + "\n")
+        for answer, text in zip_strict(sample.answers, expected):
+            stream.write(_answer(answer, tokens(answer.text), tokens(text)).model_dump_json() + "\n")
 
 
-def _answer(one: Sampled, given: Sequence[int], expected: Sequence[int]) -> Answer:
-    agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(given, expected))
+def _answer(sampled: Sampled, answer: Sequence[int], expected: Sequence[int]) -> Answer:
+    agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(answer, expected))
     return Answer(
-        stage=one.record.stage,
-        number=one.record.number,
-        prompt=one.record.prompt,
+        stage=sampled.record.stage,
+        number=sampled.record.number,
+        prompt=sampled.record.prompt,
         num_tokens=len(expected),
         num_agreeing=sum(1 for _ in agreeing),
     )

@@ -1,4 +1,4 @@
-"""Let lm-evaluation-harness measure the accuracy of a served or offline model, in a process of its own."""
+"""Let lm-evaluation-harness measure the accuracy of a served or offline model, in its own process."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def run_benchmarks(
 
     Args:
         settings: with the tasks and their limits.
-        asked: what answers: ``url``, ``model``, ``tokenizer`` and ``num_concurrent`` of a server, or ``model_dir`` and
+        asked: the model: ``url``, ``model``, ``tokenizer`` and ``num_concurrent`` of a server, or ``model_dir`` and
             ``batch_size`` of an engine.
         data_dirs: task -> directory of its data set, a clone of the repository on Hugging Face.
         node_dir: for the scores, and the harness's log and cache.
-        watch: called every second; what it raises ends the task.
+        watch: called every second; its exceptions end the task.
         engine: executes the commands ``score`` and ``answer`` of an engine's process; None with a server.
 
     Raises:
@@ -85,8 +85,8 @@ def _run(
     if process.returncode:
         last = " / ".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
         raise RunError(f"lm-evaluation-harness ended with status {process.returncode}: {last}; see {LOG_FILE}")
-    found: object = json.loads(result.read_text(encoding="utf-8"))
-    return found
+    results: object = json.loads(result.read_text(encoding="utf-8"))
+    return results
 
 
 def _attend(harness: Connection[Any, Any], engine: Callable[..., Any] | None) -> bool:

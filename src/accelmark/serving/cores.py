@@ -14,7 +14,7 @@ _HAS_AFFINITY: Final = hasattr(os, "sched_setaffinity")
 @final
 @dataclass(frozen=True)
 class Cores:
-    """Cores of a run; both are all cores where they are not divided."""
+    """Cores of a run; both have all cores where they are not divided."""
 
     server: tuple[int, ...]
     client: tuple[int, ...]

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     import lm_eval
 
     task = request["task"]
-    found = lm_eval.simple_evaluate(
+    report = lm_eval.simple_evaluate(
         **_model(request["asked"], int(arguments[2])),
         tasks=[task],
         num_fewshot=_FEWSHOT,
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         log_samples=False,
     )
     metric = _METRICS[task]
-    results, samples = found["results"][task], found["n-samples"]
+    results, samples = report["results"][task], report["n-samples"]
     stderr = results.get(metric.replace(",", "_stderr,"))
     score = {
         "task": task,
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         "num_questions": sum(each["effective"] for each in samples.values()),
         "limit": request["limit"],
         "num_fewshot": _FEWSHOT,
-        "task_version": str(found["versions"].get(task)),
+        "task_version": str(report["versions"].get(task)),
         "harness_version": importlib.metadata.version("lm_eval"),
     }
     Path(arguments[1]).write_text(json.dumps(score), encoding="utf-8")

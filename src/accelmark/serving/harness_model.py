@@ -17,7 +17,7 @@ from accelmark.spec.backports import zip_strict
 _MAX_TOKENS: Final = 256
 """Longest answer of a task that states none."""
 _MAX_LENGTH: Final = 2048
-"""Context of a model whose configuration states none."""
+"""Context of a model without a length in its configuration."""
 
 K = TypeVar("K")
 
@@ -43,13 +43,13 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         ends = [self.tokenizer.eos_token_id, config.eos_token_id]
         if (model_dir / "generation_config.json").is_file():
             ends.append(GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id)
-        self._ends = {one for end in ends if end is not None for one in (end if isinstance(end, list) else [end])}
+        self._ends = {token for end in ends if end is not None for token in (end if isinstance(end, list) else [end])}
 
     @property
     def eot_token_id(self) -> int:
         """Token that ends a text."""
-        found: int = self.tokenizer.eos_token_id
-        return found
+        token: int = self.tokenizer.eos_token_id
+        return token
 
     @property
     def prefix_token_id(self) -> int:
@@ -58,7 +58,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         return self.eot_token_id if begin is None else begin
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the tokens of a text, by default with the special ones that its tokenizer adds."""
+        """Return the tokens of a text, by default with its tokenizer's special tokens."""
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         tokens: list[int] = self.tokenizer.encode(string, **special)
         return tokens
@@ -78,14 +78,14 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         for place, (_texts, context, continuation) in enumerate(requests):
             tokens = (context + continuation)[-(self._max_length + 1) :][:-1]
             shared[tuple(tokens), len(continuation)].append(place)
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for batch in self._batches(shared, lambda key: (len(key[0]), key[1])):
             candidates = [[requests[place][2] for place in shared[key]] for key in batch]
             replies = self._ask("score", tokens=[key[0] for key in batch], continuations=candidates)
             for key, scores in zip_strict(batch, replies):
                 for place, (nats, is_greedy) in zip_strict(shared[key], scores):
-                    found[place] = nats, is_greedy
-        return found
+                    results[place] = nats, is_greedy
+        return results
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return greedy answers, each up to its first stop.
@@ -95,11 +95,11 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         """
         prompts: list[tuple[list[int], int, tuple[str, ...]]] = []
         for request in requests:
-            context, wanted = request.args
-            num_tokens = _num_tokens(wanted)
+            context, arguments = request.args
+            num_tokens = _num_tokens(arguments)
             tokens = self.tok_encode(context)[-(self._max_length - num_tokens) :]
-            prompts.append((tokens, num_tokens, tuple(wanted.get("until", ()))))
-        found = [""] * len(prompts)
+            prompts.append((tokens, num_tokens, tuple(arguments.get("until", ()))))
+        answers = [""] * len(prompts)
         for batch in self._batches(range(len(prompts)), lambda place: (len(prompts[place][0]), *prompts[place][1:])):
             _, num_tokens, until = prompts[batch[0]]
             stops = [[end] for end in self._ends]
@@ -112,25 +112,25 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
                 text = str(self.tokenizer.decode(row[:end], skip_special_tokens=True))
                 for stop in until:
                     text = text.split(stop)[0]
-                found[place] = text
-        return found
+                answers[place] = text
+        return answers
 
     def _batches(self, keys: Iterable[K], alike: Callable[[K], tuple[Any, ...]]) -> Iterator[list[K]]:
         """Yield batches of keys for which ``alike`` returns the same, those with the greatest values first."""
         groups: dict[tuple[Any, ...], list[K]] = defaultdict(list)
         for key in keys:
             groups[alike(key)].append(key)
-        for group in sorted(groups, key=lambda values: values[0], reverse=True):
-            found = groups[group]
-            yield from (found[begin : begin + self._batch_size] for begin in range(0, len(found), self._batch_size))
+        for _, members in sorted(groups.items(), key=lambda group: group[0][0], reverse=True):
+            starts = range(0, len(members), self._batch_size)
+            yield from (members[start : start + self._batch_size] for start in starts)
 
     def _ask(self, command: str, **values: Any) -> Any:
         self._connection.send_bytes(json.dumps([command, values]).encode())
         return json.loads(self._connection.recv_bytes())
 
 
-def _num_tokens(wanted: Mapping[str, Any]) -> int:
+def _num_tokens(arguments: Mapping[str, Any]) -> int:
     """Return the longest answer in tokens, after checking that the task wants the greedy one."""
-    if wanted.get("do_sample") or wanted.get("temperature"):
+    if arguments.get("do_sample") or arguments.get("temperature"):
         raise ValueError("answers are greedy, and the task samples")
-    return int(wanted.get("max_gen_toks", _MAX_TOKENS))
+    return int(arguments.get("max_gen_toks", _MAX_TOKENS))

@@ -95,7 +95,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
     except AccelmarkError as error:
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "error")
         message = str(error)
-    except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
+    except Exception as error:  # noqa: BLE001 - every error must end in FINISHED
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
     stop.finish()
@@ -142,10 +142,10 @@ class _ServingRun:
             if server is None:
                 target.require_reachable()
             requests = self.node_dir / REQUESTS_FILE
-            own = self.cores.client if self.cores is not None else None
+            client_cores = self.cores.client if self.cores is not None else None
             with (
                 requests.open("w", encoding="utf-8") as stream,
-                Client(target, settings.load.processes, own) as client,
+                Client(target, settings.load.processes, client_cores) as client,
             ):
                 check = server.check if server is not None else lambda: None
                 self.stages = Stages(client, model, self.log.event, stream, sample, check)
@@ -166,7 +166,7 @@ class _ServingRun:
             compare_answers(settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE)
 
     def _watch(self, check: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that checks the server and reports that the run goes on."""
+        """Return a function that checks the server and reports that the run continues."""
 
         def watch() -> None:
             check()
@@ -183,8 +183,8 @@ class _ServingRun:
             return
         if model.directory is None:
             raise DataError(f"the case {self.job.case.name} has no weights: name their directory with --data")
-        given: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
-        given |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
+        options: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
+        options |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
         self.cores = Cores.divided(settings.load.processes)
         server = self.server = ServerProcess(
             spec,
@@ -192,7 +192,7 @@ class _ServingRun:
             self.node_dir,
             device=self.job.device_type,
             num_devices=self.job.key.nproc,
-            settings=given,
+            settings=options,
             cores=self.cores.server,
         )
         try:

@@ -88,7 +88,7 @@ class LoadGenRun:
 @final
 @dataclass(frozen=True)
 class Load:
-    """What a stage is."""
+    """The kind of the stage."""
 
     stage: int
     """-1 for warm-up."""
@@ -103,7 +103,7 @@ class Load:
     """Requests per second of an open loop, as it was planned."""
     is_search: bool = False
     later_s: float = 0.0
-    """Planned duration of what follows, for the remaining time."""
+    """Planned duration of the later stages, for the remaining time."""
     loadgen: LoadGenRun | None = None
     """The run of LoadGen whose queries are the requests."""
     num_drawn: int | None = None
@@ -181,8 +181,8 @@ class Endpoint:
         try:
             socket.create_connection((parts.hostname, port), _CONNECT_S).close()
         except OSError as error:
-            what = f"cannot be reached: {error.strerror or error}"
-            raise UnreachableError(f"{self.base_url}: {what}; check the URL, and that the server runs") from error
+            problem = f"cannot be reached: {error.strerror or error}"
+            raise UnreachableError(f"{self.base_url}: {problem}; check the URL, and that the server runs") from error
 
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.

@@ -118,8 +118,8 @@ class ServerProcess:
             if is_healthy(f"{self._address}{self.spec.health}"):
                 return waited_s
             if waited_s > timeout_s:
-                what = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"
-                raise NeverHealthyError(f"{what}{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s")
+                problem = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"
+                raise NeverHealthyError(f"{problem}{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s")
             if waited_s - told_s > 1.0:
                 told_s = waited_s
                 report()
@@ -181,7 +181,7 @@ def _prepare(spec: ServerSpec, command: Sequence[str], node_dir: Path) -> None:
 
 
 def _resident_mib(family: Sequence[psutil.Process]) -> float | None:
-    """Return the resident memory of processes: that of each alone, and the largest part that each may share.
+    """Return the resident memory of processes: their unshared parts, and the largest part that each may share.
 
     From Linux's ``/proc/PID/statm``, which takes no lock of the process as ``smaps_rollup`` does.
     """
@@ -210,8 +210,8 @@ def _free_port() -> int:
         return port
 
 
-def _environment(own: Mapping[str, str], threads: Scalar) -> dict[str, str]:
-    environment = os.environ | own
+def _environment(variables: Mapping[str, str], threads: Scalar) -> dict[str, str]:
+    environment = os.environ | variables
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment

@@ -14,7 +14,7 @@ from accelmark.spec.log.serving import SCENARIO_PHASES, LoadStage, RequestRecord
 
 
 class StageClient(Protocol):
-    """What sends the requests of a stage."""
+    """Sends the requests of a stage."""
 
     def run_stage(
         self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = ...
@@ -35,7 +35,7 @@ class Stages:
         sample: AnswerSample,
         check_server: Callable[[], None],
     ) -> None:
-        """Take what all stages share.
+        """Take the common parts of all stages.
 
         Args:
             client: sends the requests.

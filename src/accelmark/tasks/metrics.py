@@ -31,7 +31,7 @@ class Classified:
     """Classification with one label per sample."""
 
     accuracies: ClassVar[Mapping[str, int]] = {"top1": 1}
-    """Metric -> number of best classes among which the label has to be."""
+    """Metric -> number of best classes that must include the label."""
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the accuracies and the mean loss."""
@@ -67,5 +67,5 @@ class PredictedTokens(ModelSettings):
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the reported metrics of a held-out token."""
-        found = language_model_metrics(sums)
-        return {name: found[source] for name, source in self.reported.items()}
+        values = language_model_metrics(sums)
+        return {name: values[source] for name, source in self.reported.items()}

@@ -70,7 +70,7 @@ class VendorTelemetry(Spec):
 
     detect: Detect = Detect()
     of_cpus: bool = False
-    """The devices are the host's CPUs, whose utilisation and power are those of the host."""
+    """The devices are the host's CPUs, with the utilisation and power of the host."""
     tool: ToolRule | None = None
     script: ScriptRule | None = None
     reasons: dict[Literal["devices"], str] = Field(default_factory=dict)

@@ -29,7 +29,7 @@ class DetectedVendor:
     vendor: str
     title: str
     evidence: str
-    """What showed that they are present."""
+    """Evidence that they are present."""
     fallback: bool
     """True for a device that every machine has (the CPU)."""
     devices: tuple[DeviceInfo, ...] = ()
@@ -38,7 +38,7 @@ class DetectedVendor:
     problem: str | None = None
     """Why the devices cannot be read although they are present."""
     hint: str | None = None
-    """What to install."""
+    """Advice on what to install."""
 
     @property
     def hardware(self) -> str | None:
@@ -54,7 +54,7 @@ def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[
     Without ``read`` the devices are not opened.
     """
     pci = pci_ids()
-    found: list[DetectedVendor] = []
+    detected: list[DetectedVendor] = []
     for name in folders("vendors") if vendors is None else vendors:
         try:
             spec, folder = load_vendor(name), find("vendors", name).path
@@ -69,8 +69,8 @@ def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[
         chips = tuple(spec.chip_of(device.name, device.memory_gib) for device in devices)
         hint = None if problem is None else _hint(telemetry.detect)
         fallback = telemetry.detect.always
-        found.append(DetectedVendor(name, spec.title, evidence, fallback, devices, chips, problem, hint))
-    return tuple(sorted(found, key=lambda entry: (entry.fallback, entry.problem is not None, entry.vendor)))
+        detected.append(DetectedVendor(name, spec.title, evidence, fallback, devices, chips, problem, hint))
+    return tuple(sorted(detected, key=lambda entry: (entry.fallback, entry.problem is not None, entry.vendor)))
 
 
 def default_vendor() -> str:
@@ -80,9 +80,9 @@ def default_vendor() -> str:
 
 def measurable_vendors() -> tuple[str, ...]:
     """Return the vendors of the accelerators of this machine that can be read, by name; without one, the CPU's."""
-    found = detect()
-    accelerators = [entry.vendor for entry in found if entry.problem is None and not entry.fallback]
-    return tuple(accelerators or [entry.vendor for entry in found if entry.fallback] or ["cpu"])
+    detected = detect()
+    accelerators = [entry.vendor for entry in detected if entry.problem is None and not entry.fallback]
+    return tuple(accelerators or [entry.vendor for entry in detected if entry.fallback] or ["cpu"])
 
 
 def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> str | None:
@@ -92,19 +92,19 @@ def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> st
     for pattern in rule.device_files:
         if path := min(devices.glob(pattern), default=None):
             return f"device file {path}"
-    for wanted in rule.pci:
-        if any(identity.startswith(wanted) for identity in pci):
-            return f"PCI device {wanted}"
+    for prefix in rule.pci:
+        if any(identity.startswith(prefix) for identity in pci):
+            return f"PCI device {prefix}"
     return None
 
 
 def pci_ids(root: Path = PCI) -> frozenset[str]:
     """Return ``vendor:class`` of all PCI devices, as sysfs writes them."""
-    found: set[str] = set()
+    identities: set[str] = set()
     for device in root.glob("*"):
         with contextlib.suppress(OSError):
-            found.add(":".join((device / name).read_text().strip() for name in ("vendor", "class")))
-    return frozenset(found)
+            identities.add(":".join((device / name).read_text().strip() for name in ("vendor", "class")))
+    return frozenset(identities)
 
 
 def _devices(folder: Path, telemetry: VendorTelemetry) -> tuple[tuple[DeviceInfo, ...], str | None]:

@@ -85,7 +85,7 @@ def energy(
 
 
 def integrate(points: Series, start_s: float, end_s: float) -> float:
-    """Return the integral of a piecewise linear curve, interpolated at both ends, which its points have to cover."""
+    """Return the integral of a piecewise linear curve, interpolated at both ends, which its points must cover."""
     inside = [(t, value) for t, value in points if start_s < t < end_s]
     curve = [(start_s, _at(points, start_s)), *inside, (end_s, _at(points, end_s))]
     return sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(curve))

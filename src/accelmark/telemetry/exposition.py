@@ -58,10 +58,10 @@ def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float)
                 rows.append(("device", {**labels, "device": str(device.get("index", ""))}, device))
     lines: list[str] = []
     for where, field, name, factor, kind, text in _METRICS:
-        found = [(labels, row[field]) for place, labels, row in rows if place == where and _is_number(row.get(field))]
-        if found:
+        values = [(labels, row[field]) for place, labels, row in rows if place == where and _is_number(row.get(field))]
+        if values:
             lines += [f"# HELP accelmark_{name} {text}", f"# TYPE accelmark_{name} {kind}"]
-            lines += [f"accelmark_{name}{{{_labels(labels)}}} {value * factor!r}" for labels, value in found]
+            lines += [f"accelmark_{name}{{{_labels(labels)}}} {value * factor!r}" for labels, value in values]
     return "".join(f"{line}\n" for line in lines)
 
 

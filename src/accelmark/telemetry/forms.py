@@ -105,7 +105,7 @@ class TableForm(_Form):
     ignore: tuple[Pattern, ...] = ()
     """Other lines allowed between devices."""
     end: Pattern | None = None
-    """The line that ends the table; by default an empty line or one that names processes."""
+    """The line that ends the table; by default an empty line or a line that names processes."""
 
     def read(self, text: str) -> Iterator[Row]:
         """Yield the fields of each device below the heading."""
@@ -158,11 +158,11 @@ class CsvForm(_Form):
     def read(self, text: str) -> Iterator[Row]:
         """Yield the fields of each row below the column names."""
         table = iter([cell.strip() for cell in row] for row in csv.reader(text.splitlines(), strict=False))
-        wanted = set(self.columns.values())
-        names = next((cells for cells in table if wanted <= set(cells)), None)
+        columns = set(self.columns.values())
+        names = next((cells for cells in table if columns <= set(cells)), None)
         if names is None:
             raise UnreadableError("its heading lacks a declared column (a column may have moved)")
-        if any(names.count(name) > 1 for name in wanted):
+        if any(names.count(name) > 1 for name in columns):
             raise UnreadableError("its heading names a column twice")
         for cells in filter(any, table):
             if len(cells) != len(names):
@@ -194,20 +194,20 @@ class JsonForm(_Form):
         except (ValueError, RecursionError) as error:
             raise UnreadableError(f"it is not JSON: {str(error)[:80]}") from error
         common = {field: _json_text(whole, path) for field, path in self.common.items()}
-        for found, device in self._devices(_follow(whole, self.devices)):
+        for row, device in self._devices(_follow(whole, self.devices)):
             if not isinstance(device, dict):
                 raise UnreadableError("a device is not an object")
-            yield found | common | {field: _json_text(device, path) for field, path in self.keys.items()}
+            yield row | common | {field: _json_text(device, path) for field, path in self.keys.items()}
 
-    def _devices(self, held: object) -> Iterable[tuple[Row, object]]:
+    def _devices(self, value: object) -> Iterable[tuple[Row, object]]:
         if self.device is None:
-            if not isinstance(held, list):
+            if not isinstance(value, list):
                 raise UnreadableError(f"there is no list of devices at {self.devices!r}")
-            return (({}, device) for device in held)
-        if not isinstance(held, dict):
+            return (({}, device) for device in value)
+        if not isinstance(value, dict):
             raise UnreadableError(f"there is no object with devices at {self.devices!r}")
         pattern = self.device
-        return ((_groups(pattern, key), device) for key, device in held.items() if re.fullmatch(pattern, key))
+        return ((_groups(pattern, key), device) for key, device in value.items() if re.fullmatch(pattern, key))
 
 
 Form = Annotated[Union[TableForm, LinesForm, CsvForm, JsonForm], Field(discriminator="form")]
@@ -220,10 +220,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _groups(pattern: str, line: str) -> Row:
-    found = re.fullmatch(pattern, line)
-    if found is None:
+    match = re.fullmatch(pattern, line)
+    if match is None:
         raise UnreadableError(f"the line {line[:80]!r} does not match")
-    return {name: value for name, value in found.groupdict().items() if value is not None}
+    return {name: value for name, value in match.groupdict().items() if value is not None}
 
 
 def _follow(value: object, path: str) -> object:
@@ -275,14 +275,14 @@ def parse_number(name: str, text: str) -> float | None:
     stripped = text.strip()
     if stripped.lower() in _ABSENT:
         return None
-    found = _NUMBER.fullmatch(stripped)
-    if found is None:
+    match = _NUMBER.fullmatch(stripped)
+    if match is None:
         raise UnreadableError(f"{name} is {stripped[:40]!r}")
     units, low, high = _NUMBERS[name]
-    unit = (found[2] or "").lower()
+    unit = (match[2] or "").lower()
     if unit not in units:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: unknown unit")
-    value = round(float(found[1]) * units[unit], 9)
+    value = round(float(match[1]) * units[unit], 9)
     if not math.isfinite(value) or not low <= value <= high:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: out of bounds")
     return value

@@ -62,9 +62,9 @@ class Inventory:
     def to_json(self) -> dict[str, Any]:
         """Return the inventory as JSON values."""
         values = asdict(self)
-        for entry, found in zip_strict(values["found"], self.found):
-            entry["hardware"] = found.hardware
-            entry["chips"] = [chip and chip.model_dump() for chip in found.chips]
+        for entry, vendor in zip_strict(values["found"], self.found):
+            entry["hardware"] = vendor.hardware
+            entry["chips"] = [chip and chip.model_dump() for chip in vendor.chips]
         return values
 
 
@@ -73,20 +73,20 @@ def inventory(environments: Mapping[str, Path]) -> Inventory:
 
     ``environments`` are the virtual environments of frameworks, which their ranks use.
     """
-    found = detect()
+    detected = detect()
     frameworks, unreadable = catalog.readable("frameworks", catalog.load_framework)
     support = [
         *(
             _on_devices(entry, catalog.load_vendor(entry.vendor), spec, environments.get(spec.name))
-            for entry in found
+            for entry in detected
             for spec in frameworks.values()
         ),
-        *(_readable(entry) for entry in found),
-        *(_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in found if entry.problem is None),
+        *(_readable(entry) for entry in detected),
+        *(_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in detected if entry.problem is None),
         *_host_power(),
     ]
     return Inventory(
-        found,
+        detected,
         tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks.values()),
         tuple(
             Installed(name, spec.module, _version(spec), tuple(spec.options))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 
 Readers = Mapping[str, Callable[[], Any]]
-"""Field -> function that reads it; what it raises, or a value of None, becomes the reason why the field is None."""
+"""Field -> function that reads it; its exception, or a value of None, becomes the reason of the field's None."""
 _SAMPLED = frozenset(DeviceSample.__dataclass_fields__)
 
 
@@ -26,11 +26,11 @@ class LibrarySource(ABC):
     title: ClassVar[str]
     """Name of the library in messages."""
     missing: ClassVar[str]
-    """What to do where the module cannot be imported."""
+    """Advice where the module cannot be imported."""
     error: ClassVar[str]
     """Name of the library's exception."""
     essential: ClassVar[tuple[str, ...]] = ("utilisation", "memory_used_mib")
-    """Fields of which every GPU that works reports one."""
+    """Fields; every working GPU reports at least one."""
 
     def __init__(self, library: Any = None) -> None:
         self.library = library
@@ -72,7 +72,7 @@ class LibrarySource(ABC):
     def sample(self) -> tuple[DeviceSample, ...]:
         """Read every GPU once; a field that the library cannot read is None."""
         samples = tuple(DeviceSample(at, **self.read(at, self.readers(at))) for at in range(len(self.handles)))
-        if all(getattr(each, name) is None for each in samples for name in self.essential):
+        if all(getattr(sample, name) is None for sample in samples for name in self.essential):
             reason = next(iter(self._reasons[0].values()), "no reason given") if self._reasons else "not open"
             raise SourceError(f"{self.title} no longer answers: {reason}")
         return samples

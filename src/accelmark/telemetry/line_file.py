@@ -42,7 +42,7 @@ class LineFile:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 over what was written."""
+        """SHA-256 of the written bytes."""
         return self._digest.hexdigest()
 
     def close(self) -> None:

@@ -132,10 +132,10 @@ def _archive(record: Path) -> None:
     if not record.exists():
         return
     ended = f"{record.stem}-{datetime.fromtimestamp(record.stat().st_mtime, timezone.utc):%Y%m%dT%H%M%SZ}"
-    kept, number = record.with_name(f"{ended}{record.suffix}"), 2
-    while kept.exists():
-        kept, number = record.with_name(f"{ended}-{number}{record.suffix}"), number + 1
-    record.rename(kept)
+    archived, number = record.with_name(f"{ended}{record.suffix}"), 2
+    while archived.exists():
+        archived, number = record.with_name(f"{ended}-{number}{record.suffix}"), number + 1
+    record.rename(archived)
 
 
 def stop(log_path: Path) -> bool:
@@ -148,8 +148,8 @@ def stop(log_path: Path) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while status(log_path).running:
         if time.monotonic() > deadline:
-            what = f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s"
-            raise RunError(f"{what}; use kill -9 {now.pid}")
+            problem = f"the monitor (process {now.pid}) did not stop within {_STOP_TIMEOUT_S:g} s"
+            raise RunError(f"{problem}; use kill -9 {now.pid}")
         time.sleep(0.05)
     (log_path / PID_FILE).unlink(missing_ok=True)
     return True

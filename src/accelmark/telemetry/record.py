@@ -138,10 +138,10 @@ class Recorder:
         self._finish(start)
 
     def _values(self, device: DeviceSample) -> dict[str, Any]:
-        """Return what is written of a sample; ``rank_memory_mib`` is the memory of the ranks' processes."""
+        """Return the recorded values of a sample; ``rank_memory_mib`` is the memory of the ranks' processes."""
         values = {name: value for name, value in asdict(device).items() if name != "age_s" or value}
-        own = [used for pid, used in (device.pids or {}).items() if used is not None and pid in self._host.rank_pids]
-        return values | ({"rank_memory_mib": sum(own)} if own else {})
+        mib = [used for pid, used in (device.pids or {}).items() if used is not None and pid in self._host.rank_pids]
+        return values | ({"rank_memory_mib": sum(mib)} if mib else {})
 
     def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
@@ -188,9 +188,9 @@ class Recorder:
             "cpus": sorted(os.sched_getaffinity(0)),
             "clock": "CLOCK_MONOTONIC",
         }
-        held, self._held = self._held or [], None
+        lines, self._held = self._held or [], None
         self._emit(header=header)
-        for line in held:
+        for line in lines:
             self._write(line)
         if self._config.detached:
             try:
@@ -198,12 +198,12 @@ class Recorder:
             except OSError as error:
                 print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
 
-    def _note(self, what: str) -> None:
+    def _note(self, text: str) -> None:
         now = time.monotonic()
-        first, count = self._notes.get(what, (now, 0))
-        self._notes[what] = (first, count + 1)
+        first, count = self._notes.get(text, (now, 0))
+        self._notes[text] = (first, count + 1)
         if not count:
-            self._emit(note={"t": now, "what": what})
+            self._emit(note={"t": now, "what": text})
 
     def _emit(self, **entry: object) -> None:
         line = json.dumps(_rounded(entry))
@@ -220,11 +220,11 @@ class Recorder:
         if self._held is not None:
             self._write_header(start, time.time())
         self._poller.close()
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        usage, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         footer = {
             "t": time.monotonic(),
             "wall": time.time(),
-            "cpu_time_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
+            "cpu_time_s": usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime,
             "samples": self._num_samples,
             "missed": self._num_missed,
             "lost_lines": self._file.num_lost,

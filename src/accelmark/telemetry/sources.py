@@ -109,7 +109,7 @@ class Poller:
         self._thread.start()
 
     def read(self, patience_s: float) -> Reading | None:
-        """Request a reading and return one that was not returned before, waiting at most ``patience_s``.
+        """Request a reading and return the next new reading, waiting at most ``patience_s``.
 
         Returns None while an earlier request is still running.
         """

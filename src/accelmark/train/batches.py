@@ -217,7 +217,7 @@ EVALUATION_EPOCH: Final = -1
 
 @final
 class BadSamples:
-    """Training samples that cannot be read; at most ``limit`` of them are replaced, by the next one that can be read.
+    """Training samples that cannot be read; at most ``limit`` are replaced, each by the next readable sample.
 
     Which sample replaces another follows from the data alone, so that epochs can be repeated and resumed.
     """
@@ -228,7 +228,7 @@ class BadSamples:
         self._unlogged: list[str] = []
 
     def read(self, read: Callable[[int], T], index: int, total: int) -> tuple[T, dict[int, str]]:
-        """Return sample ``index`` of ``total`` or the one that replaces it, with the errors of those that it replaces.
+        """Return sample ``index`` of ``total`` or its replacement, with the errors of the replaced samples.
 
         Raises:
             DataError: it cannot be read and ``limit`` is 0, or more than ``limit`` samples in a row cannot be read.
@@ -244,7 +244,7 @@ class BadSamples:
                 errors[number] = str(error)
 
     def add(self, errors: Mapping[int, str]) -> None:
-        """Note the errors of samples that were replaced; raises DataError where they are more than ``limit``."""
+        """Note the errors of replaced samples; raises DataError for more than ``limit`` samples."""
         new = {number: error for number, error in errors.items() if number not in self._errors}
         self._errors |= new
         self._unlogged += new.values()

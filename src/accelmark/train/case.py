@@ -25,10 +25,10 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
         RequestError: the file does not define it.
     """
     module = folder_module(folder, framework)
-    found = getattr(module, "Case", None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    case = getattr(module, "Case", None)
+    if not (isinstance(case, type) and issubclass(case, base)):
         raise RequestError(f"{module.__file__}: has no class Case({base.__module__}.{base.__qualname__})")
-    return found
+    return case
 
 
 _DIMENSIONS: Final = {

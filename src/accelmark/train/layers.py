@@ -1,4 +1,4 @@
-"""``nn``: the layers of which ``arrays.py`` of a case builds a model in any of several frameworks.
+"""``nn``: the layers from which ``arrays.py`` of a case builds a model in several frameworks.
 
 A process trains in one framework. Its backend selects the framework's layers before it imports the case.
 """

@@ -13,7 +13,7 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
 
     The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
     1/25 of the peak, as in Smith and Topin (arXiv:1708.07120), ``tri_stage`` from 1/100. After ``total_steps`` the
-    factor is constant, except that of ``inverse_sqrt``, which falls with the root of the step from the end of the
+    factor is constant, except for ``inverse_sqrt``, where it falls with the root of the step from the end of the
     warm-up (Vaswani et al. 2017, arXiv:1706.03762, section 5.3). ``tri_stage`` is fairseq's of that name: constant
     until half of the steps, then an exponential fall.
     """

@@ -30,12 +30,12 @@ class Case(ClassificationCase):
         if directory is None or not path.is_file():
             raise DataError(
                 f"{path} is not here: name a directory that holds sequences/sequences.safetensors (--data DIR), or "
-                "measure speed only with made-up data (--synthetic)"
+                "measure speed only with synthetic data (--synthetic)"
             )
-        held = load_file(path)
-        if not {"tokens", "mask", "labels"} <= held.keys():
-            raise DataError(f"{path}: has to hold tokens, mask and labels, found {', '.join(sorted(held))}")
-        return InMemoryBatches((held["tokens"], held["mask"]), held["labels"], self.settings.batch_size)
+        arrays = load_file(path)
+        if not {"tokens", "mask", "labels"} <= arrays.keys():
+            raise DataError(f"{path}: expected tokens, mask and labels; found {', '.join(sorted(arrays))}")
+        return InMemoryBatches((arrays["tokens"], arrays["mask"]), arrays["labels"], self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         """Build the network, with the weights from the data directory."""

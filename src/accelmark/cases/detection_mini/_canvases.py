@@ -18,7 +18,7 @@ _TRIES: Final = 20
 _DARKEST: Final = 16
 """Pixels below this value do not belong to an item."""
 BACKGROUND: Final = NUM_CLASSES + 1
-"""Class of the pixels that belong to no item; those of items start at 1."""
+"""Class of the pixels outside items; classes of items start at 1."""
 
 
 @final

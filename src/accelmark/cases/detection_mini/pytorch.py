@@ -72,10 +72,10 @@ class Points(nn.Module):
         logits = self.classes(hidden).flatten(2).transpose(1, 2) + _RARE
         sides = F.softplus(self.sides(hidden).flatten(2).transpose(1, 2).float())
         boxes = _boxes(sides, size)
-        found = {"logits": logits, "pred_boxes": boxes}
+        outputs = {"logits": logits, "pred_boxes": boxes}
         if labels is not None:
-            found["loss"] = self.loss_function(logits, boxes, labels, size)
-        return found
+            outputs["loss"] = self.loss_function(logits, boxes, labels, size)
+        return outputs
 
 
 def _boxes(sides: Tensor, size: torch.Size) -> Tensor:
@@ -90,7 +90,7 @@ def _boxes(sides: Tensor, size: torch.Size) -> Tensor:
 
 
 def point_loss(logits: Tensor, boxes: Tensor, labels: Labels, size: torch.Size) -> Tensor:
-    """Return the focal loss of the heat map (equation 1 of arXiv:1904.07850), and that of the boxes' overlaps.
+    """Return the focal loss of the heat map (equation 1 of arXiv:1904.07850), and the loss of the boxes' overlaps.
 
     The target of a class is 1 at the place of a centre and falls off around it, with a deviation of a sixth of the box.
     """
@@ -98,25 +98,25 @@ def point_loss(logits: Tensor, boxes: Tensor, labels: Labels, size: torch.Size) 
     scale = torch.tensor([width, height], device=boxes.device)
     image = torch.cat([torch.full_like(each["class_labels"], row) for row, each in enumerate(labels)])
     label = torch.cat([each["class_labels"] for each in labels])
-    wanted = torch.cat([each["boxes"] for each in labels])
-    centre = (wanted[:, :2] * scale).long()
+    target_boxes = torch.cat([each["boxes"] for each in labels])
+    centre = (target_boxes[:, :2] * scale).long()
     across = torch.arange(width, device=boxes.device) - centre[:, :1]
     down = torch.arange(height, device=boxes.device) - centre[:, 1:]
-    spread = 2 * (wanted[:, 2:] * scale / 6).clamp(min=0.3).square()
+    spread = 2 * (target_boxes[:, 2:] * scale / 6).clamp(min=0.3).square()
     near = (-down.square() / spread[:, 1:])[:, :, None] + (-across.square() / spread[:, :1])[:, None]
     heat = torch.zeros(len(logits) * logits.shape[2], height * width, device=boxes.device)
     row = (image * logits.shape[2] + label)[:, None].expand(-1, height * width)
     heat = heat.scatter_reduce(0, row, near.exp().flatten(1), "amax")
     heat = heat.view(len(logits), -1, height * width).transpose(1, 2)
     chance, at_centre = logits.sigmoid(), heat == 1
-    found = (1 - chance).square() * F.logsigmoid(logits)
+    focal = (1 - chance).square() * F.logsigmoid(logits)
     missed = (1 - heat).pow(4) * chance.square() * F.logsigmoid(-logits)
-    total = -torch.where(at_centre, found, missed).sum()
+    total = -torch.where(at_centre, focal, missed).sum()
     proposed = boxes[image, centre[:, 1] * width + centre[:, 0]]
     corners: Any = center_to_corners_format  # neither has types
     overlap: Any = generalized_box_iou
-    shared: Tensor = overlap(corners(proposed), corners(wanted)).diagonal()
-    return (total + (1 - shared).sum()) / max(1, len(wanted))
+    shared: Tensor = overlap(corners(proposed), corners(target_boxes)).diagonal()
+    return (total + (1 - shared).sum()) / max(1, len(target_boxes))
 
 
 class Case(Detection):

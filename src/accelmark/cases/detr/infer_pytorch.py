@@ -38,8 +38,8 @@ class _Boxes(nn.Module):
             image: (items, 3, side, side), normalised.
             mask: (items, side, side), 1 for pixels of the image and 0 for those beside it.
         """
-        found = self.net(pixel_values=image * mask[:, None].to(image.dtype), pixel_mask=mask)
-        return found.logits, found.pred_boxes
+        outputs = self.net(pixel_values=image * mask[:, None].to(image.dtype), pixel_mask=mask)
+        return outputs.logits, outputs.pred_boxes
 
 
 @final

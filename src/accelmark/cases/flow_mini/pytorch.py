@@ -25,19 +25,19 @@ class Case(pytorch.Case):
     def dataset(self, *, train: bool) -> Mapping[str, Tensor]:
         """Return the training images, or the first test images with noise and times."""
         image, label = read_split(self.data_dirs[self.samples], "train" if train else "test")
-        found = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
+        tensors = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
         if train:
-            return found
-        some = {name: part[: self.number("eval_images")] for name, part in found.items()}
+            return tensors
+        some = {name: part[: self.number("eval_images")] for name, part in tensors.items()}
         times = torch.arange(len(some["label"])) % EVAL_TIMES / EVAL_TIMES
         return _noised(some, times, generator_for(0))
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
         """Draw noise and times, and drop a tenth of the classes."""
         count = len(batch["label"])
-        found = _noised(batch, torch.rand(count, generator=random), random)
+        noised = _noised(batch, torch.rand(count, generator=random), random)
         kept = torch.rand(count, 1, generator=random) >= EMPTY_SHARE
-        return {**found, "words": found["words"] * kept[:, None], "caption": found["caption"] * kept}
+        return {**noised, "words": noised["words"] * kept[:, None], "caption": noised["caption"] * kept}
 
 
 def _noised(batch: Mapping[str, Tensor], time: Tensor, random: torch.Generator) -> dict[str, Tensor]:

@@ -23,12 +23,12 @@ def nearest(points: Tensor, count: int) -> Incoming:
     """Return edges into each point, of shape (points, features), from itself and the ``count`` nearest others."""
     squares = points.square().sum(1)
     distances = (squares - 2 * part @ points.T for part in torch.split(points, _ROWS))
-    found = torch.cat([torch.topk(each, count + 1, largest=False).indices for each in distances])
-    return Incoming(np.arange(len(points) + 1) * (count + 1), found.flatten().numpy())
+    indices = torch.cat([torch.topk(each, count + 1, largest=False).indices for each in distances])
+    return Incoming(np.arange(len(points) + 1) * (count + 1), indices.flatten().numpy())
 
 
 class Case(NodeClassification):
-    """The class of an image from a few of its pixels, and from those of images with similar upper and lower halves."""
+    """The class of an image from some of its pixels, and from images with similar upper and lower halves."""
 
     samples = "fashion_mnist"
     kind = "image"

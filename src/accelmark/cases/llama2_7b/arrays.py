@@ -41,7 +41,7 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens to logits, with an output layer of its own (Touvron et al. 2023, arXiv:2302.13971)."""
+    """Tokens to logits, with a separate output layer (Touvron et al. 2023, arXiv:2302.13971)."""
 
     def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def dialogues(file: Path) -> Sequence[str]:
         entries = json.loads(file.read_text(encoding="utf-8"))
         return [_PROMPT.format(dialogue=entry["dialogue"], summary=entry["summary"]) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: is no part of SAMSum, a list of dialogues with summaries: {error!r}") from error
+        raise DataError(f"{file}: is not a part of SAMSum, a list of dialogues with summaries: {error!r}") from error
 
 
 class Case(LowRankTuning):

@@ -71,25 +71,25 @@ def read_text(
 
 def _cut(lines: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
     act = "0"
-    held: list[str] = []
+    passage: list[str] = []
     for line in lines:
         heading = _HEADING.match(line)
         if heading is not None:
-            yield from _close(act, held, num_chars)
-            held = []
+            yield from _close(act, passage, num_chars)
+            passage = []
             act = (heading.group(1) or act).upper()
             continue
         spoken = line.strip()
         if not spoken or _NOT_SPOKEN.match(spoken):
             continue
-        held.append(spoken.replace("_", ""))
-        if sum(map(len, held)) >= num_chars:
-            yield act, " ".join(held)
-            held = []
-    yield from _close(act, held, num_chars)
+        passage.append(spoken.replace("_", ""))
+        if sum(map(len, passage)) >= num_chars:
+            yield act, " ".join(passage)
+            passage = []
+    yield from _close(act, passage, num_chars)
 
 
-def _close(act: str, held: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
+def _close(act: str, lines: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
     """Keep a passage that ends at a heading if it has at least half of the full length."""
-    if sum(map(len, held)) >= num_chars // 2:
-        yield act, " ".join(held)
+    if sum(map(len, lines)) >= num_chars // 2:
+        yield act, " ".join(lines)

@@ -28,9 +28,9 @@ def caption(scene: Scene) -> str:
     """
     centres = (scene.boxes[:, :2] + scene.boxes[:, 2:]) / 2
     quarters = (centres >= np.array(scene.image.size) / 2).astype(int)
-    found = sorted((down, across, label) for (across, down), label in zip_strict(quarters, scene.labels))
-    items = ", ".join(f"{_ROWS[down]} {_COLUMNS[across]} {ITEMS[label]}" for down, across, label in found)
-    return f"{_COUNTS[len(found) - 1]}: {items}"
+    objects = sorted((down, across, label) for (across, down), label in zip_strict(quarters, scene.labels))
+    items = ", ".join(f"{_ROWS[down]} {_COLUMNS[across]} {ITEMS[label]}" for down, across, label in objects)
+    return f"{_COUNTS[len(objects) - 1]}: {items}"
 
 
 def words() -> Tokenizer:
@@ -54,7 +54,7 @@ class Captions:
         return len(self._canvases)
 
     def text(self, index: int) -> tuple[str, list[Span]]:
-        """Return the image's place and the caption, all of which is the answer."""
+        """Return the image's place and the caption; the whole caption is the answer."""
         text = PLACEHOLDER + caption(self._scene(index)) + END
         return text, [(len(PLACEHOLDER), len(text))]
 

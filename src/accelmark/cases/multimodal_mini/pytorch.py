@@ -48,7 +48,7 @@ class Places(nn.Module):
 
 
 class Case(ImageAnswers):
-    """A small Llama learns to describe canvases, of which a frozen network computes features."""
+    """A small Llama learns to describe canvases from the features of a frozen network."""
 
     mean, std = (MEAN / 255,) * 3, (STD / 255,) * 3
 

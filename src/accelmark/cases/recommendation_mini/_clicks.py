@@ -1,4 +1,4 @@
-"""A made-up click log: the probability of each click is known, and so is the best possible score."""
+"""A generated click log: the probability of each click is known, and so is the best possible score."""
 
 from __future__ import annotations
 

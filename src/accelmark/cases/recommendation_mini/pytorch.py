@@ -1,4 +1,4 @@
-"""DLRM-DCNv2 on a made-up click log in PyTorch."""
+"""DLRM-DCNv2 on a generated click log in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accelmark.tasks.recommendation.pytorch import ClickPrediction
 
 
 class Case(ClickPrediction):
-    """The network of ``dlrm_dcnv2`` at small size; the log is made up at the start, the same in every run."""
+    """The network of ``dlrm_dcnv2`` at small size; the log is generated at the start, the same in every run."""
 
     def log(self, *, train: bool) -> MadeUpClicks:
         """Return the training samples or the held-out ones."""
@@ -21,5 +21,5 @@ class Case(ClickPrediction):
         return MadeUpClicks(count, self.number("num_dense"), *tables, seed=1 if train else 2)
 
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
-        """Return the area under the ROC curve, and that of the probabilities that the clicks were drawn with."""
+        """Return the area under the ROC curve, and the area for the probabilities that the clicks were drawn with."""
         return {**super().row_metrics(rows), "best_auc": self.log(train=False).best_auc()}

@@ -107,7 +107,7 @@ class Case(ImageClassification):
         return ResNet50(self.blocks, self.num_classes)
 
     def dataset(self, *, train: bool) -> ArrayImages:
-        """Return the images of ``train``, or centre crops of those of ``val``."""
+        """Return the images of ``train``, or centre crops of the images of ``val``."""
         return ArrayImages(
             self.data_dirs["imagenet"],
             "train" if train else "val",

@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResNetMini(nn.Module):
-    """A strided stem, stages of which each doubles the width, and a classifier: uint8 images to logits."""
+    """A strided stem, stages that double the width, and a classifier: uint8 images to logits."""
 
     def __init__(self, width: int, num_stages: int, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()

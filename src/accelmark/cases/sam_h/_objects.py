@@ -51,31 +51,31 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return image (3, side, side), box (4) and mask (side / 4, side / 4): 1 object, 0 other, -1 not the image."""
-        found = self._objects[index]
-        image = self._images.get(found["image_id"])
+        annotation = self._objects[index]
+        image = self._images.get(annotation["image_id"])
         if image is None:
-            raise DataError(f"{self._file}: annotation {found['id']}: there is no image {found['image_id']}")
+            raise DataError(f"{self._file}: annotation {annotation['id']}: there is no image {annotation['image_id']}")
         with opened_image(self._folder / image["file_name"]) as file:
             picture = file.convert("RGB")
         scale = self._side / max(picture.size)
         width, height = (max(1, round(length * scale)) for length in picture.size)
         pixels = np.array(picture.resize((width, height), Image.Resampling.BILINEAR), np.float32) / 255
-        given = np.zeros((3, self._side, self._side), np.float32)
-        given[:, :height, :width] = ((pixels - MEAN) / STD).transpose(2, 0, 1)
-        left, top, across, down = found["bbox"]
+        canvas = np.zeros((3, self._side, self._side), np.float32)
+        canvas[:, :height, :width] = ((pixels - MEAN) / STD).transpose(2, 0, 1)
+        left, top, across, down = annotation["bbox"]
         box = scale * np.array([left, top, left + across, top + down], np.float32)
         small = max(1, width // _REDUCED), max(1, height // _REDUCED)
         mask = np.full((self._side // _REDUCED,) * 2, -1, np.int8)
-        mask[: small[1], : small[0]] = np.array(self._mask(found, picture.size).resize(small))
-        return torch.from_numpy(given), torch.from_numpy(box), torch.from_numpy(mask)
+        mask[: small[1], : small[0]] = np.array(self._mask(annotation, picture.size).resize(small))
+        return torch.from_numpy(canvas), torch.from_numpy(box), torch.from_numpy(mask)
 
-    def _mask(self, found: Any, size: tuple[int, int]) -> Image.Image:
+    def _mask(self, annotation: Any, size: tuple[int, int]) -> Image.Image:
         """Return the object's mask at the size of the file, from its polygons."""
         mask = Image.new("L", size)
         try:
-            for polygon in found["segmentation"]:
+            for polygon in annotation["segmentation"]:
                 ImageDraw.Draw(mask).polygon(polygon, fill=1)
         except (KeyError, TypeError, ValueError) as error:
-            what = f"annotation {found['id']} has no polygons: {type(error).__name__}: {error}"
-            raise DataError(f"{self._file}: {what}") from error
+            problem = f"annotation {annotation['id']} has no polygons: {type(error).__name__}: {error}"
+            raise DataError(f"{self._file}: {problem}") from error
         return mask

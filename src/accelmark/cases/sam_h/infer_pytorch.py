@@ -23,8 +23,8 @@ class _Masks(nn.Module):
 
     def forward(self, image: Tensor, box: Tensor) -> Tensor:
         """Return logits (items, side / 4, side / 4, 1) for images (items, 3, side, side) and boxes (items, 4)."""
-        found = self.net(pixel_values=image, input_boxes=box[:, None], multimask_output=False)
-        masks: Tensor = found.pred_masks[:, 0, 0, :, :, None]
+        outputs = self.net(pixel_values=image, input_boxes=box[:, None], multimask_output=False)
+        masks: Tensor = outputs.pred_masks[:, 0, 0, :, :, None]
         return masks
 
 
@@ -58,8 +58,8 @@ class Case(InferCase):
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Add up intersections over unions; pixels of -1, outside of the image, are not counted."""
-        found, wanted = (outputs[0][..., 0] > 0) & (labels >= 0), labels > 0
-        shared, union = ((found & wanted).sum((1, 2)), (found | wanted).sum((1, 2)))
+        predicted, truth = (outputs[0][..., 0] > 0) & (labels >= 0), labels > 0
+        shared, union = ((predicted & truth).sum((1, 2)), (predicted | truth).sum((1, 2)))
         return {"overlap": float((shared / union.clamp_min(1)).sum()), "count": float(len(labels))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

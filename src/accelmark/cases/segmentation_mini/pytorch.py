@@ -30,7 +30,7 @@ class Pixels(nn.Module):
 
 
 class Case(Segmentation):
-    """One to four items of ten classes on a canvas, whose background is a class of its own."""
+    """One to four items of ten classes on a canvas, with the background as a class."""
 
     own_rate = ("backbone", 1.0)
 

@@ -28,10 +28,10 @@ def spoken(transcript: str) -> str | None:
 
     None where there are none, or a number of several digits, which has several readings.
     """
-    said = re.sub(r"\[[^]]*\]|\([^)]*\)|<[^>]*>", " ", transcript.lower())
-    said = re.sub(r"\b\d\b|[*#]", lambda found: f" {_SPOKEN[found[0]]} ", said)
-    words = re.sub(r"[^a-z0-9' ]", " ", said).split()
-    return None if not words or re.search(r"\d", said) else " ".join(words)
+    text = re.sub(r"\[[^]]*\]|\([^)]*\)|<[^>]*>", " ", transcript.lower())
+    text = re.sub(r"\b\d\b|[*#]", lambda match: f" {_SPOKEN[match[0]]} ", text)
+    words = re.sub(r"[^a-z0-9' ]", " ", text).split()
+    return None if not words or re.search(r"\d", text) else " ".join(words)
 
 
 def read_transcripts(directory: Path) -> Mapping[str, str]:
@@ -42,8 +42,8 @@ def read_transcripts(directory: Path) -> Mapping[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is not a readable list of transcripts: {error}") from error
     parts = (line.partition(":") for line in lines if not line.startswith(";"))
-    said = {name.strip(): spoken(text) for name, _, text in parts}
-    return {name: text for name, text in said.items() if text}
+    transcripts = {name.strip(): spoken(text) for name, _, text in parts}
+    return {name: text for name, text in transcripts.items() if text}
 
 
 @final

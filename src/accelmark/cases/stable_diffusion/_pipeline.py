@@ -69,11 +69,11 @@ class TextToImage(IterativeModel):
         """
         captions = torch.cat([self.empty.expand(len(tokens), -1), tokens])
         context = self.text_encoder(input_ids=captions).last_hidden_state
-        latent, found = noise.float(), noise.new_empty(len(noise), len(self.steps), 2, *noise.shape[1:])
+        latent, outputs = noise.float(), noise.new_empty(len(noise), len(self.steps), 2, *noise.shape[1:])
         for number, time in enumerate(self.steps):
-            given = latent.to(noise.dtype).repeat(2, 1, 1, 1)
-            made: Tensor = self.unet(given, self.times[number], context).sample
-            found[:, number] = torch.stack(made.chunk(2), 1)
-            without, guided = (found if predictions is None else predictions)[:, number].float().unbind(1)
+            inputs = latent.to(noise.dtype).repeat(2, 1, 1, 1)
+            made: Tensor = self.unet(inputs, self.times[number], context).sample
+            outputs[:, number] = torch.stack(made.chunk(2), 1)
+            without, guided = (outputs if predictions is None else predictions)[:, number].float().unbind(1)
             latent = self.scheduler.step(without + self.guidance * (guided - without), time, latent).prev_sample
-        return found, self.from_latent((latent / SCALE).to(noise.dtype))
+        return outputs, self.from_latent((latent / SCALE).to(noise.dtype))

@@ -98,7 +98,7 @@ class Case(InferCase):
         if missing := {"coco_captions", "clip_vit_b32"} - self.data_dirs.keys():
             raise DataError(
                 f"no {' and no '.join(sorted(missing))}: name a directory that holds them (--data DIR), or measure "
-                "speed only with made-up data (--synthetic)"
+                "speed only with synthetic data (--synthetic)"
             )
         folder = self.data_dirs["clip_vit_b32"] / "hf"
         tokenizer = read_tokenizer(folder / "tokenizer.json", self.number("vocab_size"))
@@ -106,7 +106,7 @@ class Case(InferCase):
             clip: Any = CLIPModel
             self._clip = clip.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
         except (OSError, RuntimeError, ValueError) as error:
-            raise DataError(f"{folder}: is no checkpoint of CLIPModel: {first_line(error)}") from error
+            raise DataError(f"{folder}: is not a checkpoint of CLIPModel: {first_line(error)}") from error
         sizes = self.number("num_captions"), self.number("text_length"), self.number("latent_size")
         self._captions = Captions(self.data_dirs["coco_captions"], tokenizer, *sizes)
         return LoaderBatches(self._captions, self.settings)
@@ -117,8 +117,8 @@ class Case(InferCase):
         pixels = ((outputs[1] / 2 + 0.5).clamp(0, 1) * 255).round() / 255
         small = F.interpolate(pixels, size=(side, side), mode="bicubic", antialias=True).clamp(0, 1)
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (_MEAN, _STD))
-        found = self._clip(pixel_values=(small - mean) / std, input_ids=self._captions.tokens[labels])
-        return {"cosine": float((found.image_embeds * found.text_embeds).sum()), "count": float(len(labels))}
+        scores = self._clip(pixel_values=(small - mean) / std, input_ids=self._captions.tokens[labels])
+        return {"cosine": float((scores.image_embeds * scores.text_embeds).sum()), "count": float(len(labels))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the CLIP score, 100 times the mean cosine (Hessel et al. 2021, arXiv:2104.08718, without a factor)."""
@@ -138,11 +138,11 @@ def _load(net: Any, folder: Path) -> None:
         DataError: they cannot be read, or are another network's.
     """
     try:
-        loaded, found = type(net).from_pretrained(
+        loaded, report = type(net).from_pretrained(
             folder, local_files_only=True, torch_dtype=torch.float32, output_loading_info=True
         )
         net.load_state_dict(loaded.state_dict())
     except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{folder}: is no checkpoint of this {type(net).__name__}: {first_line(error)}") from error
-    if found["missing_keys"]:
-        raise DataError(f"{folder}: lacks weights of {type(net).__name__}: {min(found['missing_keys'])}, ...")
+        raise DataError(f"{folder}: is not a checkpoint of this {type(net).__name__}: {first_line(error)}") from error
+    if report["missing_keys"]:
+        raise DataError(f"{folder}: lacks weights of {type(net).__name__}: {min(report['missing_keys'])}, ...")

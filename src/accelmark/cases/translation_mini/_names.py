@@ -44,15 +44,15 @@ def read_names(directory: Path, most_characters: int) -> list[tuple[str, str]]:
     path = directory / CATALOGUE
     try:
         with path.open("rb") as file:
-            found = gettext.GNUTranslations(file)
+            translations = gettext.GNUTranslations(file)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path}: is not a readable catalogue of gettext: {error}") from error
-    catalogue: dict[object, str] = found._catalog  # type: ignore[attr-defined] # gettext has no public list of entries
-    names = [(name, other) for name, other in catalogue.items() if isinstance(name, str) and name and other]
+    catalogue: dict[object, str] = translations._catalog  # type: ignore[attr-defined] # gettext has no public list of entries
+    names = [(name, text) for name, text in catalogue.items() if isinstance(name, str) and name and text]
     return sorted(
-        (name, other)
-        for name, other in names
-        if max(len(name), len(other)) <= most_characters and not set(name + other) & set(",()")
+        (name, text)
+        for name, text in names
+        if max(len(name), len(text)) <= most_characters and not set(name + text) & set(",()")
     )
 
 

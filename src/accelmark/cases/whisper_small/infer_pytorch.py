@@ -67,14 +67,14 @@ class Transcriber(IterativeModel):
         """
         if tokens is not None:
             pairs = zip_strict(torch.split(spectra, _COMPARED), torch.split(tokens, _COMPARED))
-            found, largest = (torch.cat(parts) for parts in zip_strict(*(self._followed(*each) for each in pairs)))
-            return found, largest
+            answers, largest = (torch.cat(parts) for parts in zip_strict(*(self._followed(*each) for each in pairs)))
+            return answers, largest
         steps = _LargestLogits()
         made = self.pair.generate(spectra, self.length, self.prompt, do_sample=False, logits_processor=[steps])
         rest = 0, self.length - made.shape[1]
-        found, largest = F.pad(made, rest, value=END), F.pad(torch.stack(steps.found[: made.shape[1]], 1), rest)
-        ended = _ended(found)
-        return found.masked_fill(ended, IGNORED), largest.masked_fill(ended, 0)
+        answers, largest = F.pad(made, rest, value=END), F.pad(torch.stack(steps.found[: made.shape[1]], 1), rest)
+        ended = _ended(answers)
+        return answers.masked_fill(ended, IGNORED), largest.masked_fill(ended, 0)
 
     def _followed(self, spectra: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         prompt = torch.tensor(self.prompt, device=tokens.device).expand(len(tokens), -1)
@@ -129,8 +129,8 @@ class Case(InferCase):
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Count wrong words of the transcripts, as the training case does; labels are numbers of recordings."""
         rows = [[token for token in row if token != IGNORED] for row in outputs[0].tolist()]
-        found = self._tokenizer.decode_batch(rows, skip_special_tokens=True)
-        return SpeechToText.score.sums(found, [self._recordings.row(index)[0] for index in labels.tolist()])
+        texts = self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+        return SpeechToText.score.sums(texts, [self._recordings.row(index)[0] for index in labels.tolist()])
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the word error rate."""

@@ -30,8 +30,8 @@ def _write(split: str, archives: Archives, folder: Path) -> None:
                 article, highlights = split_story(stream.read().decode("utf-8"))
                 file.write(json.dumps({"article": article, "highlights": highlights}) + "\n")
     if left:
-        what = f"lack {len(left):,} stories of {LISTS[split]}, for example {min(left)}.story"
-        raise DataError(f"{' and '.join(STORIES)} in {archives.paths[STORIES[0]].parent} {what}")
+        problem = f"lack {len(left):,} stories of {LISTS[split]}, for example {min(left)}.story"
+        raise DataError(f"{' and '.join(STORIES)} in {archives.paths[STORIES[0]].parent} {problem}")
 
 
 def split_story(text: str) -> tuple[str, str]:

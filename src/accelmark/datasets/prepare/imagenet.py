@@ -32,10 +32,10 @@ def _write_training(archives: Archives, folder: Path) -> None:
     """Write ``<synset>/*.JPEG``; complete class folders are kept."""
     path = archives.paths[TRAIN]
     for name, stream in archives.members(TRAIN):
-        if (found := _CLASS_ARCHIVE.fullmatch(name)) is None:
+        if (archive := _CLASS_ARCHIVE.fullmatch(name)) is None:
             raise DataError(f"{path}: has {name}; expected an archive <synset>.tar for each class")
-        if not (folder / found[1]).exists():
-            with whole_directory(folder / found[1]) as part:
+        if not (folder / archive[1]).exists():
+            with whole_directory(folder / archive[1]) as part:
                 for image, content in archives.tar_members(path / name, stream):
                     if (inside := _TRAIN_IMAGE.fullmatch(image)) is None:
                         raise DataError(f"{path}: {name} has {image}; expected <synset>_<number>.JPEG")
@@ -47,32 +47,32 @@ def _write_validation(archives: Archives, folder: Path) -> None:
     for synset in set(answers):
         (folder / synset).mkdir(exist_ok=True)
     for name, stream in archives.members(VAL):
-        found = _VAL_IMAGE.fullmatch(name)
-        if found is None or not 0 < int(found[2]) <= len(answers):
+        match = _VAL_IMAGE.fullmatch(name)
+        if match is None or not 0 < int(match[2]) <= len(answers):
             raise DataError(f"{path}: has {name}; expected ILSVRC2012_val_00000001.JPEG to {len(answers):08}")
-        write_whole(folder / answers[int(found[2]) - 1] / found[1], copied(stream))
+        write_whole(folder / answers[int(match[2]) - 1] / match[1], copied(stream))
 
 
 def _answers(archives: Archives) -> list[str]:
     """Return the synset of each validation image, by the development kit's numbers of the classes."""
     devkit = archives.paths[DEVKIT]
-    held = {
+    contents = {
         part: stream.read()
         for name, stream in archives.members(DEVKIT)
         for part in (_SYNSETS, _ANSWERS)
         if name.endswith(part)
     }
-    if missing := sorted({_SYNSETS, _ANSWERS} - held.keys()):
+    if missing := sorted({_SYNSETS, _ANSWERS} - contents.keys()):
         raise DataError(f"{devkit}: has no {', '.join(missing)}")
-    synsets = _synsets(devkit, held[_SYNSETS])
-    numbers = held[_ANSWERS].decode("ascii", "replace").split()
+    synsets = _synsets(devkit, contents[_SYNSETS])
+    numbers = contents[_ANSWERS].decode("ascii", "replace").split()
     if strange := [number for number in numbers if number not in synsets]:
         raise DataError(f"{devkit}: {_ANSWERS}: {strange[0]!r} is not the number of a class")
     return [synsets[number] for number in numbers]
 
 
 def _synsets(devkit: Path, content: bytes) -> dict[str, str]:
-    """Return the WordNet id of each class that is not made up of others, by its number."""
+    """Return the WordNet id of each class that has no subclasses, by its number."""
     from scipy.io import loadmat
 
     try:

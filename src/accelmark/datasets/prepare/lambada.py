@@ -62,7 +62,7 @@ def _tokenizer(path: Path) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises this class itself
-        raise DataError(f"{path}: is no tokenizer: {first_line(error)}") from error
+        raise DataError(f"{path}: is not a tokenizer: {first_line(error)}") from error
     if tokenizer.token_to_id(END) is None or tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
         raise DataError(f"{path}: is not GPT-2's: it has no token {END}, or more than 65,536 tokens")
     return tokenizer

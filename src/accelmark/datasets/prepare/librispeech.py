@@ -29,15 +29,15 @@ def _write(subset: str, archives: Archives, folder: Path) -> None:
     recordings: set[str] = set()
     lines: set[str] = set()
     for member, stream in archives.members(name):
-        found = _FILE.fullmatch(member)
-        if found is None or found[1] != subset:
+        match = _FILE.fullmatch(member)
+        if match is None or match[1] != subset:
             continue  # texts about the whole corpus
-        place = folder / found[2]
+        place = folder / match[2]
         place.mkdir(parents=True, exist_ok=True)
         content = list(copied(stream))
-        write_whole(place / found[3], content)
-        if found[3].endswith(".flac"):
-            recordings.add(found[3].removesuffix(".flac"))
+        write_whole(place / match[3], content)
+        if match[3].endswith(".flac"):
+            recordings.add(match[3].removesuffix(".flac"))
         else:
             lines |= {line.split(b" ", 1)[0].decode("ascii") for line in b"".join(content).splitlines() if line}
     if not recordings:

@@ -135,7 +135,7 @@ def prepare(
 ) -> Mapping[str, Path]:
     """Write ``spec`` to ``to`` from the archives in the directory ``source``, and return the archives that were used.
 
-    Archives are verified by their published MD5; a second call continues after what is complete.
+    Archives are verified by their published MD5; a second call continues after the complete parts.
 
     Raises:
         RequestError: an archive or a Python module is missing, or there is too little space; nothing was written.
@@ -163,12 +163,12 @@ def prepare(
 
 @contextmanager
 def naming_failed_writes(to: Path) -> Iterator[None]:
-    """Raise DataError for an error of the operating system, such as a full disk, with what to do."""
+    """Raise DataError for an error of the operating system, such as a full disk, with advice."""
     try:
         yield
     except OSError as error:
-        what = f"{error.filename or to}: {error.strerror or error}"
-        raise DataError(f"{what}; the same command continues after what is complete, when that is mended") from error
+        problem = f"{error.filename or to}: {error.strerror or error}"
+        raise DataError(f"{problem}; solve it, and repeat the command: complete parts are kept") from error
 
 
 def _found(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict[str, Path]:
@@ -182,7 +182,7 @@ def _found(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict
 
 
 def _check_space(num_bytes: float, to: Path) -> None:
-    """Raise RequestError where the data set and what was written of it already need more than is free."""
+    """Raise RequestError where the rest of the data set needs more space than is free."""
     try:
         to.mkdir(parents=True, exist_ok=True)
         needed = num_bytes - sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
@@ -190,23 +190,23 @@ def _check_space(num_bytes: float, to: Path) -> None:
     except OSError as error:
         raise RequestError(f"{to}: cannot be written to: {error.strerror or error}") from error
     if needed > free:
-        what = f"about {needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free"
-        raise RequestError(f"{to}: {what}; name another directory with --to")
+        problem = f"about {needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free"
+        raise RequestError(f"{to}: {problem}; name another directory with --to")
 
 
-def _check_hashes(archives: Sequence[Archive], found: Mapping[str, Path], meter: ProgressMeter) -> None:
+def _check_hashes(archives: Sequence[Archive], paths: Mapping[str, Path], meter: ProgressMeter) -> None:
     problems = []
     for archive in archives:
-        if archive.md5 is None or archive.name not in found:
+        if archive.md5 is None or archive.name not in paths:
             continue
-        path, digest = found[archive.name], hashlib.md5(usedforsecurity=False)
+        path, digest = paths[archive.name], hashlib.md5(usedforsecurity=False)
         with path.open("rb") as stream:
             for chunk in copied(stream):
                 digest.update(chunk)
                 meter.add(len(chunk))
         if (actual := digest.hexdigest()) != archive.md5:
-            what = f"has MD5 {actual}, the published archive {archive.md5}; download it again"
-            problems.append(Problem(str(path), "", what))
+            problem = f"has MD5 {actual}, the published archive {archive.md5}; download it again"
+            problems.append(Problem(str(path), "", problem))
     if problems:
         raise DataError("\n".join(map(str, problems)))
 

@@ -57,8 +57,8 @@ def _read(path: Path) -> dict[str, Any]:
     import torch
 
     try:
-        found = torch.load(path, weights_only=True, map_location="cpu")
-        named = {_renamed(name): value.contiguous() for name, value in found.items() if not name.endswith(_COUNTER)}
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        named = {_renamed(name): value.contiguous() for name, value in state.items() if not name.endswith(_COUNTER)}
     except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
         raise DataError(f"{path}: PyTorch cannot read it as weights alone; download it again") from error
     except (AttributeError, TypeError) as error:
@@ -66,13 +66,13 @@ def _read(path: Path) -> dict[str, Any]:
     return named
 
 
-def _check(expected: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
-    if others := sorted(expected.keys() ^ found.keys()):
-        what = f"{others[0]} is {'missing' if others[0] in expected else 'not one of them'}"
-        raise DataError(f"{path}: {len(others)} names are not those of ResNet-50-vd's weights: {what}")
+def _check(expected: Mapping[str, Any], actual: Mapping[str, Any], path: Path) -> None:
+    if others := sorted(expected.keys() ^ actual.keys()):
+        problem = f"{others[0]} is {'missing' if others[0] in expected else 'unknown'}"
+        raise DataError(f"{path}: {len(others)} names differ from ResNet-50-vd's weights: {problem}")
     for name, value in expected.items():
-        if found[name].shape != value.shape:
-            shapes = f"{tuple(found[name].shape)}; expected {tuple(value.shape)}"
+        if actual[name].shape != value.shape:
+            shapes = f"{tuple(actual[name].shape)}; expected {tuple(value.shape)}"
             raise DataError(f"{path}: {name} has shape {shapes}")
 
 

@@ -34,7 +34,7 @@ def _num_dialogues(file: Path, archive: Path) -> int:
         dialogues = json.loads(file.read_text(encoding="utf-8"))
         return sum(isinstance(entry["dialogue"], str) and isinstance(entry["summary"], str) for entry in dialogues)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{archive}: {file.name} is no list of dialogues with summaries: {error!r}") from error
+        raise DataError(f"{archive}: {file.name} is not a list of dialogues with summaries: {error!r}") from error
 
 
 PREPARATION: Final = Preparation(

@@ -57,10 +57,10 @@ def _write_test(archives: Archives, folder: Path) -> None:
     archives.extract(TEST, {name: folder / name for name in _TEST_FILES.values()})
     for language, name in _TEST_FILES.items():
         text = (folder / name).read_text(encoding="utf-8")
-        found = [" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text)]
-        if len(found) != _TEST_SENTENCES or not all(found):
-            raise DataError(f"{archives.paths[TEST]}: {name} has {len(found)} sentences; expected {_TEST_SENTENCES}")
-        (folder / f"text.{language}").write_text("\n".join(found) + "\n", encoding="utf-8")
+        lines = [" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text)]
+        if len(lines) != _TEST_SENTENCES or not all(lines):
+            raise DataError(f"{archives.paths[TEST]}: {name} has {len(lines)} sentences; expected {_TEST_SENTENCES}")
+        (folder / f"text.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / name).unlink()
 
 

@@ -38,7 +38,7 @@ class JaxBackend(ArrayBackend):
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
         # jax.device_get takes 25 us more for each loss.
-        self.losses = DeviceLosses(lambda kept: lambda: [float(np.asarray(loss)) for loss in kept])
+        self.losses = DeviceLosses(lambda losses: lambda: [float(np.asarray(loss)) for loss in losses])
         threads, device_type, place = self.num_threads(), self.job.device_type, self.place
         os.environ["NPROC"] = str(threads)  # the size of XLA's thread pool on the CPU
         jax.config.update("jax_platforms", device_type)
@@ -54,15 +54,15 @@ class JaxBackend(ArrayBackend):
                 process_id=place.rank,
                 local_device_ids=None if device_type == "cpu" else [place.local_rank],
             )
-        own = self._own_device = jax.local_devices()[0]
+        device = self._own_device = jax.local_devices()[0]
         # One device of each rank, along one axis over which batches are split.
-        mesh = self._mesh = Mesh(np.array(jax.devices() if place.world_size > 1 else [own]), ("data",))
+        mesh = self._mesh = Mesh(np.array(jax.devices() if place.world_size > 1 else [device]), ("data",))
         self._whole, self._split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-        name = own.device_kind
-        if own.platform == "cpu":
+        name = device.device_kind
+        if device.platform == "cpu":
             name, precision = processor_name(), "fp32" if precision == "tf32" else precision
         self._dtype = _COMPUTE_TYPES.get(precision, jnp.float32)
-        return OpenedDevice(device_type, name, own.local_hardware_id, threads, precision)
+        return OpenedDevice(device_type, name, device.local_hardware_id, threads, precision)
 
     def _replicated(self, tree: Any) -> Any:
         """Return a tree of equal arrays on every rank as arrays replicated over all devices."""

@@ -73,8 +73,8 @@ class Step:
         modules = (module for _, module in nnx.iter_modules(self._abstract))
         blocks = [module for module in modules if getattr(module, "is_block", False)]
         if not blocks:
-            what = f"{self.model_class} has no blocks whose activations can be recomputed"
-            raise RequestError(f"{what}: set activation_checkpointing=off")
+            problem = f"{self.model_class} has no blocks whose activations can be recomputed"
+            raise RequestError(f"{problem}: set activation_checkpointing=off")
         for block in blocks:
             block.recomputes = True
 
@@ -107,15 +107,15 @@ class Step:
         total, gradients, finite = jnp.zeros(()), None, jnp.array(True)
         for batch in batches:
             if scaler is None:
-                (loss, rest), found = jax.value_and_grad(self.loss, has_aux=True)(parameters, rest, batch)
+                (loss, rest), summed = jax.value_and_grad(self.loss, has_aux=True)(parameters, rest, batch)
             else:
                 # The mean over the ranks is part of it, so that all ranks agree on the next scale.
                 scaled = scaler.value_and_grad(self.loss, has_aux=True, axis_name=self._axis)(parameters, rest, batch)
-                scaler, is_finite, (loss, rest), found = scaled
+                scaler, is_finite, (loss, rest), summed = scaled
                 finite &= is_finite
             total += loss / len(batches)
-            found = jax.tree.map(lambda gradient: gradient / len(batches), found)
-            gradients = found if gradients is None else jax.tree.map(jnp.add, gradients, found)
+            summed = jax.tree.map(lambda gradient: gradient / len(batches), summed)
+            gradients = summed if gradients is None else jax.tree.map(jnp.add, gradients, summed)
         if self._axis is not None:
             gradients = jax.lax.pmean(gradients, self._axis) if scaler is None else gradients
             total, rest = jax.lax.pmean(total, self._axis), self._joint(state.rest, rest)
@@ -131,7 +131,7 @@ class Step:
         return State(new_parameters, rest, new_moments, scaler), total
 
     def _own_keys(self, rest: Any) -> Any:
-        """Make the random keys of this rank's batches its own."""
+        """Give this rank's batches random keys that differ from other ranks'."""
         if self._axis is None:
             return rest
         index = jax.lax.axis_index(self._axis)

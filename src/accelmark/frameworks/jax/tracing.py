@@ -30,7 +30,7 @@ class StepTracer:
         self._step, self._wait, self._log = step, wait, log
         self._planes = "/host:CPU" if platform == "cpu" else "/device:"
         self.cost_s = 0.0
-        self._trace(lambda: None)  # what the first trace opens is part of the initialisation
+        self._trace(lambda: None)  # the first trace opens the profiler: part of the initialisation
 
     def take(self, batches: list[Any]) -> tuple[Any, TracedStep | None]:
         """Take a step and return its loss with its times; None, and never again, where its trace has no collective."""
@@ -38,13 +38,13 @@ class StepTracer:
         loss, step_ms, exchange_ms = self._trace(lambda: self._step(batches))
         if not exchange_ms:
             self.cost_s = float("inf")
-            what = "waits for other ranks are not known: the trace of a step has no collective"
-            self._log.event(Event.WARNING, {"message": what})
+            problem = "waits for other ranks are not known: the trace of a step has no collective"
+            self._log.event(Event.WARNING, {"message": problem})
             return loss, None
         return loss, TracedStep(step_ms=round(step_ms, 4), own_ms=round(max(0.0, step_ms - exchange_ms), 4))
 
     def _trace(self, run: Callable[[], Any]) -> tuple[Any, float, float]:
-        """Return what ``run`` returns, and the milliseconds of all of it and of its collectives."""
+        """Return the result of ``run``, its duration and the duration of its collectives in milliseconds."""
         begin = time.monotonic()
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
@@ -52,14 +52,14 @@ class StepTracer:
             jax.profiler.start_trace(directory, profiler_options=options)
             try:
                 start = time.monotonic()
-                found = run()
+                result = run()
                 self._wait()
                 step_s = time.monotonic() - start
             finally:
                 jax.profiler.stop_trace()
             exchange_ms = covered(self._collectives(Path(directory)))
         self.cost_s = max(self.cost_s, time.monotonic() - begin - step_s)
-        return found, step_s * 1e3, exchange_ms
+        return result, step_s * 1e3, exchange_ms
 
     def _collectives(self, directory: Path) -> Iterator[tuple[float, float]]:
         """Yield begin and end of the collectives of this rank's device in milliseconds."""

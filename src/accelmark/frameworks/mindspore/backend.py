@@ -53,8 +53,8 @@ class MindSporeBackend(ArrayBackend):
         try:
             ms.set_device("CPU" if is_cpu else "Ascend", 0 if is_cpu else index)
         except (RuntimeError, ValueError) as error:
-            what = f"local rank {index} has no {self.job.device_type}: {first_line(error)}"
-            raise RequestError(f"{what}; check the driver and CANN") from error
+            problem = f"local rank {index} has no {self.job.device_type}: {first_line(error)}"
+            raise RequestError(f"{problem}; check the driver and CANN") from error
         threads = self.num_threads()
         ms.runtime.dispatch_threads_num(threads)
         if self.world_size > 1:

@@ -258,7 +258,7 @@ class PaddleBackend(ArrayBackend):
         return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
 
     def summary(self, error: BaseException) -> str:
-        """Return the line of an error that says what happened; Paddle's begin with a stack and the kind of error."""
+        """Return the line of an error with its cause; Paddle's errors begin with a stack and the kind of error."""
         lines = (line.strip() for line in str(error).splitlines())
         return next((line for line in lines if _ERROR_KIND.search(line)), first_line(error))
 
@@ -317,7 +317,7 @@ def _set_precision(precision: Precision, device: str) -> Precision:
 def _join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
     """Open the process group if there are several ranks; returns a gloo group for control messages, or None.
 
-    The variables are those that Paddle's own launcher sets. Those of other launchers would take precedence. All gloo
+    Paddle's own launcher sets the same variables. Variables of other launchers would take precedence. All gloo
     groups of Paddle 3.3 keep their addresses under the same keys of the store, so that ranks of a second group may
     connect to addresses of the first ("Connection refused"): there is one gloo group only.
     """

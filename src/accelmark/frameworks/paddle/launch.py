@@ -29,11 +29,11 @@ def launch(place: HostPlace) -> Launch:
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
     """Read from Paddle's files whether it was built for ``device_type``; other types come with a plug-in."""
-    wanted = _BUILDS.get(device_type)
-    if wanted is None:
+    needed = _BUILDS.get(device_type)
+    if needed is None:
         return DeviceSupport(True, f"Paddle {version}")
     build = built_for()
-    have = [f"{name.removesuffix('_version')} {build[name]}" for name in wanted if name in build]
+    have = [f"{name.removesuffix('_version')} {build[name]}" for name in needed if name in build]
     if have:
         return DeviceSupport(True, f"Paddle {version}, built for {', '.join(have)}")
     package = f"paddlepaddle-{device_type}"
@@ -41,7 +41,7 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
 
 
 def built_for() -> dict[str, str]:
-    """Return what Paddle was built for (``cuda_version`` -> ``12.6``), read from its files."""
+    """Return the versions that Paddle was built for (``cuda_version`` -> ``12.6``), read from its files."""
     spec = importlib.util.find_spec("paddle")
     if spec is None or spec.origin is None:
         return {}
@@ -49,5 +49,5 @@ def built_for() -> dict[str, str]:
         text = (Path(spec.origin).parent / "version" / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         return {}
-    found = re.findall(r"^(\w+_version)\s*= *'([\d.]+)'", text, re.MULTILINE)
-    return {name: version for name, version in found if version != "0"}
+    versions = re.findall(r"^(\w+_version)\s*= *'([\d.]+)'", text, re.MULTILINE)
+    return {name: version for name, version in versions if version != "0"}

@@ -237,7 +237,7 @@ class PyTorchBackend(RankBackend):
         if self.clock is not None and isinstance(wrapped, nn.parallel.DistributedDataParallel):
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
-            self.own_end = OwnPart([get_gradient_edge(one).node.register_prehook for one in trained], self.clock).take
+            self.own_end = OwnPart([get_gradient_edge(part).node.register_prehook for part in trained], self.clock).take
         if self.clock is not None and self.settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
         directory = CheckpointDirectory(self.job.checkpoint_dir, self.place, self.exchange_max)
@@ -290,7 +290,7 @@ class PyTorchBackend(RankBackend):
         return self.checkpoints.load(checkpoint)
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
-        """Take steps from a checkpoint or the initial weights, and compare the weights with those of ``end``."""
+        """Take steps from a checkpoint or the initial weights, and compare the weights with the weights of ``end``."""
         progress = Progress() if start is None else self.checkpoints.load_for_replay(start)
         before = [part.clone() for part in self._training.trained_parts().values()]
         sums = self.checkpoints.frozen_sums() if start is None else {}

@@ -66,7 +66,7 @@ class BatchMemory:
     def stored(self, batch: Mapping[str, Tensor], worker: int, epoch: int) -> Mapping[str, Tensor] | StoredBatch:
         """Return the batch in a part of the memory, or as it is where none is free; called by a worker."""
         states = self._states[worker]
-        if epoch != self._epoch:  # the loader dropped what was sent in an epoch that was not read to its end
+        if epoch != self._epoch:  # the loader dropped the batches of an epoch that was not read to its end
             states[states == _SENT] = _FREE
             self._epoch = epoch
         places, end = [], 0
@@ -82,7 +82,7 @@ class BatchMemory:
         return stored
 
     def _part(self, states: list[int], size: int) -> int | None:
-        """Return the number of a free part of at least ``size`` bytes, which is made where there is none."""
+        """Return the number of a free part of at least ``size`` bytes; allocate a part if none is free."""
         free = [number for number in range(len(self._parts)) if states[number] == _FREE]
         if large := [number for number in free if len(self._parts[number]) >= size]:
             return large[0]
@@ -95,7 +95,7 @@ class BatchMemory:
         self._parts.append(new)
         return len(self._parts) - 1
 
-    def read(self, found: Mapping[str, Tensor] | StoredBatch) -> Mapping[str, Tensor]:
+    def read(self, batch: Mapping[str, Tensor] | StoredBatch) -> Mapping[str, Tensor]:
         """Return a batch that a worker stored; its tensors are not written again while any of them is in use."""
         kept = []
         for reference, part in self._held:
@@ -104,11 +104,11 @@ class BatchMemory:
             else:
                 kept.append((reference, part))
         self._held = kept
-        if not isinstance(found, StoredBatch):
-            return found
-        self._states[found.part] = _HELD
-        self._held.append((_reference(found.content.untyped_storage()), found.part))
-        return _views(found)
+        if not isinstance(batch, StoredBatch):
+            return batch
+        self._states[batch.part] = _HELD
+        self._held.append((_reference(batch.content.untyped_storage()), batch.part))
+        return _views(batch)
 
 
 def _shared(tensor: Any) -> Tensor:
@@ -124,7 +124,7 @@ def _views(stored: StoredBatch) -> dict[str, Tensor]:
 
 
 _Found = Union[tuple[Union[Batch, StoredBatch], dict[int, str]], DataError]
-"""A batch with the errors of samples that were replaced, or the error of one that was not."""
+"""A batch with the errors of replaced samples, or the error of a sample that was not replaced."""
 Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
 """Augments a training batch, with random numbers from the generator only."""
 
@@ -224,10 +224,10 @@ class IndexedBatches:
         if self._samples.memory is None or not self._train:  # whose workers are new in each evaluation
             self._samples.memory = BatchMemory(self._loader.num_workers)
         memory = self._samples.memory
-        for found in self._loader:
-            if isinstance(found, DataError):
-                raise found
-            batch, errors = found
+        for loaded in self._loader:
+            if isinstance(loaded, DataError):
+                raise loaded
+            batch, errors = loaded
             self.bad_samples.add(errors)
             yield memory.read(batch)
 

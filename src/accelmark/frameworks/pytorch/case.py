@@ -37,7 +37,7 @@ class PipelineParts:
     """
 
     first: str
-    """The embedding, in the first stage; in the others, what they receive takes its place."""
+    """The embedding, in the first stage; in other stages, the received states take its place."""
     blocks: str
     """The list of repeated blocks, divided among the stages."""
     last: tuple[str, ...]
@@ -83,7 +83,7 @@ class TrainCase(ModelSettings, ABC):
     """
 
     block_class: ClassVar[str | None] = None
-    """Name of the class of the model's repeated blocks or of a base class of theirs, if it has any."""
+    """Name of the class of the model's repeated blocks, or of a base class; None: it has no such blocks."""
     sequence: SequencePart | None = None
     """This rank's part of each sequence, once the model is spread with cp; None: every rank has whole sequences."""
 
@@ -94,7 +94,7 @@ class TrainCase(ModelSettings, ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Return the model with its initial weights (or those of the packaged checkpoint), in fp32 on the CPU.
+        """Return the model with its initial or packaged weights, in fp32 on the CPU.
 
         Called under ``place.shared_seed``, so that every rank starts from the same weights. With FSDP2, the driver may
         call it under the meta device on ranks other than 0.
@@ -164,9 +164,9 @@ class TrainCase(ModelSettings, ABC):
         return False
 
     def pipeline_parts(self) -> PipelineParts | None:
-        """Return what the stages of a pipeline hold; None: the model cannot be divided into stages."""
+        """Return the parts of the model in the stages of a pipeline; None: the model cannot be divided into stages."""
         return None
 
     def model_input(self, batch: Batch) -> Tensor:
-        """Return what ``loss`` gives to the model first, of shape (samples, length); a pipeline needs it."""
+        """Return the model's first input in ``loss``, of shape (samples, length); a pipeline needs it."""
         raise NotImplementedError(f"{type(self).__name__} has no model_input()")

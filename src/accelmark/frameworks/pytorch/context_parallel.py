@@ -84,8 +84,8 @@ class SequencePart:
         key, value = self.whole(torch.stack((key, value)), 3)
         length = query.shape[2] // 2
         ends = [length * (number + 1) for number in self._own]
-        given = zip_strict(query.chunk(2, 2), ends)
-        return torch.cat([attention(part, key[:, :, :end], value[:, :, :end]) for part, end in given], 2)
+        parts = zip_strict(query.chunk(2, 2), ends)
+        return torch.cat([attention(part, key[:, :, :end], value[:, :, :end]) for part, end in parts], 2)
 
     def joined(self, output: Tensor) -> Tensor:
         """Return the output for the whole sequences from every rank's output for its part.

@@ -33,32 +33,32 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rdzv-endpoint", help="HOST:PORT of host 0, needed with several hosts")
     parser.add_argument("--local-addr", help="address of this host that the others reach")
     parser.add_argument("--timeout-s", type=int, default=_RENDEZVOUS_TIMEOUT_S, help="longest wait for other hosts")
-    given = parser.parse_args(arguments)
-    if given.nnodes > 1 and not given.rdzv_endpoint:
+    options = parser.parse_args(arguments)
+    if options.nnodes > 1 and not options.rdzv_endpoint:
         parser.error("--rdzv-endpoint is needed with --nnodes above 1")
-    if not 0 <= given.node_rank < given.nnodes:
-        parser.error(f"--node-rank {given.node_rank} is not below --nnodes {given.nnodes}")
-    return given
+    if not 0 <= options.node_rank < options.nnodes:
+        parser.error(f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}")
+    return options
 
 
-def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
+def launch_config(options: argparse.Namespace, log_dir: str) -> LaunchConfig:
     """Return the elastic agent's configuration: no restarts, global ranks in the order of hosts.
 
     A single host uses a free port. Several hosts rendezvous at the endpoint in the order of their node ranks
     (``static``), so that a global rank determines its host.
     """
-    alone = given.nnodes == 1
-    endpoint = given.rdzv_endpoint or f"{_LOOPBACK}:0"
-    configs: dict[str, int | str] = {"timeout": given.timeout_s}
+    alone = options.nnodes == 1
+    endpoint = options.rdzv_endpoint or f"{_LOOPBACK}:0"
+    configs: dict[str, int | str] = {"timeout": options.timeout_s}
     if not alone:
-        configs["rank"] = given.node_rank
+        configs["rank"] = options.node_rank
     # torch 2.11 has a fixed timeout of 30 s.
     has_timeout = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
     shutdown: dict[str, Any] = {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S} if has_timeout else {}
     return LaunchConfig(
-        min_nodes=given.nnodes,
-        max_nodes=given.nnodes,
-        nproc_per_node=given.nproc,
+        min_nodes=options.nnodes,
+        max_nodes=options.nnodes,
+        nproc_per_node=options.nproc,
         run_id=f"accelmark-{os.getpid()}" if alone else "accelmark",
         rdzv_backend="c10d" if alone else "static",
         rdzv_endpoint=endpoint,
@@ -66,7 +66,7 @@ def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
         max_restarts=0,
         monitor_interval=0.1,
         start_method="spawn",
-        local_addr=given.local_addr or (_LOOPBACK if alone else None),
+        local_addr=options.local_addr or (_LOOPBACK if alone else None),
         logs_specs=DefaultLogsSpecs(log_dir=log_dir),
         **shutdown,
     )
@@ -74,16 +74,16 @@ def launch_config(given: argparse.Namespace, log_dir: str) -> LaunchConfig:
 
 def main(arguments: Sequence[str]) -> int:
     """Start this host's ranks, wait for their end, and write ``ranks.json``; returns the exit code."""
-    given = parse_arguments(arguments)
-    if given.nnodes == 1 and sys.platform == "linux":
+    options = parse_arguments(arguments)
+    if options.nnodes == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     stopped_by: str | None = None
     problem: str | None = None
-    ranks = range(given.node_rank * given.nproc, (given.node_rank + 1) * given.nproc)
+    ranks = range(options.node_rank * options.nproc, (options.node_rank + 1) * options.nproc)
     codes: dict[int, int | None] = dict.fromkeys(ranks)
     with tempfile.TemporaryDirectory(prefix="accelmark-launch-") as log_dir:
-        program, *rest = given.command
-        start = elastic_launch(launch_config(given, log_dir), program)
+        program, *rest = options.command
+        start = elastic_launch(launch_config(options, log_dir), program)
         try:
             start(*rest)
             codes = dict.fromkeys(ranks, 0)

@@ -43,7 +43,7 @@ class Hooks:
 
     They are called in this order: ``convert_model``, ``model_to_fp16``, ``model_to_ddp``, ``create_optimizer`` (after
     sharding, since FSDP2 replaces the parameters), ``create_grad_scaler``, then ``train_step`` for each step. A hook
-    may change *how* the chip computes; the audit compares what it returns with the standard case: the same parameters,
+    may change *how* the chip computes; the audit compares its results with the standard case: the same parameters,
     the same kind of optimizer.
     """
 
@@ -55,7 +55,7 @@ class Hooks:
         self.devices: DeviceMesh | None = None
         """All ranks, once the model is spread over them."""
         self.scatters_weights = False
-        """Whether FSDP2 has to take the weights from rank 0: on the other ranks the model is on the meta device."""
+        """Whether FSDP2 must take the weights from rank 0: on the other ranks the model is on the meta device."""
 
     def convert_model(self, model: nn.Module) -> nn.Module:
         """Return the model on its device, in the memory format of the settings.
@@ -138,7 +138,7 @@ _HIDING: Final = frozenset({
     "__init__", "__new__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
     "__dir__", "__del__", "__call__", "__class__", "__set_name__", "__class_getitem__", "__reduce__", "__slots__",
 })  # fmt: skip
-"""Methods with which a class could hide what it replaces; hooks need none of them."""
+"""Methods with which a class could hide its replacements; hooks do not need them."""
 _REPLACED_BY_ENGINES: Final = frozenset({"model_to_ddp", "create_grad_scaler", "backward", "train_step"})
 
 
@@ -204,8 +204,9 @@ def _record(function: Any) -> HookRecord:
 def refuse_hooks(hooks: Hooks, engine: str) -> None:
     """Raise RequestError where a vendor replaces hooks that ``engine``, which takes the steps, replaces too."""
     if wrong := sorted(_replaced(type(hooks)) & _REPLACED_BY_ENGINES):
-        what = f"the vendor's hooks {', '.join(wrong)} do what {engine} does"
-        raise RequestError(f"parallelism {hooks.settings.parallelism}: {what}; set parallelism=fsdp2, or remove them")
+        problem = f"the vendor's hooks {', '.join(wrong)} do what {engine} does"
+        problem = f"parallelism {hooks.settings.parallelism}: {problem}"
+        raise RequestError(f"{problem}; set parallelism=fsdp2, or remove them")
 
 
 def _own_classes(hooks: type[Hooks]) -> list[type]:

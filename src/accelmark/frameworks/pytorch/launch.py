@@ -33,18 +33,18 @@ def launch(place: HostPlace) -> Launch:
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
     """Read from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
-    wanted = _BUILDS.get(device_type)
-    if wanted is None:
+    needed = _BUILDS.get(device_type)
+    if needed is None:
         return DeviceSupport(True, f"PyTorch {version}")
     build = built_for()
-    have = [f"{name} {build[name]}" for name in wanted if build.get(name)]
+    have = [f"{name} {build[name]}" for name in needed if build.get(name)]
     if have:
         return DeviceSupport(True, f"PyTorch {version}, built for {', '.join(have)}")
-    return DeviceSupport(False, f"PyTorch {version} is a build without {' or '.join(wanted)}: install one that has it")
+    return DeviceSupport(False, f"PyTorch {version} is a build without {' or '.join(needed)}: install another build")
 
 
 def built_for() -> dict[str, str]:
-    """Return what PyTorch was built for (``cuda``, ``hip``, ``xpu`` -> version), read from its files."""
+    """Return the versions that PyTorch was built for (``cuda``, ``hip``, ``xpu`` -> version), read from its files."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}

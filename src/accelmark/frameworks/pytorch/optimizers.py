@@ -60,10 +60,10 @@ def with_own_rate(
     optimizer: torch.optim.Optimizer, model: nn.Module, part: str, factor: float
 ) -> torch.optim.Optimizer:
     """Multiply the learning rate of the weights that have ``part`` in their names, between dots."""
-    own = {parameter for name, parameter in model.named_parameters() if f".{part}." in f".{name}."}
+    selected = {parameter for name, parameter in model.named_parameters() if f".{part}." in f".{name}."}
     for group in list(optimizer.param_groups):
-        chosen = [parameter for parameter in group["params"] if parameter in own]
-        group["params"] = [parameter for parameter in group["params"] if parameter not in own]
+        chosen = [parameter for parameter in group["params"] if parameter in selected]
+        group["params"] = [parameter for parameter in group["params"] if parameter not in selected]
         if chosen:
             optimizer.add_param_group({**group, "params": chosen, "lr": group["lr"] * factor})
     return optimizer
@@ -95,7 +95,7 @@ class RowAdagrad(torch.optim.Adagrad):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; ``closure`` is evaluated first if given."""
         checked: Any = torch.sparse.check_sparse_tensor_invariants
-        with checked(False):  # as it is by default; PyTorch warns where it is not said
+        with checked(False):  # the default; PyTorch warns where it is not stated
             loss: float | None = super().step(closure)
             self._step_shared()
         return loss
@@ -119,8 +119,8 @@ class RowAdagrad(torch.optim.Adagrad):
 
 def _shared_rows(group: dict[str, Any]) -> list[tuple[Tensor, Any]]:
     """Return the parameters of a group whose rows ranks share, with this rank's rows, where they have gradients."""
-    found = ((parameter, getattr(parameter, "own_rows", None)) for parameter in group["params"])
-    return [(parameter, rows) for parameter, rows in found if rows is not None and rows.grad is not None]
+    pairs = ((parameter, getattr(parameter, "own_rows", None)) for parameter in group["params"])
+    return [(parameter, rows) for parameter, rows in pairs if rows is not None and rows.grad is not None]
 
 
 @final
@@ -189,7 +189,7 @@ class Lamb(torch.optim.Optimizer):
 def _spread(ratios: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return each ratio as a tensor of the shape of its parameter.
 
-    Multiplying by tensors of no dimension would take a kernel for each parameter; those of sharded ones are kept.
+    Multiplying by tensors of no dimension would take a kernel for each parameter; sharded parameters keep them.
     """
     if any(hasattr(each, "device_mesh") for each in tensors):
         return list(ratios.unbind())

@@ -70,7 +70,7 @@ class Training:
         nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def forward(self, case: TrainCase, batch: Batch, compute: Callable[[nn.Module, Batch], T]) -> T | None:
-        """Return what ``compute``, a method of ``case`` such as ``eval_sums``, returns for the model and a batch.
+        """Return the result of ``compute``, a method of ``case`` such as ``eval_sums``, for the model and a batch.
 
         None where another rank has the result.
         """
@@ -101,7 +101,7 @@ class Training:
         return self.optimizer.state_dict()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`optimizer_state` returned."""
+        """Load the result of :meth:`optimizer_state`."""
         self.optimizer.load_state_dict(state)
         for parameter, values in self.optimizer.state.items():
             for name, value in values.items():
@@ -111,8 +111,8 @@ class Training:
 
     def model_state(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return the state of the model by the case's names; tensors may be left out unless ``keep``."""
-        found: dict[str, Tensor] = self.original.state_dict()
-        return found
+        state: dict[str, Tensor] = self.original.state_dict()
+        return state
 
     def distinct_state(self) -> dict[str, Tensor]:
         """Return the state of the model with tensors of several names, such as tied weights, by the first of these."""
@@ -139,7 +139,7 @@ class Training:
             raise ValueError(f"the model has no {', '.join(left)}")
 
     def shape_of(self, tensor: Tensor) -> torch.Size:
-        """Return the shape of a parameter or buffer; that of the whole where ranks hold parts of it."""
+        """Return the shape of a whole parameter or buffer, also where ranks hold parts of it."""
         return tensor.shape
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ class TensorFlowBackend(ArrayBackend):
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
-        self.losses = DeviceLosses(lambda kept: lambda: [float(loss) for loss in kept])
+        self.losses = DeviceLosses(lambda losses: lambda: [float(loss) for loss in losses])
         threads, precision = self.num_threads(), self.settings.precision
         self._ranks = ranks = Ranks(self.job, precision, threads, self.place)
         if self.place.world_size > 1:

@@ -16,10 +16,10 @@ launch = launch_ranks
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
     """Determine from the installed packages whether TensorFlow was built for ``device_type``."""
-    wanted = _BUILDS.get(device_type)
-    if wanted is None:
+    needed = _BUILDS.get(device_type)
+    if needed is None:
         return DeviceSupport(True, f"TensorFlow {version}")
-    for package in wanted:
+    for package in needed:
         try:
             return DeviceSupport(True, f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

@@ -59,13 +59,13 @@ class Ranks:
                 f"local rank {place.local_rank} has no {job.device_type}: TensorFlow {tf.__version__} finds "
                 f"{len(accelerators)} here; check the driver and that the installed TensorFlow is a build for it"
             )
-        own = accelerators[place.local_rank]
-        tf.config.set_visible_devices(own, "GPU")
-        tf.config.experimental.set_memory_growth(own, True)
+        device = accelerators[place.local_rank]
+        tf.config.set_visible_devices(device, "GPU")
+        tf.config.experimental.set_memory_growth(device, True)
 
     @property
     def name(self) -> str | None:
-        """The device's name; on the CPU that of the processor."""
+        """The name of the device or processor."""
         if self.is_cpu:
             return processor_name()
         details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
@@ -85,8 +85,8 @@ class Ranks:
                 if time.monotonic() > deadline:
                     raise RunError(f"rank 0 does not answer at {host}:{port} ({error})") from error
                 time.sleep(_RETRY_S)
-        own = peer.getsockname()[0]
-        message = {"rank": self._place.rank, "address": f"{own}:{_free_port(own)}"}
+        address = peer.getsockname()[0]
+        message = {"rank": self._place.rank, "address": f"{address}:{_free_port(address)}"}
         peer.sendall(json.dumps(message).encode() + b"\n")
         self._peers.append(peer)
         addresses: list[str] = json.loads(_line(peer))

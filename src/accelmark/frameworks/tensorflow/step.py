@@ -30,7 +30,7 @@ class Step:
     """A case's model with its optimizer; gradients are averaged over the ranks."""
 
     def __init__(self, case: ArrayCase, settings: TrainSettings, dtype: Any, ranks: Ranks) -> None:
-        """Build the model, the same on every rank; ``dtype`` is that of matrix products."""
+        """Build the model, the same on every rank; matrix products compute in ``dtype``."""
         self._case, self._settings, self._ranks = case, settings, ranks
         with building(settings.seed, dtype):
             self.model: Any = case.build_model()

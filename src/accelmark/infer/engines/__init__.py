@@ -39,8 +39,8 @@ def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
     raise RequestError(f"compiler: unknown engine {name!r} ({nearest(name, known_engines(vendor_folder))})")
 
 
-def _checked(found: object, where: str) -> type[Engine]:
-    if not (isinstance(found, type) and issubclass(found, Engine)):
-        what = "no class Engine derived from accelmark.infer.engine.Engine, and no FlagPerf class InferModel"
-        raise RunError(f"{where}: defines {what}")
-    return found
+def _checked(candidate: object, where: str) -> type[Engine]:
+    if not (isinstance(candidate, type) and issubclass(candidate, Engine)):
+        problem = "no class Engine derived from accelmark.infer.engine.Engine, and no FlagPerf class InferModel"
+        raise RunError(f"{where}: defines {problem}")
+    return candidate

@@ -93,18 +93,18 @@ class Engine(Base):
         spins = "1" if switch_option(request.options, "spinning") else "0"
         for threads in ("intra_op", "inter_op"):
             options.add_session_config_entry(f"session.{threads}.allow_spinning", spins)
-        kept = request.work_dir / f"{self.name}.onnx"
+        file = request.work_dir / f"{self.name}.onnx"
         if existing is None and on_cpu:
-            options.optimized_model_filepath = str(kept)
+            options.optimized_model_filepath = str(file)
         self.cpu_nodes = "all" if on_cpu else "none"
         self.session = self._session(source, options, existing is not None)
-        if existing is None and on_cpu and kept.is_file():
-            self.keep(kept)
-        self.graph = kept if self.file is not None else source
+        if existing is None and on_cpu and file.is_file():
+            self.keep(file)
+        self.graph = file if self.file is not None else source
         active = self.session.get_providers()
         if self.providers[0] not in active:
-            what = f"{self.name}: {self.providers[0]} could not start and the session fell back to {', '.join(active)}"
-            raise InferenceError(f"{what}; install what it needs (see the rank's log)", "engine_missing")
+            problem = f"{self.name}: {self.providers[0]} could not start, and the session uses {', '.join(active)}"
+            raise InferenceError(f"{problem}; install its requirements (see the rank's log)", "engine_missing")
         self.inputs = self.named("inputs", [each.name for each in self.session.get_inputs()])
         self.outputs = self.named("outputs", [each.name for each in self.session.get_outputs()])
         self.binds = switch_option(request.options, "io_binding")
@@ -117,18 +117,18 @@ class Engine(Base):
         if not named:
             fitting = _PROVIDERS.get(self.request.device_type)
             if fitting is None:
-                what = f"{self.name}: no default execution provider for device {self.request.device_type!r}"
-                raise InferenceError(f"{what}; set engine_options.providers", "engine_missing")
+                problem = f"{self.name}: no default execution provider for device {self.request.device_type!r}"
+                raise InferenceError(f"{problem}; set engine_options.providers", "engine_missing")
             named = [next((name for name in fitting if name in available), fitting[0])]
         for name in named:
             if name not in available:
-                what = f"{self.name}: this build has no {name} ({nearest(name, available)}); install a build with it"
-                raise InferenceError(what, "engine_missing")
+                problem = f"{self.name}: this build has no {name} ({nearest(name, available)}); install a build with it"
+                raise InferenceError(problem, "engine_missing")
         if self.request.precision == "fp32" and os.environ.get(_TF32_VARIABLE) != "0":
             for name in _TF32_BY_VARIABLE.intersection(named):
-                what = f"{self.name}: {name} uses tf32 for fp32 and has no option to disable it"
+                problem = f"{self.name}: {name} uses tf32 for fp32 and has no option to disable it"
                 remedy = f"set {_TF32_VARIABLE}=0 in the environment, or use the engine tensorrt"
-                raise InferenceError(f"{what}; {remedy}", "bad_request")
+                raise InferenceError(f"{problem}; {remedy}", "bad_request")
         return named
 
     def _session(self, path: Path, options: Any, loading: bool) -> Any:
@@ -150,8 +150,8 @@ class Engine(Base):
             if loading:
                 raise self.incompatible(path, error) from error
             if isinstance(error, unreadable):
-                what = f"{path}: not a readable ONNX file; export it again ({shortened(error, 200)})"
-                raise InferenceError(what, "corrupt_model") from error
+                problem = f"{path}: not a readable ONNX file; export it again ({shortened(error, 200)})"
+                raise InferenceError(problem, "corrupt_model") from error
             raise
 
     def _in_precision(self, path: Path) -> Path:
@@ -173,28 +173,28 @@ class Engine(Base):
         return [from_numpy(each) for each in self.session.run(self.outputs, feeds)], 0.0
 
     def _bound(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Compute one batch by addresses: fresh memory for outputs whose shapes are known, else ONNX Runtime's own."""
+        """Compute one batch by addresses: fresh memory for outputs of known shapes, else ONNX Runtime's memory."""
         binding, device = self.session.io_binding(), self.request.device
         on_device = device.type != "cpu" and self.providers[0] != _CPU
         place = (device.type, device.index or 0) if on_device else ("cpu", 0)
-        held = [each.to(device).contiguous() if on_device else each.contiguous() for each in inputs]
-        for name, each in zip_strict(self.inputs, held):
+        bound_inputs = [each.to(device).contiguous() if on_device else each.contiguous() for each in inputs]
+        for name, each in zip_strict(self.inputs, bound_inputs):
             binding.bind_input(name, *place, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
         key = tuple(each.shape for each in inputs)
         if (known := self.rows.get(key)) is None:
             for name in self.outputs:
                 binding.bind_output(name, "cpu")
         else:
-            found = [torch.empty(shape, dtype=dtype) for shape, dtype in known]
-            for name, each in zip_strict(self.outputs, found):
+            outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in known]
+            for name, each in zip_strict(self.outputs, outputs):
                 binding.bind_output(name, "cpu", 0, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
         if on_device:
             device_functions(device).synchronize(device)  # PyTorch's copies are on another stream
         self.session.run_with_iobinding(binding)
         if known is None:
-            found = [from_numpy(each) for each in binding.copy_outputs_to_cpu()]
-            self.rows[key] = [(each.shape, each.dtype) for each in found]
-        return found
+            outputs = [from_numpy(each) for each in binding.copy_outputs_to_cpu()]
+            self.rows[key] = [(each.shape, each.dtype) for each in outputs]
+        return outputs
 
     def fingerprint(self) -> dict[str, str]:
         """Return the version, providers, device and precision that an optimised model is bound to."""
@@ -203,8 +203,8 @@ class Engine(Base):
     def describe(self) -> dict[str, str]:
         """Return the version, the active providers, the number of nodes on the CPU, and the bits of int8 weights."""
         active = ",".join(self.session.get_providers())
-        own = {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
-        return own | self.quantised
+        facts = {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
+        return facts | self.quantised
 
     def graph_types(self) -> dict[str, int] | None:
         """Return the types in the session's optimised graph; in its source, where the provider saves no graph."""

@@ -33,7 +33,7 @@ class Engine(Base):
     """A compiled model on ``engine_options.ov_device``, or on the default device for the device type.
 
     For throughput OpenVINO chooses how many calls it computes at the same time, unless ``engine_options.streams`` does.
-    In int8 it reads a quantised file, and what is not quantised is computed in fp32. The model is compiled for the
+    In int8 it reads a quantised file, and computes other operators in fp32. The model is compiled for the
     run's batch size, which is faster, and for any size when a call of another size is first made.
     """
 
@@ -64,9 +64,9 @@ class Engine(Base):
             self.compiled = self._load(existing)
         else:
             self.compiled = self._compile(request.example[0].shape[0])
-            kept = request.work_dir / f"{self.name}.blob"
-            kept.write_bytes(self.compiled.export_model().getvalue())
-            self.keep(kept)
+            file = request.work_dir / f"{self.name}.blob"
+            file.write_bytes(self.compiled.export_model().getvalue())
+            self.keep(file)
         rows = self.compiled.inputs[0].get_partial_shape()[0]
         self.batch_size = None if rows.is_dynamic else rows.get_length()
         """Batch size that the model was compiled for; None: any."""
@@ -84,15 +84,15 @@ class Engine(Base):
         self.requests: defaultdict[int, list[Any]] = defaultdict(list)
         """Inference requests that no call uses, for each compiled model."""
         self.bound: dict[int, tuple[Tensor, Any]] = {}
-        """Views of inputs by the identity of their tensors, which are held so that it stays theirs."""
+        """Views of inputs by the identity of their tensors, which are kept so that identities stay unique."""
 
     def _target(self) -> str:
         named = text_options(self.request.options, "ov_device")
         target = named[0] if named else _DEVICES.get(self.request.device_type, self.request.device_type.upper())
         available = self.core.available_devices
         if target.partition(".")[0] not in {each.partition(".")[0] for each in available}:
-            found = ", ".join(available) or "none"
-            raise InferenceError(f"{self.name}: device {target} does not exist; found {found}", "engine_missing")
+            devices = ", ".join(available) or "none"
+            raise InferenceError(f"{self.name}: device {target} does not exist; found {devices}", "engine_missing")
         return target
 
     def _compile(self, batch_size: int | None) -> Any:
@@ -102,8 +102,8 @@ class Engine(Base):
         except RuntimeError as error:
             text = str(error)
             if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
-                what = f"{self.source}: not a readable ONNX file; export it again ({' '.join(text.split())[-200:]})"
-                raise InferenceError(what, "corrupt_model") from error
+                problem = f"{self.source}: not a readable ONNX file; export it again ({' '.join(text.split())[-200:]})"
+                raise InferenceError(problem, "corrupt_model") from error
             raise
         if batch_size is not None:
             shapes = {port: list(port.get_partial_shape()) for port in model.inputs}
@@ -128,12 +128,12 @@ class Engine(Base):
 
     def _bound(self, tensor: Tensor) -> Any:
         """Return OpenVINO's view of an input, kept since a window's inputs are in the same memory as the last one's."""
-        held = self.bound.get(id(tensor))
-        if held is None:
+        entry = self.bound.get(id(tensor))
+        if entry is None:
             if len(self.bound) >= _MOST_BOUND:
                 self.bound.clear()
-            held = self.bound[id(tensor)] = (tensor, self.ov.Tensor(tensor.numpy(), shared_memory=True))
-        return held[1]
+            entry = self.bound[id(tensor)] = (tensor, self.ov.Tensor(tensor.numpy(), shared_memory=True))
+        return entry[1]
 
     def _request(self, compiled: Any) -> Any:
         try:
@@ -162,9 +162,9 @@ class Engine(Base):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
-        compiled, given = self._prepared(inputs)
+        compiled, arguments = self._prepared(inputs)
         request, size = self._request(compiled), inputs[0].shape[0]
-        for position, tensor in enumerate(given):  # infer with inputs takes 0.05 ms longer
+        for position, tensor in enumerate(arguments):  # infer with inputs takes 0.05 ms longer
             request.set_input_tensor(position, self.ov.Tensor(tensor.numpy(), shared_memory=True))
         request.infer(share_outputs=True)
         outputs = self._outputs(request, size)
@@ -175,29 +175,29 @@ class Engine(Base):
         """Compute calls in inference requests that are started and waited for in turn, all in this thread."""
         # Twice as many requests as streams: a stream has its next one while this thread handles the last one's answers.
         clock, number = time.perf_counter, min(2 * self.concurrency, len(calls))
-        found: list[TimedCall] = []
+        timed: list[TimedCall] = []
         running: deque[tuple[Any, Any, list[Tensor], float, int]] = deque()
 
         def finish() -> None:
             compiled, request, _, begin, size = running.popleft()  # the inputs live until the call has ended
             request.wait()
             end = clock()
-            found.append((self._outputs(request, size), begin, end))
+            timed.append((self._outputs(request, size), begin, end))
             self.requests[id(compiled)].append(request)
 
         for inputs in calls:
             if len(running) == number:
                 finish()
             begin = clock()
-            compiled, given = self._prepared(inputs)
+            compiled, arguments = self._prepared(inputs)
             request = self._request(compiled)
-            for position, tensor in enumerate(given):  # start_async with inputs takes 0.1 ms longer
+            for position, tensor in enumerate(arguments):  # start_async with inputs takes 0.1 ms longer
                 request.set_input_tensor(position, self._bound(tensor))
             request.start_async()
-            running.append((compiled, request, given, begin, inputs[0].shape[0]))
+            running.append((compiled, request, arguments, begin, inputs[0].shape[0]))
         while running:
             finish()
-        return found
+        return timed
 
     def fingerprint(self) -> dict[str, str]:
         """Return the version, device, precision and batch size that a blob is bound to."""
@@ -218,13 +218,13 @@ class Engine(Base):
 
     def graph_types(self) -> dict[str, int] | None:
         """Return the run-time precisions of the compiled model's convolutions and matrix products."""
-        found: Counter[str] = Counter()
+        types: Counter[str] = Counter()
         for node in self.compiled.get_runtime_model().get_ops():
             facts = node.get_rt_info()
             if str(facts["layerType"].astype(str)) in _MATRIX_LAYERS:
                 precision = str(facts["runtimePrecision"].astype(str))
-                found[_TYPES.get(precision, precision)] += 1
-        return dict(found) or None
+                types[_TYPES.get(precision, precision)] += 1
+        return dict(types) or None
 
     def close(self) -> None:
         """Release the compiled model."""

@@ -79,8 +79,8 @@ class Engine(Base):
         if self.request.precision in _FLAGS:
             flag = getattr(trt.BuilderFlag, _FLAGS[self.request.precision], None)
             if flag is None:
-                what = f"{self.name} {trt.__version__} does not support {self.request.precision}; use fp32"
-                raise InferenceError(what, "bad_request")
+                problem = f"{self.name} {trt.__version__} does not support {self.request.precision}; use fp32"
+                raise InferenceError(problem, "bad_request")
             config.set_flag(flag)
         profile = builder.create_optimization_profile()
         inputs = [network.get_input(index).name for index in range(network.num_inputs)]
@@ -99,8 +99,8 @@ class Engine(Base):
         reasons = shortened("; ".join(str(error.desc()) for error in errors), 300)
         lacking = sorted({error.node_operator() for error in errors if error.code().name in _OPERATOR_ERRORS})
         if lacking:
-            what = f"{self.name}: operators not supported: {', '.join(lacking)} ({reasons})"
-            return InferenceError(what, "unsupported_operator")
+            problem = f"{self.name}: operators not supported: {', '.join(lacking)} ({reasons})"
+            return InferenceError(problem, "unsupported_operator")
         return InferenceError(f"{source}: not readable by TensorRT; export it again ({reasons})", "corrupt_model")
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
@@ -134,8 +134,8 @@ class _Context:
         self.context = engine.engine.create_execution_context()
         if self.context is None:
             batch, streams = engine.request.example[0].shape[0], engine.concurrency
-            what = f"{engine.name}: no memory on the device for {streams} execution contexts at batch {batch}"
-            raise InferenceError(what, "out_of_memory")
+            problem = f"{engine.name}: no memory on the device for {streams} execution contexts at batch {batch}"
+            raise InferenceError(problem, "out_of_memory")
         self.stream = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.run: Compute = self._enqueue
         if switch_option(engine.request.options, "cuda_graphs"):
@@ -145,18 +145,18 @@ class _Context:
         """Copy a batch to the device, compute it, and return its outputs on the CPU."""
         engine = self.engine
         with torch.cuda.stream(self.stream):
-            held = [
+            on_device = [
                 each.to(engine.device, engine.dtypes[name], non_blocking=True).contiguous()
                 for name, each in zip_strict(engine.inputs, inputs)
             ]
-            copies = [result.to("cpu", non_blocking=True) for result in self.run(held)]
+            copies = [result.to("cpu", non_blocking=True) for result in self.run(on_device)]
         self.stream.synchronize()
         return copies
 
-    def _enqueue(self, held: list[Tensor]) -> list[Tensor]:
+    def _enqueue(self, inputs: list[Tensor]) -> list[Tensor]:
         """Enqueue a call on the current stream; return its outputs on the device."""
         engine, context = self.engine, self.context
-        for name, each in zip_strict(engine.inputs, held):
+        for name, each in zip_strict(engine.inputs, inputs):
             if not context.set_input_shape(name, tuple(each.shape)):
                 raise RuntimeError(f"input {name}: shape {tuple(each.shape)} is not compatible with the engine")
             context.set_tensor_address(name, each.data_ptr())

@@ -13,7 +13,7 @@ class Engine(TorchEngine):
     """The exported program, compiled for batches from 1 to ``batch_size``.
 
     ``engine_options.min_block_size`` is the smallest number of operators that TensorRT runs together; unsupported
-    operators stay in PyTorch, on the same device. The peak memory is that of PyTorch's allocator, without TensorRT's.
+    operators stay in PyTorch, on the same device. The peak memory is of PyTorch's allocator, without TensorRT's.
     """
 
     known_options = frozenset({"channels_last", "cuda_graphs", "min_block_size"})

@@ -60,7 +60,7 @@ def apply_adaptation(
     framework: FrameworkSpec,
     python: str,
 ) -> tuple[dict[str, str], AdaptationRecord]:
-    """Apply a vendor's folder; return the environment of the ranks, and what is written to ``adaptation.json``.
+    """Apply a vendor's folder; return the environment of the ranks, and the content of ``adaptation.json``.
 
     Args:
         folder: the vendor's folder for the case, if it has one.
@@ -92,7 +92,7 @@ def apply_adaptation(
     keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
-    installed = sorted({f"{found.name}=={found.version}" for found in distributions(path=[str(site)])})
+    installed = sorted({f"{package.name}=={package.version}" for package in distributions(path=[str(site)])})
     duration_s = round(time.monotonic() - began, 3)
     record = record.model_copy(update={"installed": tuple(installed), "duration_s": duration_s})
     write_atomic(node_dir / ADAPTATION_FILE, record.model_dump_json(indent=2))
@@ -103,7 +103,7 @@ def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> N
     """Put this AccelMark first in a ``PYTHONPATH`` that was set or removed, if it was listed ``before``.
 
     AccelMark delivered to a host is found by ``PYTHONPATH`` only. An AccelMark in site-packages is not put first, since
-    all installed packages would then take precedence over those of the variable.
+    all installed packages would then take precedence over the variable's.
     """
     ours, changed = Path(accelmark.__file__).parents[1], environment.get("PYTHONPATH")
     listed = ours in _entries_of(before.get("PYTHONPATH"))
@@ -148,20 +148,20 @@ def _source(
 ) -> tuple[dict[str, str], AdaptationRecord]:
     """Source ``script`` in a shell without start-up files; returns the resulting environment and the differences."""
     command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
-    what = f"{script}: cannot be sourced"
-    output = _run(command, what, node_dir, environment, cwd=node_dir, timeout_s=_SHELL_TIMEOUT_S, capture=True)
+    problem = f"{script}: cannot be sourced"
+    output = _run(command, problem, node_dir, environment, cwd=node_dir, timeout_s=_SHELL_TIMEOUT_S, capture=True)
     ours = {*RANK_VARIABLES, *reserved}
     pairs = (entry.partition(b"=") for entry in output.split(b"\0") if entry)
     after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    wanted = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
-    ignored = tuple(sorted(name for name in wanted if name in ours or name.startswith("ACCELMARK_")))
-    changed = {name: value for name, value in wanted.items() if name not in ignored}
+    additions = {name: value for name, value in after.items() if name not in _NOISE and environment.get(name) != value}
+    ignored = tuple(sorted(name for name in additions if name in ours or name.startswith("ACCELMARK_")))
+    changed = {name: value for name, value in additions.items() if name not in ignored}
     unset = sorted(set(environment) - set(after) - _NOISE)
     removed = tuple(name for name in unset if name not in ours and not name.startswith("ACCELMARK_"))
-    kept = {name: value for name, value in environment.items() if name not in removed}
+    remaining = {name: value for name, value in environment.items() if name not in removed}
     displayed = {name: displayed_value(name, value) for name, value in sorted(changed.items())}
     record = AdaptationRecord(environment=displayed, removed=removed, ignored=ignored)
-    return kept | changed, record
+    return remaining | changed, record
 
 
 def _install(requirements: Path, site: Path, node_dir: Path, environment: Mapping[str, str], python: str) -> None:

@@ -194,9 +194,9 @@ class Agent:
         self._warnings += filter(None, (self._data.problem, self._code.problem))
         self._environment = rank_environment(task, self._dir, os.environ)
         prefixes = reported_prefixes(task, framework)
-        found = system_information(self._dir, self._environment, task.host, prefixes)
-        found["rank_python"] = task.python or sys.executable
-        write_atomic(self._dir / "sys_info.json", json.dumps(found, indent=2))
+        information = system_information(self._dir, self._environment, task.host, prefixes)
+        information["rank_python"] = task.python or sys.executable
+        write_atomic(self._dir / "sys_info.json", json.dumps(information, indent=2))
         self._list_secrets()
         if task.telemetry is not None:  # before the vendor's script, which is for the ranks: its figures are evidence
             self._recorder.start(task.telemetry, self._environment)
@@ -219,9 +219,9 @@ class Agent:
 
     def _list_secrets(self) -> None:
         """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
-        found = secrets_of(self._environment)
-        if found or (self._dir / SECRETS_FILE).exists():
-            write_secret_hashes(self._dir / SECRETS_FILE, found)
+        secrets = secrets_of(self._environment)
+        if secrets or (self._dir / SECRETS_FILE).exists():
+            write_secret_hashes(self._dir / SECRETS_FILE, secrets)
 
     def handle_signals(self) -> None:
         """Make signals wake the selector; unlike a signal mask, handlers are not inherited by child processes."""
@@ -298,13 +298,13 @@ class Agent:
         """Return the end that a request requires: a stop file is the coordinator's, a signal comes from elsewhere."""
         if not self._num_requests:
             return None
-        what = "was cancelled"
+        reason = "was cancelled"
         if self._signal is not None and not any((self._dir / name).exists() for name in STOP_FILES):
-            what = f"its node agent received {self._signal} from a user, a scheduler or a shutdown, not from AccelMark"
-        return Termination("cancelled", "cancelled", what)
+            reason = f"its node agent received {self._signal} from a user, a scheduler or a shutdown"
+        return Termination("cancelled", "cancelled", reason)
 
     def _diagnose(self) -> float:
-        """Record what silent ranks do; returns how long to keep them, so that the agents of other hosts can, too."""
+        """Record the activity of silent ranks; returns how long to keep them for the agents of other hosts."""
         silent, limit_s = self._limits.silent_s(), self._task.limits.stall_timeout_s
         if self._num_requests < 2 and silent and max(silent.values()) > limit_s / 2:
             self._stall = diagnose(self._dir, self._rank_tree(), silent, self._limits.started)
@@ -336,16 +336,16 @@ class Agent:
 
     def _reap_orphans(self) -> None:
         """Reap re-parented processes; the exit codes of own children are kept for their handles."""
-        own = {process.pid: process for process in (self._ranks, self._recorder.process) if process is not None}
+        children = {process.pid: process for process in (self._ranks, self._recorder.process) if process is not None}
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if found.si_pid in own:
-                    own[found.si_pid].poll()
+            while (exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if exited.si_pid in children:
+                    children[exited.si_pid].poll()
                 else:
-                    os.waitpid(found.si_pid, 0)
+                    os.waitpid(exited.si_pid, 0)
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
-        """Classify every rank by its exit code, where the launch recorded it, else by that of the launch."""
+        """Classify every rank by its exit code, where the launch recorded it, else by the launch's."""
         logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
         launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}

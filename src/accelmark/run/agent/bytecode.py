@@ -21,7 +21,7 @@ _CHECKED: Final = 0b10
 class BytecodeCheck:
     """Bytecode below ``folders`` that this Python would load though it is not of its source.
 
-    A file in ``__pycache__`` is loaded if the time and size in its header are those of the source, whatever its code
+    A file in ``__pycache__`` is loaded if its header has the time and size of the source, whatever its code
     is; one next to no source is a module itself. To compile all sources takes more than a second, so it begins in a
     thread, and :meth:`found` only compiles what has changed since.
     """

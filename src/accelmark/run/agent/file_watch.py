@@ -48,13 +48,13 @@ class FileWatch:
                     break
 
     def changed(self) -> tuple[str, ...]:
-        """Return the first few files and directories that are new, gone, moved or written since, and how many more."""
+        """Return the first files and directories that are new, removed, moved or written since, and how many more."""
         now = _Scan(self._directories, self._skipped).identities
         self._moved |= {self._watched[number] for number, events in self._inotify.read() if events & IN_MOVE_SELF}
         files = {name for name in self._before.keys() | now.keys() if self._before.get(name) != now.get(name)}
-        found = sorted({f"{directory}/ (moved)" for directory in self._moved} | files)
-        more = [f"and {len(found) - _MAX_LISTED:,} more"] if len(found) > _MAX_LISTED else []
-        return (*found[:_MAX_LISTED], *more)
+        paths = sorted({f"{directory}/ (moved)" for directory in self._moved} | files)
+        more = [f"and {len(paths) - _MAX_LISTED:,} more"] if len(paths) > _MAX_LISTED else []
+        return (*paths[:_MAX_LISTED], *more)
 
 
 @final
@@ -92,7 +92,7 @@ class _Scan:
                 continue
 
     def _real(self, path: str) -> str:
-        """Note the links on the way to a file or directory, and return where it is."""
+        """Note the links on the way to a file or directory, and return its real path."""
         self._visit(path)
         return os.path.realpath(path)
 
@@ -153,7 +153,7 @@ class Inotify:
 
     def read(self) -> list[tuple[int, int]]:
         """Return the watch and the events of everything that happened since the last call."""
-        found: list[tuple[int, int]] = []
+        parsed: list[tuple[int, int]] = []
         while self.descriptor is not None:
             try:
                 raw = os.read(self.descriptor, _READ_BYTES)
@@ -162,9 +162,9 @@ class Inotify:
             offset = 0
             while offset < len(raw):
                 number, events, _, length = _HEADER.unpack_from(raw, offset)
-                found.append((number, events))
+                parsed.append((number, events))
                 offset += _HEADER.size + length
-        return found
+        return parsed
 
     def close(self) -> None:
         """Stop watching; also done when the object is freed."""
@@ -201,7 +201,7 @@ class LogEvents:
         return self._inotify.descriptor
 
     def look(self) -> None:
-        """Read what was appended to the log since the last call; without a descriptor, nothing can be timed."""
+        """Read the lines appended to the log since the last call; without a descriptor, nothing can be timed."""
         if not self._inotify.read():
             return
         try:

@@ -80,8 +80,9 @@ def route(task: AgentTask) -> AgentTask:
     address = task.local_address
     with suppress(OSError):
         address = address or source_address(task.master_address, task.master_port)
-    own = (name for name, entries in psutil.net_if_addrs().items() if any(one.address == address for one in entries))
-    return task.model_copy(update={"local_address": address, "interface": task.interface or next(own, None)})
+    entries = psutil.net_if_addrs().items()
+    names = (name for name, addresses in entries if any(item.address == address for item in addresses))
+    return task.model_copy(update={"local_address": address, "interface": task.interface or next(names, None)})
 
 
 def source_address(address: str, port: int) -> str:
@@ -127,17 +128,17 @@ def system_information(
 
 @final
 class BackgroundLoad:
-    """CPU time of processes outside this job since its creation; this process has to reap all processes of the job."""
+    """CPU time of processes outside this job since its creation; this process must reap all processes of the job."""
 
     def __init__(self) -> None:
         self._began = _host_s(), _own_s()
 
     def cpu_s(self) -> float | None:
         """Return the CPU time of other processes, in seconds; None where the kernel does not report it."""
-        host, own = _host_s(), _own_s()
+        host, agent = _host_s(), _own_s()
         if host is None or self._began[0] is None:
             return None
-        return max(0.0, (host - self._began[0]) - (own - self._began[1]))
+        return max(0.0, (host - self._began[0]) - (agent - self._began[1]))
 
 
 def _host_s() -> float | None:

@@ -61,12 +61,12 @@ class LimitChecker:
             return Termination("lost", "lost", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
         for rank, activity in self._activities.items():
             if activity.num_bytes > limits.max_log_mib * 2**20:
-                what = f"the log of rank {rank} exceeds {limits.max_log_mib:g} MiB"
-                return Termination("failed", "failed", f"{what}: make it print less")
+                problem = f"the log of rank {rank} exceeds {limits.max_log_mib:g} MiB"
+                return Termination("failed", "failed", f"{problem}: make it print less")
         free = free_mib(self.node_dir)
         if free < limits.min_free_mib:
-            what = f"{free:.1f} MiB are free on the disk of {self.node_dir}, {limits.min_free_mib:g} MiB are needed"
-            return Termination("failed", "failed", f"{what}: free space and resume the run")
+            problem = f"{free:.1f} MiB are free on the disk of {self.node_dir}, {limits.min_free_mib:g} MiB are needed"
+            return Termination("failed", "failed", f"{problem}: free space and resume the run")
         return None
 
     def _stalled(self, now: float) -> Termination | None:
@@ -135,7 +135,7 @@ def _log_of(node_dir: Path, rank: int) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file, 0 where it is gone."""
+    """Return the size of a file, 0 where it is missing."""
     try:
         return path.stat().st_size
     except OSError:

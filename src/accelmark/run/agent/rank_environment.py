@@ -1,4 +1,4 @@
-"""The environment that ranks start in: that of a virtual environment, and a record of variables and of code loaded."""
+"""The environment of ranks: a virtual environment's, and a record of variables and of loaded code."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def environment_record(
         node_dir: directory of the job on this host.
         environment: the final environment.
         ambient: the environment of the agent, from the shell or the image.
-        script: what the vendor's ``environment_variables.sh`` changed.
+        script: changes by the vendor's ``environment_variables.sh``.
         framework: the framework of the job.
     """
     shown = (*reported_prefixes(task, framework), *framework.numeric_variables, *LOADER_VARIABLES)
@@ -156,7 +156,7 @@ def watched_code(task: AgentTask) -> Iterator[Path]:
 def start_files(python: Path | None = None) -> Iterator[str]:
     """Yield files that run code whenever Python starts, and that belong to no installed package.
 
-    ``python`` is that of a virtual environment; None: this one.
+    ``python`` is a virtual environment's; None: this Python.
 
     ``.pth`` files that only add directories run none. A package's own file is in its RECORD with its hash. Linux
     distributions put a ``sitecustomize`` into the standard library.

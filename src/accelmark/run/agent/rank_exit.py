@@ -59,7 +59,7 @@ class LogEnd:
     cause: str | None
     """One line: the message of the last event, the exception, or None."""
     step: str | None = None
-    """The step of inference that did not end, and what computed in it."""
+    """The step of inference that did not end, and its engine or framework."""
 
 
 @final
@@ -212,15 +212,15 @@ def classify_rank(
     )
 
 
-def _as_launched(found: RankExit, record: LaunchRecord) -> RankExit:
-    if found.state == "succeeded":
-        return found
+def _as_launched(rank_exit: RankExit, record: LaunchRecord) -> RankExit:
+    if rank_exit.state == "succeeded":
+        return rank_exit
     if record.problem is not None:
-        return found.model_copy(update={"state": "failed", "reason": record.problem})
-    if record.signal is not None and found.state in ("lost", "signaled"):
-        reason = f"the launcher received {record.signal}, and rank {found.rank} did not end in time"
-        return found.model_copy(update={"state": "cancelled", "reason": reason})
-    return found
+        return rank_exit.model_copy(update={"state": "failed", "reason": record.problem})
+    if record.signal is not None and rank_exit.state in ("lost", "signaled"):
+        reason = f"the launcher received {record.signal}, and rank {rank_exit.rank} did not end in time"
+        return rank_exit.model_copy(update={"state": "cancelled", "reason": reason})
+    return rank_exit
 
 
 def _victims_cancelled(exits: Sequence[RankExit]) -> list[RankExit]:
@@ -241,7 +241,7 @@ def _victims_cancelled(exits: Sequence[RankExit]) -> list[RankExit]:
 
 
 def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
-    """Return the rank whose failure caused the others: it failed by itself, and before them."""
+    """Return the rank whose failure caused the other failures: it failed first, by itself."""
     rest = [rank for rank in ranks if rank.state != "succeeded"]
     return min(rest, key=_priority, default=None)
 
@@ -282,7 +282,7 @@ def classify_job(nodes: Sequence[NodeExit]) -> tuple[NodeState, str | None]:
 
 
 def _node_priority(node: NodeExit) -> tuple[int, bool, int]:
-    """Priority as the first cause: a node whose ranks lost a connection comes after one that was lost."""
+    """Priority as the first cause: a node whose ranks lost a connection comes after a lost node."""
     cause = first_cause(node.ranks)
     is_echo = node.state == "failed" and cause is not None and cause.lost_connection
     priority = _priority(cause)[0] if cause is not None else len(_CAUSES) + 1

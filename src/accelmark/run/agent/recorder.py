@@ -106,10 +106,10 @@ class RecorderProcess:
 
     def others(self, listed: Callable[[], list[psutil.Process]]) -> list[int]:
         """Return which of the processes that ``listed`` returns are not the recorder's; it starts tools meanwhile."""
-        own = self.pids()
-        found = listed()
-        own |= self.pids()
-        return [process.pid for process in found if process.pid not in own and is_alive(process)]
+        own_pids = self.pids()
+        processes = listed()
+        own_pids |= self.pids()
+        return [process.pid for process in processes if process.pid not in own_pids and is_alive(process)]
 
     def pids(self) -> set[int]:
         """Return the processes of the recorder."""

@@ -1,4 +1,4 @@
-"""What the ranks of a stalled job do: process states, stacks, last steps, and the kernel's messages on this host."""
+"""The state of the ranks of a stalled job: processes, stacks, last steps, and the kernel's messages on this host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TELLING: Final = re.compile(
 
 
 def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float], since_s: float) -> StallRecord:
-    """Return what each rank of this host does.
+    """Return the state of each rank of this host.
 
     Args:
         node_dir: the directory with the ranks' logs.
@@ -52,7 +52,7 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
     processes = _rank_processes(pids)
     stacks = _stacks(node_dir, processes)
     with ThreadPoolExecutor(len(processes) or 1) as pool:
-        answers = pool.map(lambda one: _collectives(node_dir, *one), processes.items())
+        answers = pool.map(lambda process: _collectives(node_dir, *process), processes.items())
         collectives = dict(zip_strict(processes, answers))
     ranks = tuple(
         RankStall(
@@ -87,17 +87,17 @@ def _fullness(place: Path) -> str | None:
 
 
 def _rank_processes(pids: Iterable[int]) -> dict[int, int]:
-    """Return the process of each rank, the oldest with its number in the environment, preferably one that answers."""
-    found: dict[int, list[int]] = {}
+    """Return the process of each rank: the oldest with its number in the environment that answers, else the oldest."""
+    by_rank: dict[int, list[int]] = {}
     for pid in sorted(pids, key=_age):
         rank = next((entry[5:] for entry in _text(pid, "environ").split("\0") if entry.startswith("RANK=")), "")
         if rank.isdigit():
-            found.setdefault(int(rank), []).append(pid)
-    return {rank: next(filter(_writes_stacks, pids), pids[0]) for rank, pids in found.items()}
+            by_rank.setdefault(int(rank), []).append(pid)
+    return {rank: next(filter(_writes_stacks, pids), pids[0]) for rank, pids in by_rank.items()}
 
 
 def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
-    """Ask the ranks for the stacks of their threads, which they write to their logs; returns those of main threads."""
+    """Ask the ranks for their threads' stacks, which they write to their logs; return the main threads' stacks."""
     sizes: dict[int, int] = {}
     for rank, pid in processes.items():
         if _state(pid) not in ("T", "t", "Z") and _writes_stacks(pid):

@@ -14,7 +14,7 @@ from accelmark.spec.model import Spec
 from accelmark.spec.plugins.framework import Server
 
 AGENT_MODULE: Final = "accelmark.run.agent.agent"
-"""What launchers start on each host of a job: ``python -m accelmark.run.agent.agent NODE_DIR``."""
+"""The agent that launchers start on each host of a job: ``python -m accelmark.run.agent.agent NODE_DIR``."""
 TASK_FILE: Final = "agent.json"
 IDENTITY_FILE: Final = "agent.pid"
 EXIT_FILE: Final = "exit.json"
@@ -40,7 +40,7 @@ class Limits(Spec):
     min_free_mib: NonNegativeFloat = 32.0
     """Least free disk space in the job's directory."""
     max_log_mib: PositiveFloat = 1024.0
-    """Largest log of a rank: what it prints is kept, copied and read again."""
+    """Largest log of a rank: its output is kept, copied and read again."""
     abandon_s: PositiveFloat | None = None
     """Longest time without a heartbeat of a coordinator; null: no limit, for agents on the coordinator's machine."""
     host_wait_s: NonNegativeFloat = 0.0
@@ -78,7 +78,7 @@ class AgentTask(Spec):
     ranks_per_host: int | None = Field(default=None, ge=1)
     """Ranks on each host; null: one per device."""
     command: tuple[str, ...] = Field(min_length=1)
-    """The command of one rank; ``python`` and ``job.json`` as whole arguments are replaced by those of this host."""
+    """The command of one rank; ``python`` and ``job.json`` as whole arguments are replaced by this host's."""
     job_file: Path
     framework: str
     python: str | None = None

@@ -1,1 +1,1 @@
-"""Virtual environments of frameworks: one each, in which ranks run while the node agent keeps its own Python."""
+"""Virtual environments of frameworks: one for each; ranks run in it while the node agent keeps its own Python."""

@@ -46,7 +46,7 @@ fi
   echo "$2 is missing or older than Python 3.9: set python in the cluster file" >&2; exit 4
 }
 clear=
-[ -f "$1/pyvenv.cfg" ] || clear=--clear  # what is left of a removal that was interrupted
+[ -f "$1/pyvenv.cfg" ] || clear=--clear  # the rest of an interrupted removal
 "$2" -m venv $clear -- "$1" || {
   echo "$2 -m venv failed: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 5
 }
@@ -61,7 +61,7 @@ rm -f -- "$1/pyvenv.cfg"
 find "$1" -mindepth 1 -maxdepth 1 ! -name "$2" -exec rm -rf -- {} +
 rm -rf -- "$1"
 """
-"""Arguments: the directory and the marker, which goes last: what an interrupted removal leaves has it."""
+"""Arguments: the directory and the marker, which is removed last, so that the rest of an interrupted removal has it."""
 _UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
 """pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
 _INSTALL_TIMEOUT_S: Final = 4 * 3600.0
@@ -72,12 +72,12 @@ urlopen(Request(sys.argv[1], headers={"User-Agent": "accelmark"}), timeout=10).c
 """
 """Open the address in the first argument once: pip retries an unreachable index for each package."""
 Report = Callable[[str, str], None]
-"""Called with a host and what is done there."""
+"""Called with a host and the activity there."""
 
 
 @contextmanager
 def host_progress(console: Console) -> Iterator[Report]:
-    """Show what is done on each host and for how long; a line at each change where the output is no terminal."""
+    """Show the activity on each host and its duration; a line at each change where the output is not a terminal."""
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, TaskID] = {}
@@ -96,7 +96,7 @@ def host_progress(console: Console) -> Iterator[Report]:
 @final
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an environment contains, and where its packages come from."""
+    """The content of an environment, and the source of its packages."""
 
     framework: str
     requirements: tuple[str, ...]
@@ -191,7 +191,7 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
 
 
 async def remove(path: Path, host: Host) -> None:
-    """Remove an environment that :func:`create` made; one that does not exist is no error.
+    """Remove an environment that :func:`create` made; that it does not exist is not an error.
 
     Raises HostError: the directory was not made by AccelMark, or cannot be removed.
     """
@@ -223,12 +223,12 @@ async def _all() -> list[str]:
 async def _broken_here(framework: FrameworkSpec) -> list[str]:
     """Return the installed modules of a framework in this Python that cannot be imported."""
     facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
-    found = broken_imports(facts, framework, create_command(framework.name))
-    return [f"{problem.what}: run {problem.hint}" for problem in found]
+    broken = broken_imports(facts, framework, create_command(framework.name))
+    return [f"{problem.what}: run {problem.hint}" for problem in broken]
 
 
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
-    """Return what an environment lacks for a vendor's devices, and its modules that cannot be imported."""
+    """Return the missing parts of an environment for a vendor's devices, and its modules that cannot be imported."""
     framework, path = load_framework(environment.framework), environment.path
     device = known_device(vendor, framework.name)  # None is reported by the inventory
     requirements = (*framework.requires, *(device.requires if device is not None else ()))

@@ -76,8 +76,8 @@ def _submit_module(plan: Plan) -> Any:
 
 def submitted(run: Path) -> SubmittedJob | None:
     """Return the batch job of a run that has no directory (yet); None where it was not submitted."""
-    found = (folder_module(folder, "submit").submitted(run) for folder in _submitting().values())
-    return next((job for job in found if job is not None), None)
+    answers = (folder_module(folder, "submit").submitted(run) for folder in _submitting().values())
+    return next((job for job in answers if job is not None), None)
 
 
 def _submitting() -> dict[str, Folder]:

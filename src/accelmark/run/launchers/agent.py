@@ -21,7 +21,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 
 START_TIMEOUT_S: Final = 120.0
-"""Longest time from starting an agent (a container may have to be set up) to its lock."""
+"""Longest time from starting an agent (which may set up a container) to its lock."""
 _NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE}"
 
 
@@ -38,11 +38,11 @@ class AgentHandle(ABC):
     command: Sequence[str]
     """The command on the host that runs the agent."""
     clean_up: Sequence[str]
-    """The command on the host that ends what a dead agent left behind, and may print a number of processes."""
+    """The command on the host that ends a dead agent's processes, and may print their number."""
     look: Sequence[str]
-    """The command on the host that reports what may have ended an agent: the verb ``state`` of ``onhost``."""
+    """The command on the host that reports possible causes of an agent's end: the verb ``state`` of ``onhost``."""
     prepare: Callable[[], Awaitable[None]]
-    """Delivers to the host what the agent needs; raises AccelmarkError if the host cannot run the job."""
+    """Delivers the agent's files to the host; raises AccelmarkError if the host cannot run the job."""
     started_at: str = field(default_factory=utc_now, init=False)
     exit_code: int | None = field(default=None, init=False)
     """Of the command, where it was a child of this process."""
@@ -70,7 +70,7 @@ class AgentHandle(ABC):
         """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
 
     async def ended(self, *, has_exit: bool = True) -> NodeExit:
-        """Return what the agent recorded of its end; without a record, end what it left behind, and record that.
+        """Return the agent's record of its end; without a record, end its processes, and record that.
 
         An agent that never ran failed, any other is lost.
         """
@@ -91,7 +91,7 @@ class AgentHandle(ABC):
         return self.record("lost", explained(ending) + left)
 
     async def _cause(self) -> str | None:
-        """Return what ended an agent that left no record, as its host or its logs show; None where nothing does."""
+        """Return the cause of the end of an agent without a record, from its host or logs; None where it is unknown."""
         host: dict[str, Any] = {}
         with contextlib.suppress(HostError, ValueError):
             host = json.loads((await self.host.run(self.look)).out)
@@ -105,7 +105,7 @@ class AgentHandle(ABC):
         return cause_among([*host.get("messages", ()), *reversed(lines)]) or ending or _last_error(lines)
 
     async def end_processes(self) -> int:
-        """End what a dead agent left behind on its host; returns the number of processes, 0 where it is unknown."""
+        """End a dead agent's processes on its host; returns their number, 0 where it is unknown."""
         done = await self.host.run(self.clean_up)
         return int(done.out) if done.code == 0 and done.out.strip().isdigit() else 0
 

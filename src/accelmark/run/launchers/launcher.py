@@ -25,7 +25,7 @@ class Launcher(ABC):
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
 
     shared_directory: Path | None = None
-    """A directory that has to exist on every host, below which AccelMark writes; None: it makes its own."""
+    """A directory that must exist on every host, below which AccelMark writes; None: AccelMark makes it."""
 
     reconnect_s: float = 0.0
     """Longest time for which a host may be unreachable before its job is lost."""
@@ -41,7 +41,7 @@ class Launcher(ABC):
         self.run = run
         self.spec = load_launcher(plan.cluster.launcher)
         self.report: Callable[[str], None] = lambda _: None
-        """Receives what the user has to know meanwhile, such as what an allocation waits for."""
+        """Receives messages for the user, such as the reason why an allocation waits."""
         self.work_directory = str(run)
         """The directory below which AccelMark writes on each host."""
 
@@ -57,7 +57,7 @@ class Launcher(ABC):
         return container.python if container is not None else self.python
 
     def python_of(self, framework: str) -> str:
-        """Return the Python that a framework's ranks run with: that of its environment, if it has one."""
+        """Return the Python of a framework's ranks: of its environment, if it has one."""
         return self.plan.cluster.environment_python(framework) or self.rank_python
 
     @property
@@ -132,7 +132,7 @@ class Launcher(ABC):
         return self.sandbox(node).command(self.python, command)
 
     def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
-        """Return the command on a host that ends what a dead agent of a job left behind."""
+        """Return the command on a host that ends the processes of a dead agent of a job."""
         agent = self.agent_module(node)
         ending = replace(
             agent, module="accelmark.run.processes", arguments=(str(node_dir),), environment=self.variables

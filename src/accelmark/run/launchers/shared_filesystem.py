@@ -167,7 +167,7 @@ class CommandAgent(AgentHandle):
         return await self.ended()
 
     async def end_processes(self) -> int:
-        """End what a dead agent left behind, if its host still runs commands."""
+        """End a dead agent's processes, if its host still runs commands."""
         try:
             return await super().end_processes()
         except HostError:

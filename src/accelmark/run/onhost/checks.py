@@ -1,9 +1,9 @@
 """Check a host, for preflight. Each form prints its answer as one line of JSON.
 
 ``probe`` reads a request as one line of JSON, ``packages REQUEST`` has it as its argument; they report the state of the
-host and the packages of this Python. ``state DIRECTORY`` reports what may have ended a node agent that left no record
-in its directory. ``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach ADDRESS
-PORT TOKEN TIMEOUT`` checks that this listener answers.
+host and the packages of this Python. ``state DIRECTORY`` reports possible causes of the end of a node agent that left
+no record in its directory. ``listen PORT TOKEN`` answers connections with the token until standard input ends; ``reach
+ADDRESS PORT TOKEN TIMEOUT`` checks that this listener answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def free_mib(path: str) -> float:
 
 
 def writable(path: str, mounted: str | None) -> str | None:
-    """Return why ``path`` cannot be written, or None; ``mounted`` is a directory above it that has to exist."""
+    """Return why ``path`` cannot be written, or None; ``mounted`` is a directory above it that must exist."""
     if mounted is not None and not os.path.isdir(mounted):
         return "%s is missing" % mounted
     if os.path.exists(path) and os.stat(path).st_uid not in (0, os.geteuid()):
@@ -176,13 +176,13 @@ def versions(distributions: list[str]) -> dict[str, str | None]:
     """Return the installed versions of packages; None where one is not installed."""
     import importlib.metadata  # imported here: slow
 
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for name in distributions:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def modules_of(distribution: str) -> list[str]:
@@ -198,7 +198,7 @@ def modules_of(distribution: str) -> list[str]:
 
 
 def broken(modules: dict[str, list[str]]) -> dict[str, str]:
-    """Import the modules of each name in a process of its own; return those that fail, with the error's last line."""
+    """Import the modules of each name in a separate process; return the failures, with the error's last line."""
     import subprocess
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -213,13 +213,13 @@ def broken(modules: dict[str, list[str]]) -> dict[str, str]:
         for name, imported in modules.items()
         if imported
     }
-    found = {}
+    problems = {}
     for name, process in processes.items():
         _, errors = process.communicate()
         if process.returncode != 0:
             lines = errors.decode(errors="replace").strip().splitlines()
-            found[name] = lines[-1] if lines else "exit code %d" % process.returncode
-    return found
+            problems[name] = lines[-1] if lines else "exit code %d" % process.returncode
+    return problems
 
 
 def packages(request: dict[str, Any]) -> dict[str, object]:
@@ -247,11 +247,11 @@ def report(**values: object) -> None:
 
 def kernel_messages(since_s: float, pattern: re.Pattern[str]) -> tuple[list[str], str | None]:
     """Return the kernel's messages since a time after boot that match, and why they cannot be read, or None."""
-    found: list[str] = []
+    messages: list[str] = []
     try:
         log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return found, "%s: %s" % (KERNEL_LOG, error.strerror)
+        return messages, "%s: %s" % (KERNEL_LOG, error.strerror)
     try:
         while True:
             try:
@@ -261,17 +261,17 @@ def kernel_messages(since_s: float, pattern: re.Pattern[str]) -> tuple[list[str]
             stamp = header.split(",")[2] if header.count(",") > 1 else ""
             line = message.partition("\n")[0]
             if stamp.isdigit() and int(stamp) / 1e6 >= since_s and pattern.search(line):
-                found.append(line)
+                messages.append(line)
     except BlockingIOError:
-        return found, None
+        return messages, None
     except OSError as error:
-        return found, "%s: %s" % (KERNEL_LOG, error.strerror)
+        return messages, "%s: %s" % (KERNEL_LOG, error.strerror)
     finally:
         os.close(log)
 
 
 def state(directory: str) -> dict[str, object]:
-    """Return what may have ended an agent that left no record in its directory."""
+    """Return possible causes of the end of an agent without a record in its directory."""
     code, task = (os.path.join(directory, name) for name in ("agent.code", "agent.json"))
     age_s = time.time() - os.stat(task).st_mtime if os.path.exists(task) else 0.0
     killed, _ = kernel_messages(time.monotonic() - age_s, re.compile(KILLED_FOR_MEMORY))

@@ -136,7 +136,7 @@ class Follower:
 
     def checksums(self) -> dict[str, str]:
         """Return the SHA-256 of every sent file."""
-        found = {}
+        sums = {}
         for name in sorted(self.sent):
             digest = hashlib.sha256()
             try:
@@ -145,8 +145,8 @@ class Follower:
                         digest.update(chunk)
             except FileNotFoundError:
                 continue
-            found[name] = digest.hexdigest()
-        return found
+            sums[name] = digest.hexdigest()
+        return sums
 
 
 def is_locked(path: str) -> bool | None:

@@ -35,7 +35,7 @@ class ImageRecipe:
     present: list[str]
     """The command that exits with 0 where the host has the image."""
     make: list[str]
-    """The command that builds, loads or pulls it; empty where it is a file that has to be there."""
+    """The command that builds, loads or pulls it; empty where it is a file that must exist."""
     archive: Path | None = None
     """The file that it is loaded from; None: it is built or pulled."""
     look_up: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ def require_images(plan: Plan) -> None:
 def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRecipe | None:
     """Return the image of a job, a trainer's own or its framework's; None where it runs natively, or Slurm obtains it.
 
-    It is built from ``context``, the vendor's folder on the host, by default that of this machine.
+    It is built from ``context``, the vendor's folder on the host, by default on this machine.
 
     Raises RequestError: the vendor has no recipe for the job's framework.
     """
@@ -96,9 +96,9 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
     directory = f"{key.framework}_{key.framework_version}" if key.framework_version else key.framework
     recipe = folder / "images" / directory
     if not (recipe / "Dockerfile").is_file():
-        there = ", ".join(sorted(recipe.parent.name for recipe in folder.glob("images/*/Dockerfile"))) or "none"
-        what = f"vendor {vendor!r} has no images/{directory}/Dockerfile"
-        raise RequestError(f"{what} (it has: {there}): add one, or name an image (container.image)")
+        vendors = ", ".join(sorted(recipe.parent.name for recipe in folder.glob("images/*/Dockerfile"))) or "none"
+        problem = f"vendor {vendor!r} has no images/{directory}/Dockerfile"
+        raise RequestError(f"{problem} (it has: {vendors}): add one, or name an image (container.image)")
     content = tree_hash(recipe)
     if container.build_options:
         content = hashlib.sha256("\0".join([content, *container.build_options]).encode()).hexdigest()
@@ -139,8 +139,8 @@ async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None
         (directory / IMAGE_LOG).write_text(made.output, encoding="utf-8", errors="replace")
     if made.code != 0:
         why = error_lines(made.output) or f"exit code {made.code}"
-        what = f"the image {recipe.name} could not be {recipe.origin}: {why}"
-        raise RunError(f"{host.name}: {what}; repeat on that host: {recipe.command}")
+        problem = f"the image {recipe.name} could not be {recipe.origin}: {why}"
+        raise RunError(f"{host.name}: {problem}; repeat on that host: {recipe.command}")
     if recipe.archive is not None and (await host.run(recipe.present)).code != 0:
-        held = ", ".join(_LOADED.findall(made.output)) or "an image without a name"
-        raise RunError(f"{host.name}: {recipe.archive} contains {held}, not {recipe.name} (container.image)")
+        loaded = ", ".join(_LOADED.findall(made.output)) or "an image without a name"
+        raise RunError(f"{host.name}: {recipe.archive} contains {loaded}, not {recipe.name} (container.image)")

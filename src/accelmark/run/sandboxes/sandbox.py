@@ -26,7 +26,7 @@ _DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
 @final
 @dataclass(frozen=True)
 class ModuleCommand:
-    """A module of AccelMark to run in a sandbox, and what it needs there."""
+    """A module of AccelMark to run in a sandbox, and its needs there."""
 
     module: str
     """Argument of :func:`module_command`."""
@@ -56,7 +56,7 @@ class Sandbox:
         return []
 
     def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
-        """Return the command that ends what ``ending.name`` left on a host; ``ending`` finds and ends processes."""
+        """Return the command that ends the processes of ``ending.name`` on a host, by the module ``ending``."""
         return self.command(python, ending)
 
     def image_commands(self) -> list[list[str]]:
@@ -70,7 +70,7 @@ class ContainerSandbox(Sandbox):
 
     spec: ContainerSpec
     vendor: VendorSpec
-    """Declares what its devices need."""
+    """Declares the needs of its devices."""
     image: ImageRecipe | None
     code: PurePosixPath
     """Where AccelMark is on the host, mounted at the same path."""
@@ -92,7 +92,7 @@ class ContainerSandbox(Sandbox):
         return [*command, "--entrypoint", "sh", self.image.name, *self.entered(inside)]
 
     def volumes(self, inside: ModuleCommand) -> list[str]:
-        """Return what is mounted, each as ``host path:container path[:ro]``."""
+        """Return the mounts, each as ``host path:container path[:ro]``."""
         volumes = [*self.vendor.container.mounts, *self.spec.mounts]
         mounted = [mount.split(":")[0] for mount in volumes]
         places = dict.fromkeys(str(path) for path in inside.writable)
@@ -206,7 +206,7 @@ def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path)
 
 
 def model_files(job: JobSpec) -> tuple[Path, ...]:
-    """Return the files that an inference job names by absolute path; containers have to mount them."""
+    """Return the files that an inference job names by absolute path; containers must mount them."""
     if not isinstance(job.work, InferJob):
         return ()
     named = (job.work.settings.exist_onnx_path, job.work.settings.exist_compiler_path)

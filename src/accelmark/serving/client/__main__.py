@@ -42,12 +42,12 @@ class _Client:
         self._output: asyncio.WriteTransport
 
     async def run(self) -> None:
-        """Carry out stages until the input ends or SIGTERM arrives; then give up what is in progress."""
+        """Carry out stages until the input ends or SIGTERM arrives; then give up the requests in progress."""
         loop = asyncio.get_running_loop()
         self._input = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._input), sys.stdin)
         pipe = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what libraries print is no message
+        os.dup2(2, 1)  # output of libraries is not a message
         self._output, output = await loop.connect_write_pipe(_Output, pipe)
         stages = loop.create_task(self._run_stages())
         loop.add_signal_handler(signal.SIGTERM, stages.cancel)

@@ -42,7 +42,7 @@ class Client:
     """Processes that send requests to one service; a context manager, which ends them."""
 
     def __init__(self, target: Endpoint, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
-        """Start the processes, on ``cores`` only where they are given.
+        """Start the processes, on ``cores`` only if given.
 
         Raises:
             RequestError: the target's URL is invalid.
@@ -79,7 +79,7 @@ class Client:
             requests: of an open loop, all, in the order of ``due_s``; else as many as needed are taken.
             load: the stage. The queries of a LoadGen scenario are sent by the first process alone.
             record: called in this thread, as requests end.
-            watch: called several times a second; what it raises ends the stage.
+            watch: called several times a second; its exceptions end the stage.
 
         Whatever ends the stage early (an exception of ``record``, ``watch`` or ``requests``, Ctrl-C): requests in
         progress are given up and recorded as cancelled, the processes end, and the exception is raised.
@@ -103,16 +103,16 @@ class Client:
         first = list(planned if is_open else islice(planned, num_held))
         are_all = is_open or len(first) < num_held
         for process in processes:
-            own = first[process::num_used]
+            share = first[process::num_used]
             slots = None
             if load.concurrency is not None:
                 slots = load.concurrency // num_used + (process < load.concurrency % num_used)
             order = StageOrder(
-                stage=load.stage, slots=slots, until_s=load.until_s, timeout_s=load.timeout_s, num_first=len(own),
+                stage=load.stage, slots=slots, until_s=load.until_s, timeout_s=load.timeout_s, num_first=len(share),
                 loadgen=load.loadgen,
             )  # fmt: skip
             self._send(process, line(order))
-            for request in own:
+            for request in share:
                 self._give(process, request)
         for _ in processes:
             self._receive(watch)
@@ -134,17 +134,17 @@ class Client:
             if not isinstance(message, Done) and not is_over and (further := next(planned, None)) is not None:
                 self._give(process, further)
                 continue
-            for each in {process} if isinstance(message, Done) else {*processes} - closed:
-                closed.add(each)
-                self._send(each, _NO_MORE)
-        duration_s = max(each.end_s for each in done)
+            for pipe in {process} if isinstance(message, Done) else {*processes} - closed:
+                closed.add(pipe)
+                self._send(pipe, _NO_MORE)
+        duration_s = max(pipe.end_s for pipe in done)
         return load.ended(
             begin_ns,
             duration_s,
             num_requests,
-            lag_p50_ms=max((each.lag_p50_ms for each in done if each.lag_p50_ms is not None), default=None),
-            lag_p99_ms=max((each.lag_p99_ms for each in done if each.lag_p99_ms is not None), default=None),
-            client_cpu_share=max(each.cpu_s for each in done) / duration_s if duration_s else 0.0,
+            lag_p50_ms=max((pipe.lag_p50_ms for pipe in done if pipe.lag_p50_ms is not None), default=None),
+            lag_p99_ms=max((pipe.lag_p99_ms for pipe in done if pipe.lag_p99_ms is not None), default=None),
+            client_cpu_share=max(pipe.cpu_s for pipe in done) / duration_s if duration_s else 0.0,
         )
 
     def _give(self, process: int, request: PlannedRequest) -> None:
@@ -217,5 +217,5 @@ class Client:
         for process, pipe in zip_strict(self._processes, self._inputs):
             process.kill()
             process.wait()
-            with contextlib.suppress(BrokenPipeError):  # what it did not read
+            with contextlib.suppress(BrokenPipeError):  # input that it did not read
                 pipe.close()

@@ -36,7 +36,7 @@ class NotSentError(Exception):
 @final
 @dataclass
 class Response:
-    """What arrived for one request. Times are of ``time.monotonic_ns``."""
+    """The data that arrived for a request. Times are of ``time.monotonic_ns``."""
 
     reused: bool
     """Whether its connection had carried requests before."""
@@ -54,7 +54,7 @@ class Response:
     """Called after each piece; it may take itself out."""
     is_complete: bool = False
     is_malformed: bool = False
-    """Whether what arrived is not HTTP."""
+    """Whether the data is not HTTP."""
     error: str | None = None
     """Why it is not complete."""
 
@@ -116,7 +116,7 @@ class Connection(asyncio.BufferedProtocol):
             self._selector.watch(self._socket.fileno(), self._read)
 
     def _read(self) -> None:
-        """Read what arrived."""
+        """Read the data that arrived."""
         if self._socket is None:
             return
         self._arrived_ns = woke_ns = self._selector.woke_ns
@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
         if response is None or response.is_complete or response.error:
             return
         if response.status is not None and not self._has_length and exc is None:
-            response.is_complete = True  # its end is that of the connection
+            response.is_complete = True  # it ends with the connection
             self._finish(None)
         else:
             self._finish(f"connection lost: {first_line(exc) if exc else 'closed by the server'}")
@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
                 response.on_piece()
 
     def on_message_complete(self) -> None:
-        """End the response; those of status 100 to 199 precede the actual one."""
+        """End the response; responses of status 100 to 199 precede the actual response."""
         if self._response is None or self._response.status is None:
             return
         self.is_open = self.is_open and self._parser.should_keep_alive()
@@ -230,7 +230,7 @@ def _arrival_ns(stamps: Sequence[tuple[int, int, bytes]], woke_ns: int) -> int:
 
 @final
 class Connections:
-    """Connections to one URL; one that is idle is used again, the latest first."""
+    """Connections to one URL; idle connections are used again, the latest first."""
 
     def __init__(self, url: str, selector: WakeSelector, token: str | None) -> None:
         parts = urlsplit(url)
@@ -252,7 +252,7 @@ class Connections:
         self._head = "\r\n".join(lines).encode("latin-1") + b"\r\nContent-Length: "
 
     async def post(self, body: bytes, response: Response) -> Response:
-        """Send a request and return what arrived for it, also where the connection was lost.
+        """Send a request and return its response, also where the connection was lost.
 
         A kept connection that the server closes before it answers is replaced once: closing idle connections is its
         right, and no failure. ``response`` is filled as data arrive, so it is of use after a cancellation.

@@ -23,7 +23,7 @@ from accelmark.spec.log.serving import RequestRecord, RequestStatus
 
 _LAG_PERIOD_S: Final = 0.01
 _PAUSE_S: Final = 0.1
-"""Before a slot of a closed loop goes on after a request without any answer, so that a dead server is not flooded."""
+"""Pause of a slot of a closed loop after a request without any answer, so that a dead server is not flooded."""
 
 _HTTP_OK: Final = 200
 _SHOWN_BYTES: Final = 300
@@ -35,14 +35,14 @@ Sendable = tuple[Request, bytes]
 @final
 @dataclass(frozen=True)
 class Exchange:
-    """A request with what arrived for it; times are of ``time.monotonic_ns``."""
+    """A request with its response; times are of ``time.monotonic_ns``."""
 
     request: Request
     due_ns: int
     end_ns: int
     response: Response
     status: RequestStatus | None = None
-    """Where it was given up; null where the response decides."""
+    """Status of a request that was given up; None where the response decides."""
     error: str | None = None
     query: int | None = None
     """LoadGen's id of the request."""
@@ -121,8 +121,8 @@ class StageRunner:
         """Send a request as soon as the one before ended."""
         due_ns = self._begin_ns
         until_ns = self._begin_ns + round(self._order.until_s * 1e9)
-        while due_ns < until_ns and not self._is_cancelled and (found := await self._next()) is not None:
-            exchange = await self._exchange(*found, due_ns)
+        while due_ns < until_ns and not self._is_cancelled and (request := await self._next()) is not None:
+            exchange = await self._exchange(*request, due_ns)
             due_ns = exchange.end_ns
             if exchange.response.status is None and exchange.status != "timed_out":
                 await asyncio.sleep(_PAUSE_S)
@@ -130,10 +130,10 @@ class StageRunner:
 
     async def _send_when_due(self) -> None:
         """Send each request at its time, whatever is in progress."""
-        while (found := await self._next()) is not None:
-            due_ns = self._begin_ns + round((found[0].due_s or 0.0) * 1e9)
+        while (request := await self._next()) is not None:
+            due_ns = self._begin_ns + round((request[0].due_s or 0.0) * 1e9)
             await _sleep_until(due_ns)
-            self._start(self._exchange(*found, due_ns))
+            self._start(self._exchange(*request, due_ns))
 
     async def _send_for(self, run: LoadGenRun) -> None:
         """Send a request for each query of LoadGen, which a thread runs to its end."""
@@ -160,17 +160,17 @@ class StageRunner:
         await ended.wait()
 
     async def _answer(self, query: int, due_ns: int) -> None:
-        if (found := await self._next()) is not None:
-            await self._exchange(*found, due_ns, query)
+        if (request := await self._next()) is not None:
+            await self._exchange(*request, due_ns, query)
 
     async def _next(self) -> Sendable | None:
-        found = await self._waiting.get()
-        if found is None:
+        request = await self._waiting.get()
+        if request is None:
             self._waiting.put_nowait(None)  # for the other slots
-        return found
+        return request
 
     async def _exchange(self, request: Request, body: bytes, due_ns: int, query: int | None = None) -> Exchange:
-        """Send a request, wait for its end, and queue what arrived."""
+        """Send a request, wait for its end, and queue its response."""
         response = Response(reused=False)
         if query is not None:
             response.on_piece = partial(_report_output, query, response)
@@ -180,8 +180,8 @@ class StageRunner:
             await asyncio.wait_for(self._connections.post(body, response), self._order.timeout_s)
         except asyncio.TimeoutError:
             status, error = "timed_out", f"no end within {self._order.timeout_s:g} s"
-        except NotSentError as found:
-            status, error = "dropped", str(found)
+        except NotSentError as failure:
+            status, error = "dropped", str(failure)
         except asyncio.CancelledError:
             status, error = "cancelled", "the run was stopped"
         end_ns = response.end_ns if status is None else time.monotonic_ns()
@@ -216,7 +216,7 @@ def _report_output(query: int, response: Response) -> None:
 
 
 def raise_failure(task: asyncio.Task[Any]) -> None:
-    """Raise what ended the task, to the loop's exception handler."""
+    """Raise the task's exception, to the loop's exception handler."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
 
@@ -291,12 +291,12 @@ def _status(response: Response, stream: Stream, is_stream: bool) -> tuple[Reques
 def _message(body: bytes) -> str:
     """Return the message of an error's body, which most servers send as JSON."""
     try:
-        found = json.loads(body)
+        value = json.loads(body)
     except ValueError:
         return body[:_SHOWN_BYTES].decode("utf-8", errors="replace")
     for name in ("error", "message", "detail"):
-        found = found.get(name, found) if isinstance(found, dict) else found
-    return str(found)[:_SHOWN_BYTES]
+        value = value.get(name, value) if isinstance(value, dict) else value
+    return str(value)[:_SHOWN_BYTES]
 
 
 def _seconds(duration_ns: int) -> float:

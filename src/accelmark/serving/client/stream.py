@@ -19,7 +19,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _EVENTS_AT_ONCE: Final = 64
 """Events that are read before other connections get their turn: about 0.1 ms."""
 _REASONING: Final = ("reasoning_content", "reasoning")
-"""Where servers put what a model writes before its answer."""
+"""Keys of the text that a model writes before its answer."""
 _QUEUE_TIME: Final = ("metrics", "queue_time_ms")
 """Where a server states how long a request waited before it began (vLLM, "Per-Request Metrics")."""
 
@@ -43,7 +43,7 @@ class Stream:
     server_error: str | None = None
     """Message of an error that the server sent as an event."""
     malformed: str | None = None
-    """What is not as the API defines it; nothing after it was read."""
+    """The first violation of the API; later events were not read."""
 
     @property
     def text(self) -> str:
@@ -125,7 +125,7 @@ async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> St
 
 
 def has_output(pieces: Sequence[bytes]) -> bool:
-    """Return whether an event with text is in what has arrived of a body."""
+    """Return whether an event with text is in the received part of a body."""
     stream = Stream()
     for payload, _ in _events(pieces, [0] * len(pieces)):
         if payload.strip() == b"[DONE]":
@@ -150,8 +150,8 @@ def _events(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> Iterator[tup
     pieces, arrivals_ns = pieces[number:], arrivals_ns[number:]
     body, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
     begin = index = 0
-    for found in _EVENT_END.finditer(body):
-        block, begin = body[begin : found.start()], found.end()
+    for match in _EVENT_END.finditer(body):
+        block, begin = body[begin : match.start()], match.end()
         index = bisect_left(ends, begin, index)
         if payload := _payload(block):
             yield payload, arrivals_ns[index]
@@ -167,7 +167,7 @@ def _payload(block: bytes) -> bytes:
 
 
 def _values(payloads: Sequence[bytes]) -> list[Any]:
-    """Parse JSON in one call, since calls cost more than bytes; the value of what is not JSON is its ValueError."""
+    """Parse JSON in one call, since calls cost more than bytes; other texts become their ValueError."""
     texts = [b"null" if payload.strip() == b"[DONE]" else payload for payload in payloads]
     try:
         values: list[Any] = from_json(b"[%b]" % b",".join(texts))
@@ -196,5 +196,5 @@ def _text_of(choice: dict[str, Any]) -> str:
 
 
 def _count(usage: dict[str, Any], name: str, before: int | None) -> int | None:
-    found = usage.get(name)
-    return found if isinstance(found, int) and found >= 0 else before
+    count = usage.get(name)
+    return count if isinstance(count, int) and count >= 0 else before

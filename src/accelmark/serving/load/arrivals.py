@@ -26,7 +26,7 @@ class _TraceLine(Spec):
 @final
 @dataclass(frozen=True)
 class Due:
-    """When a request is due, and what a trace says about it."""
+    """When a request is due, and its entry in a trace."""
 
     due_s: float
     """Seconds from the beginning of the stage."""
@@ -65,25 +65,27 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
         DataError: the file cannot be read, a line is not such an object (the message has its number), or all requests
             but the first are due later.
     """
-    found: list[_TraceLine] = []
+    lines: list[_TraceLine] = []
     for number, text in numbered_lines(file):
         try:
-            found.append(_TraceLine.model_validate(json.loads(text)))
+            lines.append(_TraceLine.model_validate(json.loads(text)))
         except ValidationError as error:
             raise DataError(f"{file}:{number}: {first_error(error)}") from error
         except ValueError as error:
             raise DataError(f"{file}:{number}: not JSON: {error}") from error
-        if len(found) > 1 and found[-1].timestamp < found[-2].timestamp:
-            raise DataError(f"{file}:{number}: timestamp {found[-1].timestamp:g} is before that of the line before")
-    if not found:
+        if len(lines) > 1 and lines[-1].timestamp < lines[-2].timestamp:
+            raise DataError(
+                f"{file}:{number}: timestamp {lines[-1].timestamp:g} is before the timestamp of the line before"
+            )
+    if not lines:
         raise DataError(f"{file}: has no requests")
-    begin_s = found[0].timestamp
-    due = (Due(line.timestamp - begin_s, line.input_tokens, line.output_tokens) for line in found)
-    kept = [each for each in due if each.due_s < duration_s]
-    if len(kept) == 1 < len(found):
-        what = f"only the first of {len(found)} requests is due within {duration_s:g} s (load.duration_s)"
-        raise DataError(f"{file}: {what}; timestamp is in seconds")
-    return kept
+    begin_s = lines[0].timestamp
+    due = (Due(line.timestamp - begin_s, line.input_tokens, line.output_tokens) for line in lines)
+    in_stage = [each for each in due if each.due_s < duration_s]
+    if len(in_stage) == 1 < len(lines):
+        problem = f"only the first of {len(lines)} requests is due within {duration_s:g} s (load.duration_s)"
+        raise DataError(f"{file}: {problem}; timestamp is in seconds")
+    return in_stage
 
 
 def numbered_lines(file: Path) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""All stages of a run: warm-up, those of the settings, and the search for the highest rate."""
+"""All stages of a run: warm-up, the stages of the settings, and the search for the highest rate."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class LoadPlan:
         return self._num_stages - 1
 
     def _requests(self, due: Sequence[Due] | None, pair: Pair) -> Iterator[PlannedRequest]:
-        """Yield the requests at the given times, or those of a closed loop without end."""
+        """Yield the requests at the given times, or requests of a closed loop without end."""
         input_tokens, output_tokens = pair or (None, None)
         for number in count() if due is None else range(len(due)):
             at = Due(0.0) if due is None else due[number]

@@ -28,7 +28,7 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class PromptModel(Protocol):
-    """What prompts need of the served model."""
+    """The parts of the served model that prompts need."""
 
     @property
     def tokens(self) -> Encode | None:
@@ -112,8 +112,8 @@ class TextPrompts:
         self._num_drawn = 0
         needed = longest(settings.input) or settings.input.min or 1
         if len(self._units) < max(needed, settings.shared_prefix_tokens) + 1:
-            what = f"the text has {len(self._units)} tokens, prompts.input needs more than {needed}"
-            raise DataError(f"prompts: {what}: set a shorter input, or prompts.file to a longer text")
+            problem = f"the text has {len(self._units)} tokens, prompts.input needs more than {needed}"
+            raise DataError(f"prompts: {problem}: set a shorter input, or prompts.file to a longer text")
         self._prefixes = [""]
         if settings.shared_prefix_tokens:
             self._prefixes = [self._window(settings.shared_prefix_tokens, "") for _ in range(settings.num_prefixes)]
@@ -141,13 +141,13 @@ class TextPrompts:
         repeated = ""
         for _ in range(_TRIES):
             begin = int(self._rng.integers(len(self._units) - length + 1))
-            found = self._units.window(begin, length, prefix)
-            if found is None:
+            text = self._units.window(begin, length, prefix)
+            if text is None:
                 continue
-            if found not in self._used:
-                self._used.add(found)
-                return found
-            repeated = found
+            if text not in self._used:
+                self._used.add(text)
+                return text
+            repeated = text
         if repeated and self._settings.repeat:
             return repeated
         why = "all windows that were drawn are in use already" if repeated else "no window has exactly that length"
@@ -175,12 +175,12 @@ class _Units:
             return " ".join(([prefix] if prefix else []) + words)
         num_taken = max(1, length - (len(self._encode(prefix)) if prefix else 0))
         for _ in range(_CORRECTIONS):
-            found = prefix + self._decode(self._tokens[begin : begin + num_taken])
-            if _REPLACEMENT in found:  # begins or ends within a character
+            text = prefix + self._decode(self._tokens[begin : begin + num_taken])
+            if _REPLACEMENT in text:  # begins or ends within a character
                 return None
-            excess = len(self._encode(found)) - length
+            excess = len(self._encode(text)) - length
             if excess == 0:
-                return found
+                return text
             num_taken -= excess
             if num_taken < 1 or begin + num_taken > len(self._tokens):
                 return None
@@ -198,7 +198,7 @@ class FilePrompts:
         self._entries = entries
         places: dict[str, int] = {}
         self._numbers = [places.setdefault(json.dumps(each.content), place) for place, each in enumerate(entries)]
-        """Number of each entry's prompt: that of the first entry with the same content."""
+        """Number of each entry's prompt: the number of the first entry with the same content."""
         self._rng = rng
         self._where = where
         self._next = 0

@@ -9,7 +9,7 @@ from typing import Final, final
 
 MAX_STEPS: Final = 14
 EXPECTED_STEPS: Final = 6
-"""Steps of a search whose first rate holds and whose second one does not, or the other way round."""
+"""Steps of a search whose first rate holds and second rate does not, or the other way round."""
 PRECISION: Final = 0.05
 """Relative distance of the highest rate that holds from the lowest that does not, at which the search ends."""
 
@@ -45,8 +45,8 @@ def search_rate(
 ) -> RateSearch:
     """Search from ``first``: double (or halve) until the answer changes, then bisect in the logarithm.
 
-    ``holds`` gets a rate, and how many further steps are likely. A rate above one that failed is never tried, nor one
-    below one that holds, nor one below ``least``. ``held`` is a rate that is known to hold: the search
+    ``holds`` gets a rate, and how many further steps are likely. No rate is tried above a failed rate, nor
+    below a rate that holds, nor below ``least``. ``held`` is a rate that is known to hold: the search
     begins at twice it.
     """
     rate = held

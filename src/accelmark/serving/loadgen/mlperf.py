@@ -67,8 +67,8 @@ class LoadGenLog:
         """Return LoadGen's reason for an invalid run; None for a valid one."""
         if self.valid:
             return None
-        found = (self.values.get(key) for key in _REASONS)
-        reasons = (" ".join(str(each or "").replace("*", " ").split()) for each in found)
+        texts = (self.values.get(key) for key in _REASONS)
+        reasons = (" ".join(str(each or "").replace("*", " ").split()) for each in texts)
         return "; ".join(each for each in reasons if each) or "LoadGen reports no reason"
 
     def number(self, key: str) -> float | None:
@@ -90,8 +90,8 @@ class LoadGenLog:
         return self._percentiles_ms("result_time_per_output_token_{}_percentile_ns")
 
     def _percentiles_ms(self, key: str) -> dict[str, float]:
-        found = {name: self.number(key.format(share)) for name, share in _PERCENTILES.items()}
-        return {name: value / _NS_IN_MS for name, value in found.items() if value is not None}
+        latencies = {name: self.number(key.format(share)) for name, share in _PERCENTILES.items()}
+        return {name: value / _NS_IN_MS for name, value in latencies.items() if value is not None}
 
 
 def run_token_loadgen(run: LoadGenRun, issue: Callable[[Sequence[int]], None]) -> None:
@@ -167,8 +167,8 @@ def library() -> Any:
         import mlperf_loadgen
     except ImportError as error:
         install = pip_install(["mlcommons-loadgen"])
-        what = f"scenarios need LoadGen, which cannot be imported ({error}): run {install}"
-        raise RunError(what) from error
+        problem = f"scenarios need LoadGen, which cannot be imported ({error}): run {install}"
+        raise RunError(problem) from error
     return mlperf_loadgen
 
 

@@ -1,4 +1,4 @@
-"""Run LoadGen's Server and Offline scenarios with token latencies; the requests are those of a stage of the load."""
+"""Run LoadGen's Server and Offline scenarios with token latencies; the requests are a stage's of the load."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TokenScenarios:
     def _run(self, name: TokenScenario, expected: LoadGenSettings, folder: str, later_s: float) -> _Run:
         settings, rate = self.settings, expected.queries_per_s
         waits_s = _OFFLINE_WAIT * expected.min_duration_s if name == "offline" else 0.0
-        wanted = max(expected.min_queries, round(expected.min_duration_s * rate))
+        num_queries = max(expected.min_queries, round(expected.min_duration_s * rate))
         log_dir = self.node_dir / "loadgen" / name / folder
         load = Load(
             stage=self.plan.next_stage(),
@@ -131,7 +131,7 @@ class TokenScenarios:
             rate=rate if name == "server" else None,
             later_s=later_s,
             loadgen=LoadGenRun(name, expected, log_dir, self.stages.tokenizer_dir),
-            num_drawn=round(wanted * _HEADROOM),
+            num_drawn=round(num_queries * _HEADROOM),
         )
         stage, records = self.stages.run(load, self.plan.fresh_requests())
         failed = [each for each in records if each.status != "ok" or (_num_tokens(each) or 0) < MIN_TOKENS]

@@ -50,7 +50,7 @@ class Conversations:
     """The samples of the JSON file in ``conversations``; ``image`` is a path in ``images``, absent where there is none.
 
     Raises:
-        DataError: there is not one file, or it is no JSON list.
+        DataError: there is not exactly one file, or it is not a JSON list.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,7 +63,7 @@ class Conversations:
         except (OSError, ValueError) as error:
             raise DataError(f"{self._file}: cannot be read as JSON: {error}") from error
         if not isinstance(self._samples, list) or not self._samples:
-            raise DataError(f"{self._file}: is no list of samples")
+            raise DataError(f"{self._file}: is not a list of samples")
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -83,7 +83,7 @@ class Conversations:
             turns = [(str(turn["from"]), str(turn["value"])) for turn in sample["conversations"]]
             has_image = "image" in sample
         except (KeyError, TypeError) as error:
-            raise DataError(f"{self.where(index)}: is no conversation: {type(error).__name__}: {error}") from error
+            raise DataError(f"{self.where(index)}: is not a conversation: {type(error).__name__}: {error}") from error
         roles = tuple(role for role, _ in turns)
         if not turns or roles != _ROLES * (len(turns) // 2):
             raise DataError(

@@ -51,10 +51,10 @@ class ImageConversation(ByteImageNetwork):
         words = model.language_model.embed_tokens(tokens)
         is_image = tokens == IMAGE
         places = (is_image.cumsum(1) - 1).clamp(0, features.shape[1] - 1)
-        found = features.gather(1, places[..., None].expand_as(words)).to(words.dtype)
-        given = torch.where(is_image[..., None], found, words)
+        image_states = features.gather(1, places[..., None].expand_as(words)).to(words.dtype)
+        embedded = torch.where(is_image[..., None], image_states, words)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        hidden = model.language_model(inputs_embeds=given, position_ids=positions, use_cache=False).last_hidden_state
+        hidden = model.language_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
         logits: Tensor = self.net.lm_head(hidden)
         return logits
 
@@ -102,8 +102,8 @@ class Answers:
             if begin:
                 ids += [IMAGE] * self._features
                 labels += [IGNORED] * self._features
-            found = self._tokenizer.encode(part, add_special_tokens=not begin)
-            for token, (first, last) in zip_strict(found.ids, found.offsets):
+            encoding = self._tokenizer.encode(part, add_special_tokens=not begin)
+            for token, (first, last) in zip_strict(encoding.ids, encoding.offsets):
                 is_answer = any(begin + first < end and begin + last > start for start, end in answers)
                 ids.append(token)
                 labels.append(token if is_answer else IGNORED)
@@ -138,14 +138,14 @@ class ImageAnswers(TaskFamily):
     def configured(self, vision: CLIPVisionConfig, text: Mapping[str, Any], **values: Any) -> LlavaConfig:
         """Return a configuration with a Llama of the settings' size; ``text`` has further arguments of it."""
         config: Any = LlavaConfig  # which does not declare attn_implementation
-        found: LlavaConfig = config(
+        checked: LlavaConfig = config(
             vision_config=vision,
             text_config=LlamaConfig(**self.dimensions(), **text),
             image_token_index=IMAGE,
             attn_implementation={"text_config": CAUSAL, "vision_config": "sdpa"},
             **values,
         )
-        return found
+        return checked
 
     def initialize(self, net: LlavaForConditionalGeneration) -> None:
         """Give a model of the meta device its initial weights on the CPU."""
@@ -261,9 +261,9 @@ def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:
     path = directory / "projector" / "mm_projector.bin"
     names = {"model.mm_projector.0": "linear_1", "model.mm_projector.2": "linear_2"}
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        parts = torch.load(path, map_location="cpu", weights_only=True)
         state = {
-            f"{names[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": part.float() for name, part in found.items()
+            f"{names[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": part.float() for name, part in parts.items()
         }
         net.model.multi_modal_projector.load_state_dict(state, assign=True)
     except (OSError, RuntimeError, KeyError, AttributeError, EOFError, UnpicklingError) as error:

@@ -52,7 +52,7 @@ class Scene:
         return self.resized(max(1, round(self.image.width * scale)), max(1, round(self.image.height * scale)))
 
     def cropped(self, left: int, top: int, width: int, height: int) -> Scene:
-        """Return a part, with what is inside it of the boxes; boxes without a pixel in it are left out."""
+        """Return a part, with the parts of the boxes inside it; boxes without a pixel in it are left out."""
         boxes = np.clip(self.boxes - [left, top, left, top], 0, [width, height, width, height])
         inside = (boxes[:, 2:] - boxes[:, :2]).min(1, initial=np.inf) >= 1
         image = self.image.crop((left, top, left + width, top + height))
@@ -82,7 +82,7 @@ def chosen(values: Sequence[T], uniform: Uniform) -> T:
 def multi_scale(scene: Scene, side: int, longest: int, uniform: Uniform) -> Scene:
     """Augment as DETR (Carion et al. 2020, arXiv:2005.12872, section 4): a flip, and one of 11 sizes, cropped or not.
 
-    ``side`` is the largest shorter side; all sizes are in proportion to those of the paper with 800 pixels.
+    ``side`` is the largest shorter side; all sizes are in proportion to the paper's sizes for 800 pixels.
     """
     scene = scene.flipped() if uniform() < 0.5 else scene
     sides = [round(side * part / 25) for part in range(15, 26)]
@@ -134,8 +134,8 @@ def overlapping_crop(scene: Scene, uniform: Uniform) -> Scene:
         centres = (scene.boxes[:, :2] + scene.boxes[:, 2:]) / 2
         inside = ((centres > crop[:2]) & (centres < crop[2:])).all(1)
         if inside.any() and overlaps(scene.boxes[inside], crop).max() >= least:
-            kept = replace(scene, boxes=scene.boxes[inside], labels=scene.labels[inside], crowd=scene.crowd[inside])
-            return kept.cropped(left, top, width, height)
+            selected = replace(scene, boxes=scene.boxes[inside], labels=scene.labels[inside], crowd=scene.crowd[inside])
+            return selected.cropped(left, top, width, height)
     return scene
 
 
@@ -191,16 +191,16 @@ class BoxedImages:
             images = {image["id"]: image for image in content["images"]}
             sizes = {each: (image["width"], image["height"]) for each, image in images.items()}
             labels = self._labels([each["id"] for each in content["categories"]], num_classes)
-            found: dict[int, list[tuple[float, ...]]] = {each: [] for each in images}
+            rows: dict[int, list[tuple[float, ...]]] = {each: [] for each in images}
             for annotation in content["annotations"]:
                 row = self._row(annotation, images, labels)
                 if not train or (not row[5] and row[2] > row[0] and row[3] > row[1]):
-                    found[annotation["image_id"]].append(row)
+                    rows[annotation["image_id"]].append(row)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self._file}: is not in COCO's format: {type(error).__name__}: {error}") from error
-        kept = [number for number in sorted(images) if found[number] or not train]
-        self._images = [(str(images[each]["file_name"]), sizes[each]) for each in kept]
-        self._boxes = [np.array(found[each], np.float64).reshape(-1, 6) for each in kept]
+        numbers = [number for number in sorted(images) if rows[number] or not train]
+        self._images = [(str(images[each]["file_name"]), sizes[each]) for each in numbers]
+        self._boxes = [np.array(rows[each], np.float64).reshape(-1, 6) for each in numbers]
 
     def __len__(self) -> int:
         return len(self._images)
@@ -211,8 +211,8 @@ class BoxedImages:
         with opened_image(path) as file:
             image = file.convert("RGB")
         if image.size != (stated := self._images[index][1]):
-            found, expected = (f"{width} x {height}" for width, height in (image.size, stated))
-            raise DataError(f"{path}: has {found} pixels, {self._file} states {expected}: was it resized?")
+            actual, expected = (f"{width} x {height}" for width, height in (image.size, stated))
+            raise DataError(f"{path}: has {actual} pixels, {self._file} states {expected}: was it resized?")
         rows = self._boxes[index]
         limits = np.array([*image.size, *image.size])
         return Scene(image, np.clip(rows[:, :4], 0, limits), rows[:, 4].astype(np.int64), rows[:, 5].astype(np.int64))

@@ -42,14 +42,14 @@ def box_precision(boxes: Rows, detections: Rows) -> dict[str, float]:
     }
     with redirect_stdout(StringIO()):  # which pycocotools fills with its progress
         truth.createIndex()
-        found: Any = COCOeval(truth, truth.loadRes(detections), "bbox") if len(detections) else None
-        if found is None:
+        evaluation: Any = COCOeval(truth, truth.loadRes(detections), "bbox") if len(detections) else None
+        if evaluation is None:
             return {"map": 0.0, "map50": 0.0}
-        found.params.maxDets = [100]
-        found.params.areaRng, found.params.areaRngLbl = [[0, 1e10]], ["all"]
-        found.evaluate()
-        found.accumulate()
-    precision = found.eval["precision"]
+        evaluation.params.maxDets = [100]
+        evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    precision = evaluation.eval["precision"]
     return {"map": _mean(precision), "map50": _mean(precision[0])}
 
 
@@ -67,8 +67,8 @@ def mean_overlap(segments: Rows) -> dict[str, float]:
     """
     classes = segments[:, 0].astype(np.int64)
     sums = np.stack([np.bincount(classes, column) for column in segments[:, 1:].T])
-    shared, truth, found = sums
-    union = truth + found - shared
+    shared, truth, predicted = sums
+    union = truth + predicted - shared
     present = union > 0
     return {
         "miou": float((shared[present] / union[present]).mean()),

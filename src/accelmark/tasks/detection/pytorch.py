@@ -35,8 +35,8 @@ class Detector(ByteImageNetwork):
     def forward(self, image: Tensor, mask: Tensor, labels: Labels | None = None) -> dict[str, Tensor]:
         """Return ``logits`` and ``pred_boxes`` for each query, and with labels also ``loss``."""
         pixels = self.normalised(image) * mask[:, None]
-        found = self.net(pixel_values=pixels, pixel_mask=mask, labels=labels)
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        outputs = self.net(pixel_values=pixels, pixel_mask=mask, labels=labels)
+        return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
 
 
 @final
@@ -93,13 +93,13 @@ class Detection(DenseTask):
             return batch
         part = self.scales[int(torch.randint(len(self.scales), (), generator=random))]
         side = self.number("image_size") * part // 20 // 32 * 32
-        given = {"image": batch["image"], "mask": batch["mask"][:, None]}
-        scaled = {name: F.interpolate(each.float(), size=(side, side)).to(torch.uint8) for name, each in given.items()}
+        images = {"image": batch["image"], "mask": batch["mask"][:, None]}
+        scaled = {name: F.interpolate(each.float(), size=(side, side)).to(torch.uint8) for name, each in images.items()}
         return {**batch, "image": scaled["image"], "mask": scaled["mask"][:, 0]}
 
     @property
     def synthetic_size(self) -> tuple[int, int]:
-        """Height and width of made-up images."""
+        """Height and width of synthetic images."""
         return self.number("image_size"), self.number("image_size")
 
     def build_model(self) -> nn.Module:
@@ -131,7 +131,7 @@ class Detection(DenseTask):
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's own loss; boxes are normalised by those of the rank's batch.
+        """Return the model's own loss; boxes are normalised by the boxes of the rank's batch.
 
         On the meta device it is ``sum_of_outputs``.
         """
@@ -147,9 +147,9 @@ class Detection(DenseTask):
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the boxes of the images and those detected, in pixels of the files, as rows of ``box_precision``."""
-        found = model(batch["image"], batch["mask"])
-        score, label, query = self.scored(found["logits"].float())
-        detected = torch.gather(found["pred_boxes"].float(), 1, query[:, :, None].expand(-1, -1, 4))
+        outputs = model(batch["image"], batch["mask"])
+        score, label, query = self.scored(outputs["logits"].float())
+        detected = torch.gather(outputs["pred_boxes"].float(), 1, query[:, :, None].expand(-1, -1, 4))
         return {"images": torch.ones_like(batch["index"]).sum(), **precision_rows(score, label, detected, batch)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

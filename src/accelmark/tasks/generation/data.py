@@ -6,12 +6,13 @@ import tarfile
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from accelmark.datasets.shards import bytes_at
 from accelmark.spec.errors import DataError
 from accelmark.train.batches import Arrays
 
@@ -42,7 +43,7 @@ class CaptionedLatents:
         where = f"{path}: sample at byte {places[0]}"
         try:
             with path.open("rb") as file:
-                moments, text = (_bytes_at(file, *places[start : start + 2]) for start in (0, 2))
+                moments, text = (bytes_at(file, *places[start : start + 2]) for start in (0, 2))
             array = np.load(BytesIO(moments), allow_pickle=False)
             caption = text.decode("utf-8").strip()
         except (OSError, ValueError) as error:
@@ -53,26 +54,21 @@ class CaptionedLatents:
         return array.astype(np.float32), caption
 
 
-def _bytes_at(file: IO[bytes], offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)
-
-
 def _places(path: Path, number: int) -> npt.NDArray[np.int64]:
     """Return shard, offset and size of the moments, and offset and size of the caption of each sample."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    members: dict[str, dict[str, tuple[int, int]]] = {}
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 key, _, suffix = member.name.rpartition(".")
                 if member.isreg() and suffix in _SUFFIXES:
-                    found.setdefault(key, {})[suffix] = member.offset_data, member.size
+                    members.setdefault(key, {})[suffix] = member.offset_data, member.size
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{path}: is not a readable tar archive: {error}") from error
-    for key, parts in found.items():
+    for key, parts in members.items():
         if missing := [suffix for suffix in _SUFFIXES if suffix not in parts]:
             raise DataError(f"{path}: has no {key}.{missing[0]}")
-    rows = [(number, *parts["npy"], *parts["txt"]) for parts in found.values()]
+    rows = [(number, *parts["npy"], *parts["txt"]) for parts in members.values()]
     return np.array(rows, np.int64).reshape(-1, 5)
 
 

@@ -32,8 +32,8 @@ class VelocityPrediction(TaskFamily):
 
     def _errors(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean squared error of each sample."""
-        found, wanted = self.velocities(model, batch)
-        return F.mse_loss(found.float(), wanted.float(), reduction="none").mean((1, 2, 3))
+        predicted, target = self.velocities(model, batch)
+        return F.mse_loss(predicted.float(), target.float(), reduction="none").mean((1, 2, 3))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean squared error."""
@@ -73,8 +73,8 @@ class Denoiser(nn.Module):
         self.text_encoder: Any = text_encoder.requires_grad_(False)
         low, high = (each**0.5 for each in BETAS)
         # The device is named: after a from_pretrained() of transformers 5.23, linspace may ignore the default one.
-        kept = (1 - torch.linspace(low, high, STEPS, device=torch.get_default_device()) ** 2).cumprod(0)
-        self.register_buffer("kept", kept, persistent=False)
+        signal = (1 - torch.linspace(low, high, STEPS, device=torch.get_default_device()) ** 2).cumprod(0)
+        self.register_buffer("kept", signal, persistent=False)
 
     def forward(self, latent: Tensor, noise: Tensor, step: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return predicted and actual velocity, of the shape of ``latent``; ``step`` is from 0 to 999."""
@@ -82,8 +82,8 @@ class Denoiser(nn.Module):
         signal, spread = kept.sqrt(), (1 - kept).sqrt()
         with torch.no_grad():
             context = self.text_encoder(input_ids=tokens).last_hidden_state
-        found: Tensor = self.net(signal * latent + spread * noise, step, context).sample
-        return found, signal * noise - spread * latent
+        velocity: Tensor = self.net(signal * latent + spread * noise, step, context).sample
+        return velocity, signal * noise - spread * latent
 
 
 @final
@@ -155,8 +155,8 @@ class Diffusion(VelocityPrediction):
 
     def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return predicted and actual velocities."""
-        found, wanted = model(batch["latent"], batch["noise"], batch["step"], batch["tokens"])
-        return found, wanted
+        predicted, target = model(batch["latent"], batch["noise"], batch["step"], batch["tokens"])
+        return predicted, target
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Scale the learning rate by global batch / ``lr_batch_size``."""
@@ -184,19 +184,19 @@ class FlowMatcher(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the predicted velocity, of the shape of ``latent``; at ``time`` 0 there is no noise."""
         latent, time = batch["latent"], batch["time"]
-        given = torch.lerp(latent, batch["noise"], time.view(-1, 1, 1, 1))
+        mixed = torch.lerp(latent, batch["noise"], time.view(-1, 1, 1, 1))
         side = latent.shape[2] // 2
         rows, columns = torch.meshgrid(*[torch.arange(side, device=latent.device)] * 2, indexing="ij")
         places = torch.stack([torch.zeros_like(rows), rows, columns], 2).flatten(0, 1)
-        found = self.net(
-            hidden_states=F.pixel_unshuffle(given, 2).flatten(2).transpose(1, 2),
+        predicted = self.net(
+            hidden_states=F.pixel_unshuffle(mixed, 2).flatten(2).transpose(1, 2),
             encoder_hidden_states=batch["words"].to(latent.dtype),
             pooled_projections=batch["caption"].to(latent.dtype),
             timestep=time,
             img_ids=places,
             txt_ids=places.new_zeros(batch["words"].shape[1], 3),
         ).sample
-        velocity: Tensor = F.pixel_shuffle(found.transpose(1, 2).unflatten(2, (side, side)), 2)
+        velocity: Tensor = F.pixel_shuffle(predicted.transpose(1, 2).unflatten(2, (side, side)), 2)
         return velocity
 
 
@@ -234,8 +234,8 @@ class FlowSamples:
 
         In training a tenth of the captions is replaced by the empty one, and times are drawn evenly from 0 to 1.
         """
-        found = {name: torch.from_numpy(array) for name, array in self._rows.read(index).items()}
-        arrays = {name: part.view(torch.bfloat16) for name, part in found.items() if part.ndim}
+        tensors = {name: torch.from_numpy(array) for name, array in self._rows.read(index).items()}
+        arrays = {name: part.view(torch.bfloat16) for name, part in tensors.items() if part.ndim}
         mean, log_variance = arrays["mean"].float(), arrays["logvar"].float()
         drawn, noise = torch.randn(2, *mean.shape, generator=random)
         texts: Mapping[str, Tensor] = {"words": arrays["t5_encodings"], "caption": arrays["clip_encodings"]}
@@ -243,7 +243,7 @@ class FlowSamples:
             time = torch.rand((), generator=random)
             texts = self._empty if torch.rand((), generator=random) < EMPTY_SHARE else texts
         else:
-            time = found["timestep"] / EVAL_TIMES
+            time = tensors["timestep"] / EVAL_TIMES
         latent = _FLOW_SCALE * (mean + (log_variance / 2).exp() * drawn - _FLOW_SHIFT)
         return {"latent": latent, "noise": noise, "time": time.float(), **texts}
 

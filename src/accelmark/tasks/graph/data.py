@@ -122,7 +122,7 @@ def sample_neighbourhood(
 def synthetic_trees(
     relations: Sequence[Relation], kind: str, count: int, fan_out: Sequence[int], degree: int
 ) -> Neighbourhood:
-    """Return a neighbourhood of ``count`` seeds in which each edge comes from a node of its own.
+    """Return a neighbourhood of ``count`` seeds in which each edge comes from another node.
 
     Into each node lead ``degree`` edges of each relation, or as many as ``fan_out`` allows.
     """
@@ -132,10 +132,10 @@ def synthetic_trees(
     for most in fan_out:
         new, drawn = dict.fromkeys(kinds, 0), min(most, degree)
         for relation in relations:
-            found = np.arange(sizes[relation.target][-1] * drawn)
-            sources = sum(sizes[relation.source]) + new[relation.source] + found
-            edges[relation].append(np.stack([sources, sum(sizes[relation.target][:-1]) + found // drawn]))
-            new[relation.source] += len(found)
+            numbers = np.arange(sizes[relation.target][-1] * drawn)
+            sources = sum(sizes[relation.source]) + new[relation.source] + numbers
+            edges[relation].append(np.stack([sources, sum(sizes[relation.target][:-1]) + numbers // drawn]))
+            new[relation.source] += len(numbers)
         for each in kinds:
             sizes[each].append(new[each])
-    return Neighbourhood({each: [np.arange(size) for size in found] for each, found in sizes.items()}, edges)
+    return Neighbourhood({each: [np.arange(size) for size in numbers] for each, numbers in sizes.items()}, edges)

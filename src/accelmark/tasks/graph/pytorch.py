@@ -106,13 +106,13 @@ class LabelledGraph:
             raise DataError(f"{self.where}: node {wrong[0]} is to be classified; {kind!r} has {len(self.labels)} nodes")
         counts = {each: len(features) for each, features in self.features.items()}
         try:
-            found = sample_neighbourhood(self.edges, counts, seeds, kind, fan_out, random)
+            trees = sample_neighbourhood(self.edges, counts, seeds, kind, fan_out, random)
         except DataError as error:
             raise DataError(f"{self.where}: {error}") from error
         labels = np.asarray(self.labels[seeds], np.float64)
         if len(wrong := seeds[~((labels >= 0) & (labels < classes))]):
             raise DataError(f"{self.where}: node {wrong[0]} of type {kind!r} has no class from 0 to {classes - 1}")
-        return {**found.features(self.features), **found.edge_arrays(), "label": labels.astype(np.int64)}
+        return {**trees.features(self.features), **trees.edge_arrays(), "label": labels.astype(np.int64)}
 
 
 @final
@@ -125,11 +125,7 @@ class NeighbourhoodBatches:
         self._case, self._graph, self._seeds = case, graph, seeds
         place = case.place
         self._share = Share(len(seeds), batch_size, place, train)
-
-    @property
-    def num_samples(self) -> int:
-        """Seeds of one epoch over all ranks."""
-        return self._share.num_samples
+        self.num_samples = self._share.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over this rank's batches; neighbourhoods follow from seed, epoch, rank and batch only."""
@@ -190,24 +186,24 @@ class NodeClassification(Classification):
         """Return random features and classes; each node of the neighbourhoods has two edges of each relation."""
         random, width = generator_for(self.place.seed), self.number("num_features")
         relations = [Relation.parse(each) for each in self.relations]
-        found = synthetic_trees(relations, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
-        counts = {f"{kind}.{hop}": len(ids) for kind, hops in found.nodes.items() for hop, ids in enumerate(hops)}
+        trees = synthetic_trees(relations, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
+        counts = {f"{kind}.{hop}": len(ids) for kind, hops in trees.nodes.items() for hop, ids in enumerate(hops)}
         return {
             **{name: torch.randn(count, width, generator=random) for name, count in counts.items()},
-            **{name: torch.from_numpy(array) for name, array in found.edge_arrays().items()},
+            **{name: torch.from_numpy(array) for name, array in trees.edge_arrays().items()},
             "label": torch.randint(0, self.number("num_classes"), (size,), generator=random),
         }
 
 
 def read_array(path: Path, dimensions: int = 1) -> npt.NDArray[Any]:
-    """Return a tensor of ``torch.save``, memory-mapped; raises DataError with the file where it is none."""
+    """Return a tensor of ``torch.save``, memory-mapped; raises DataError with the file where it is not a tensor."""
     try:
-        found = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
+        tensor = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise DataError(f"{path}: cannot be read as a tensor: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, torch.Tensor) or found.ndim != dimensions:
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != dimensions:
         raise DataError(f"{path}: expected a tensor of {dimensions} dimensions")
-    array: npt.NDArray[Any] = found.numpy()
+    array: npt.NDArray[Any] = tensor.numpy()
     return array
 
 
@@ -230,12 +226,12 @@ def read_graph(directory: Path, relations: Sequence[str], kind: str, num_feature
     edges = {}
     for relation in parsed:
         folder = directory / "CSC" / str(relation)
-        found = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
-        if len(found.starts) != (wanted := len(features[relation.target]) + 1):
-            message = f"has {len(found.starts)} entries; {relation.target!r} needs {wanted}, one more than its nodes"
+        incoming = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
+        if len(incoming.starts) != (needed := len(features[relation.target]) + 1):
+            message = f"has {len(incoming.starts)} entries; {relation.target!r} needs {needed}, one more than its nodes"
             raise DataError(f"{folder / 'indptr.pt'}: {message}")
-        if found.starts[-1] != len(found.sources):
-            message = f"has {len(found.sources)} edges, indptr.pt counts {found.starts[-1]}"
+        if incoming.starts[-1] != len(incoming.sources):
+            message = f"has {len(incoming.sources)} edges, indptr.pt counts {incoming.starts[-1]}"
             raise DataError(f"{folder / 'indices.pt'}: {message}")
     path = directory / kind / "node_label_2K.npy"
     if len(labels := _read_labels(path)) != (count := len(features[kind])):
@@ -247,7 +243,7 @@ def _read_labels(path: Path) -> npt.NDArray[Any]:
     try:
         with path.open("rb") as file:
             has_header = file.read(6) == b"\x93NUMPY"
-        found: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
+        labels: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as an array: {error}") from error
-    return found
+    return labels

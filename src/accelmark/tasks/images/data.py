@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from accelmark.datasets.shards import members, shards_in
+from accelmark.datasets.shards import bytes_at, members, shards_in
 from accelmark.spec.errors import DataError
 from accelmark.spec.number_format import counted
 from accelmark.train.batches import Arrays
@@ -112,12 +112,12 @@ class ShardedImages:
         path = self._shards[shard]
 
         def name() -> str:
-            found = (member.name for member in members(path) if member.offset_data == offset)
-            return f"{path}: {next(found, f'image at byte {offset}')}"
+            names = (member.name for member in members(path) if member.offset_data == offset)
+            return f"{path}: {next(names, f'image at byte {offset}')}"
 
         try:
             with path.open("rb") as file:
-                content = BytesIO(_bytes_at(file, offset, size))
+                content = BytesIO(bytes_at(file, offset, size))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
         return opened_image(content, name)
@@ -133,7 +133,7 @@ def _places(path: Path, shard: int, num_classes: int) -> npt.NDArray[np.int64]:
             if f".{suffix.lower()}" in _SUFFIXES:
                 images[key] = member.offset_data, member.size
             elif suffix == "cls":
-                text = _bytes_at(file, member.offset_data, member.size).decode("ascii", "replace").strip()
+                text = bytes_at(file, member.offset_data, member.size).decode("ascii", "replace").strip()
                 if not text.isdecimal() or int(text) >= num_classes:
                     raise DataError(f"{path}: {member.name} has {text!r}; expected a class from 0 to {num_classes - 1}")
                 labels[key] = int(text)
@@ -141,11 +141,6 @@ def _places(path: Path, shard: int, num_classes: int) -> npt.NDArray[np.int64]:
         lacks = "class (.cls)" if unpaired[0] in images else "image"
         raise DataError(f"{path}: {unpaired[0]} has no {lacks}")
     return np.array([(shard, *place, labels[key]) for key, place in images.items()], np.int64).reshape(-1, 4)
-
-
-def _bytes_at(file: IO[bytes], offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)
 
 
 MEAN: Final = (0.485, 0.456, 0.406)

@@ -137,7 +137,7 @@ def _span(size: int, part: float, draws: np.random.Generator) -> slice:
 class ImageFolder(FolderImages):
     """The images of one split, with random numbers of PyTorch.
 
-    ``rand_magnitude`` and ``erase_probability`` are those of RandAugment and random erasing in training; 0: off.
+    ``rand_magnitude`` and ``erase_probability`` are for RandAugment and random erasing in training; 0: off.
     """
 
     def __init__(

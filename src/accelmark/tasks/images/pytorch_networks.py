@@ -41,7 +41,7 @@ class ByteImageNetwork(nn.Module):
 
 
 class DenseTask(TaskFamily):
-    """A task whose network has a part, such as a pretrained backbone, with a learning rate of its own."""
+    """A task whose network has a part, such as a pretrained backbone, with its own learning rate."""
 
     samples: ClassVar[str]
     """Name of the data set."""
@@ -50,7 +50,7 @@ class DenseTask(TaskFamily):
     backbone_name: ClassVar[str] = ""
     """Name of the part that starts from published weights; empty: all of the network."""
     own_rate: ClassVar[tuple[str, float]]
-    """A part of the names of weights, between dots, and what their learning rate is multiplied with."""
+    """A part of the names of weights, between dots, and the factor of their learning rate."""
 
     @abstractmethod
     def network(self) -> PreTrainedModel:
@@ -83,23 +83,23 @@ class FullPrecision(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the function with floating-point tensors in fp32."""
-        device = next(each.device for each in tree_leaves((given, named)) if isinstance(each, Tensor))
+        device = next(each.device for each in tree_leaves((inputs, named)) if isinstance(each, Tensor))
         with torch.autocast(device.type, enabled=False):
-            given, named = tree_map(_wide, (given, named))
-            return self.function(*given, **named)
+            inputs, named = tree_map(_wide, (inputs, named))
+            return self.function(*inputs, **named)
 
 
 def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def sum_of_outputs(model: nn.Module, *given: Tensor) -> Tensor:
+def sum_of_outputs(model: nn.Module, *inputs: Tensor) -> Tensor:
     """Return a sum for counting a model's operations on the meta device, where no values can be compared.
 
     The losses, which assign predictions to objects, have no counted operations. In training, encoder layers of
     transformers compare values; in evaluation they take the same operations.
     """
-    leaves = [each for each in tree_leaves(model.eval()(*given)) if isinstance(each, Tensor) and each.requires_grad]
+    leaves = [each for each in tree_leaves(model.eval()(*inputs)) if isinstance(each, Tensor) and each.requires_grad]
     return torch.stack([each.float().sum() for each in leaves]).sum()

@@ -71,7 +71,7 @@ _MAGIC: Final = b"MMIDIDX\x00\x00"
 _HEADER: Final = struct.Struct("<9sQBQQ")
 """Magic, version, type of the tokens, number of sequences and of documents; the sequences' lengths (int32) follow."""
 _TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are no integers."""
+"""Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are not integers."""
 
 
 def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
@@ -79,7 +79,7 @@ def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
     with index.open("rb") as file:
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
-            raise DataError(f"{index}: is no index of Megatron-LM; remove it if {path.name} holds bare uint16")
+            raise DataError(f"{index}: is not an index of Megatron-LM; remove it if {path.name} holds bare uint16")
         _, version, kind, num_sequences, _ = _HEADER.unpack(header)
         if version != 1 or kind not in _TYPES:
             raise DataError(

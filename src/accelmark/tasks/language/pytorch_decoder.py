@@ -68,7 +68,7 @@ class CausalLm(nn.Module):
         self.net: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         self._end_of_document = end_of_document
         self._balancing = getattr(config, "router_aux_loss_coef", 0.0)
-        """Factor of the loss that balances experts; 0: there is none."""
+        """Factor of the loss that balances experts; 0: without it."""
 
     @classmethod
     def initialized(cls, config: PreTrainedConfig, seed: int, end_of_document: int | None = None) -> CausalLm:
@@ -105,7 +105,7 @@ class CausalLm(nn.Module):
     ) -> Tensor:
         """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``.
 
-        ``tokens`` and ``labels`` are whole sequences; with ``sequence`` the result is that of this rank's part.
+        ``tokens`` and ``labels`` are whole sequences; with ``sequence`` the result is of this rank's part.
         In training, the loss of a mixture of experts includes the balancing loss.
         """
         arguments: dict[str, Any] = {}
@@ -260,7 +260,7 @@ def packed_rows(texts: Sequence[str], tokenizer: Tokenizer, length: int, file: P
     Raises:
         DataError: there are too few tokens.
     """
-    tokens = torch.tensor([token for one in tokenizer.encode_batch(texts) for token in one.ids], dtype=torch.int32)
+    tokens = torch.tensor([token for row in tokenizer.encode_batch(texts) for token in row.ids], dtype=torch.int32)
     if len(tokens) < length:
         raise DataError(f"{file}: has {len(tokens)} tokens, less than a row of {length}")
     return tokens[: len(tokens) // length * length].view(-1, length)

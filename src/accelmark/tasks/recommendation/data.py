@@ -73,8 +73,8 @@ class ClickLog:
         outside = (ids < 0) | (ids >= self._limits)
         if outside.any():
             row, column = np.argwhere(outside)[0].tolist()
-            what = f"sample {first + row}: id {ids[row, column]} in column {column} of all tables' ids"
-            raise DataError(f"{self._paths[day]}: {what} is outside of its table of {self._limits[column]:,} rows")
+            problem = f"sample {first + row}: id {ids[row, column]} in column {column} of all tables' ids"
+            raise DataError(f"{self._paths[day]}: {problem} is outside of its table of {self._limits[column]:,} rows")
 
 
 def _day(path: Path) -> tuple[int, str]:

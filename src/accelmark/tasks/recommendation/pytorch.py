@@ -39,11 +39,7 @@ class ClickBatches:
     def __init__(self, log: Clicks, batch_size: int, place: Place, loader: LoaderSettings, *, train: bool) -> None:
         self._log, self._loader = log, loader
         self._share = Share(len(log), batch_size, place, train)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
-        return self._share.num_samples
+        self.num_samples = self._share.num_samples
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over this rank's batches, the same in every epoch."""

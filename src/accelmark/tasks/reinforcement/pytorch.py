@@ -101,25 +101,20 @@ class Grpo(TaskFamily):
         if part == 0 or self._rollouts is None:
             with torch.no_grad():
                 self._rollouts = self._roll_out(model, batch, batch["noise"])
-        group, found = self.number("group_size"), self._rollouts
+        group, rollouts = self.number("group_size"), self._rollouts
         rows = slice(part * self.settings.batch_size * group, (part + 1) * self.settings.batch_size * group)
-        tokens, mask = found.tokens[rows], found.mask[rows]
+        tokens, mask = rollouts.tokens[rows], rollouts.mask[rows]
         log = self._log_probabilities(model, tokens, mask.shape[1])
         gains = objective(
-            log, found.log_probabilities[rows], advantages(found.rewards, group)[rows], self._number("clip")
+            log, rollouts.log_probabilities[rows], advantages(rollouts.rewards, group)[rows], self.real("clip")
         )
-        beta = self._number("kl_coefficient")
+        beta = self.real("kl_coefficient")
         if beta:
             reference = meta_copy(self._reference) if tokens.is_meta else self._reference.to(tokens.device)
             with torch.no_grad():
                 initial = self._log_probabilities(reference, tokens, mask.shape[1])
             gains = gains - beta * divergence(log, initial)
         return -((gains * mask).sum(1) / mask.sum(1)).mean()
-
-    def _number(self, name: str) -> float:
-        value = self.settings.model[name]
-        assert isinstance(value, (int, float))  # noqa: S101 - case.yaml fixes the types
-        return float(value)
 
     def _roll_out(self, model: nn.Module, batch: Batch, noise: Tensor | None) -> Rollouts:
         """Let the policy write an answer per row of ``noise`` and problem; None: one, of the most probable tokens."""
@@ -187,7 +182,7 @@ def objective(log: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tenso
 
     Args:
         log: log-probabilities by the policy, shape (answers, length).
-        old: those of the policy that wrote the answers.
+        old: of the policy that wrote the answers.
         advantage: shape (answers).
         clip: largest deviation of the ratio of probabilities from 1 that is rewarded (epsilon).
     """

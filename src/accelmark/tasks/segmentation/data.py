@@ -58,8 +58,8 @@ class SegmentedImages:
         with opened_image(annotation) as file:
             segments = np.array(file)
         if segments.dtype != np.uint8 or segments.shape != (image.height, image.width):
-            found = f"has shape {segments.shape} of {segments.dtype}"
-            raise DataError(f"{annotation}: {found}; expected bytes of ({image.height}, {image.width}) as {path.name}")
+            shape = f"has shape {segments.shape} of {segments.dtype}"
+            raise DataError(f"{annotation}: {shape}; expected bytes of ({image.height}, {image.width}) as {path.name}")
         if segments.max(initial=0) > self._num_classes:
             raise DataError(f"{annotation}: has the class {segments.max()}; expected at most {self._num_classes}")
         return image, segments

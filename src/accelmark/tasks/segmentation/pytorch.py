@@ -98,22 +98,22 @@ class Segmentation(DenseTask):
         return total / (target != NOT_COUNTED).sum().clamp(min=1)
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Return for each image and class the common pixels, those of the class and those found, at the file's size."""
+        """Return for each image and class the common, the true and the predicted pixels, at the file's size."""
         scores = self.scores(model, batch["image"]).float()
         rows = []
         for image, segments, sizes in zip_strict(scores, batch["segments"], batch["sizes"].tolist()):
             height, width, *whole = sizes
             visible = _at_size(image[None], batch["image"].shape[2:])[:, :, :height, :width]
-            found = _at_size(visible, whole)[0].argmax(0) + 1
-            rows.append(self._counts(found, segments[: whole[0], : whole[1]].long()))
+            labels = _at_size(visible, whole)[0].argmax(0) + 1
+            rows.append(self._counts(labels, segments[: whole[0], : whole[1]].long()))
         return {"images": torch.tensor(len(rows)), "segments": torch.cat(rows)}
 
-    def _counts(self, found: Tensor, truth: Tensor) -> Tensor:
+    def _counts(self, predicted: Tensor, truth: Tensor) -> Tensor:
         counted, number = truth > 0, self.number("num_classes")
-        found, truth = found[counted], truth[counted]
-        parts = (truth[found == truth], truth, found)
+        predicted, truth = predicted[counted], truth[counted]
+        parts = (truth[predicted == truth], truth, predicted)
         counts = [torch.bincount(part, minlength=number + 1)[1:] for part in parts]
-        return torch.stack([torch.arange(number, device=found.device), *counts], 1)
+        return torch.stack([torch.arange(number, device=predicted.device), *counts], 1)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return nothing: the mean over classes follows from all images."""
@@ -140,7 +140,7 @@ class MaskClassification(Segmentation):
         return Segmenter(net.to(torch.get_default_device()))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's own loss for a mask of each class in an image, normalised by those of the rank's batch.
+        """Return the model's own loss for a mask of each class in an image, normalised by masks of the rank's batch.
 
         On the meta device it is ``sum_of_outputs``.
         """
@@ -149,15 +149,15 @@ class MaskClassification(Segmentation):
         present = [segments[segments > 0].unique() for segments in batch["segments"]]
         pairs = zip_strict(batch["segments"], present)
         masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
-        found = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
-        loss: Tensor = found.loss.sum()
+        outputs = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
+        loss: Tensor = outputs.loss.sum()
         return loss
 
     def scores(self, model: nn.Module, image: Tensor) -> Tensor:
         """Return the sum over queries of class probability times mask."""
-        found = model(image)
-        classes = found.class_queries_logits.softmax(2)[..., :-1]
-        return torch.einsum("bqc,bqhw->bchw", classes, found.masks_queries_logits.sigmoid())
+        outputs = model(image)
+        classes = outputs.class_queries_logits.softmax(2)[..., :-1]
+        return torch.einsum("bqc,bqhw->bchw", classes, outputs.masks_queries_logits.sigmoid())
 
 
 def _at_size(scores: Tensor, size: Any) -> Tensor:

@@ -86,15 +86,15 @@ class Recordings:
 
 def _utterances(transcript: Path) -> list[tuple[Path, str]]:
     present = {path.name for path in transcript.parent.iterdir()}
-    found = []
+    utterances = []
     for number, line in enumerate(transcript.read_text(encoding="utf-8").splitlines(), 1):
         name, _, text = line.strip().partition(" ")
         file = next((name + suffix for suffix in _SUFFIXES if name + suffix in present), None)
         if file is None or not text.strip():
             lacks = "no text" if file else f"no recording {name}.flac or {name}.wav"
             raise DataError(f"{transcript}:{number}: utterance {name!r} has {lacks}")
-        found.append((transcript.parent / file, text.strip()))
-    return found
+        utterances.append((transcript.parent / file, text.strip()))
+    return utterances
 
 
 def read_audio(path: Path, rate_hz: int = RATE_HZ) -> npt.NDArray[np.int16]:

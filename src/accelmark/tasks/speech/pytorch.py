@@ -42,8 +42,8 @@ class LetteredSpeech:
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``audio`` (int16) with its ``length``, ``letters`` with their ``count``, and ``index``."""
-        heard, text = self._recordings.utterance(index, self._seconds, random.initial_seed())
-        audio = torch.from_numpy(heard.copy())
+        samples, text = self._recordings.utterance(index, self._seconds, random.initial_seed())
+        audio = torch.from_numpy(samples.copy())
         letters = self._letters(text, self._recordings.where(index))
         padded = F.pad(audio, (0, round(self._seconds * self._recordings.rate_hz) - len(audio)))
         spare = self._most_letters - len(letters)
@@ -78,10 +78,10 @@ class Letters(nn.Module):
         self._time_share, self._channel_share = time_share, channel_share
         net.wav2vec2.encoder.register_forward_pre_hook(self._mask)
 
-    def _mask(self, encoder: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, *rest = given
+    def _mask(self, encoder: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = inputs
         if not self.training:
-            return given
+            return inputs
         batch, frames, channels = hidden.shape
         times = spans((batch, frames), self._time_share, _TIME_SPAN, hidden.device)[..., None]
         hidden = torch.where(times, self.net.wav2vec2.masked_spec_embed.to(hidden.dtype), hidden)
@@ -95,8 +95,8 @@ class Letters(nn.Module):
 
     def frames(self, lengths: Tensor) -> Tensor:
         """Return the number of frames of recordings with these numbers of samples."""
-        found: Tensor = self.net._get_feat_extract_output_lengths(lengths)
-        return found
+        num_frames: Tensor = self.net._get_feat_extract_output_lengths(lengths)
+        return num_frames
 
 
 def spans(shape: tuple[int, int], share: float, length: int, device: torch.device) -> Tensor:
@@ -213,8 +213,8 @@ class Spectra:
     def read(self, index: int) -> Tensor:
         """Return the spectrum of a recording, (80, 3000)."""
         audio = self._recordings.audio(index) / 32768
-        found: Tensor = self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0]
-        return found
+        spectrum: Tensor = self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0]
+        return spectrum
 
 
 @final

@@ -27,7 +27,7 @@ class Records(Protocol):
 
 @final
 class Lines:
-    """The lines of a UTF-8 file, which is indexed but not kept in memory; raises DataError where it is no such file."""
+    """The lines of a UTF-8 file, which is indexed but not kept in memory; raises DataError where it is not readable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,14 +94,14 @@ class JsonLines:
     def row(self, index: int) -> tuple[str, ...]:
         """Return the values of the keys; raises DataError with file and line where there is no such text."""
         try:
-            found = json.loads(self._lines.text(index))
+            entry = json.loads(self._lines.text(index))
         except json.JSONDecodeError as error:
-            raise DataError(f"{self._lines.where(index)}: is no JSON object: {error.msg}") from error
+            raise DataError(f"{self._lines.where(index)}: is not a JSON object: {error.msg}") from error
         for key in self._keys:
-            if not isinstance(found, dict) or not isinstance(found.get(key), str):
-                has = ", ".join(map(repr, found)) if isinstance(found, dict) else type(found).__name__
+            if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
+                has = ", ".join(map(repr, entry)) if isinstance(entry, dict) else type(entry).__name__
                 raise DataError(f"{self._lines.where(index)}: has no text {key!r}; it has {has}")
-        return tuple(found[key] for key in self._keys)
+        return tuple(entry[key] for key in self._keys)
 
 
 @final

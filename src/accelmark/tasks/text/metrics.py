@@ -35,10 +35,10 @@ class Bleu:
         """Return matching and all n-grams for n of 1 to 4, and the lengths in words."""
         from sacrebleu.metrics.bleu import BLEU
 
-        found: Any = BLEU(lowercase=self.lowercase).corpus_score(list(hypotheses), [list(references)])
-        matching = {f"matching{n}": float(count) for n, count in enumerate(found.counts, 1)}
-        total = {f"total{n}": float(count) for n, count in enumerate(found.totals, 1)}
-        return matching | total | {"hypothesis_words": float(found.sys_len), "reference_words": float(found.ref_len)}
+        score: Any = BLEU(lowercase=self.lowercase).corpus_score(list(hypotheses), [list(references)])
+        matching = {f"matching{n}": float(count) for n, count in enumerate(score.counts, 1)}
+        total = {f"total{n}": float(count) for n, count in enumerate(score.totals, 1)}
+        return matching | total | {"hypothesis_words": float(score.sys_len), "reference_words": float(score.ref_len)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``bleu``."""
@@ -59,7 +59,7 @@ class Rouge1:
 
         scorer = RougeScorer(["rouge1"], use_stemmer=True)
         pairs = zip_strict(hypotheses, references)
-        total = sum(float(scorer.score(reference, hypothesis)["rouge1"].fmeasure) for hypothesis, reference in pairs)
+        total = sum(float(scorer.score(reference, text)["rouge1"].fmeasure) for text, reference in pairs)
         return {"rouge1": 100 * total, "samples": float(len(references))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -80,8 +80,8 @@ class WordErrors:
     def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return errors and words."""
         pairs = [tuple(map(self._words, pair)) for pair in zip_strict(hypotheses, references)]
-        errors = sum(edit_distance(given, wanted) for given, wanted in pairs)
-        return {"word_errors": float(errors), "words": float(sum(len(wanted) for _, wanted in pairs))}
+        errors = sum(edit_distance(text, reference) for text, reference in pairs)
+        return {"word_errors": float(errors), "words": float(sum(len(reference) for _, reference in pairs))}
 
     def _words(self, text: str) -> list[str]:
         return (re.sub(r"[^\w\s']", " ", text.lower()) if self.plain else text).split()
@@ -97,7 +97,7 @@ class CharacterErrors:
 
     def sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return errors and characters."""
-        errors = sum(edit_distance(given, wanted) for given, wanted in zip_strict(hypotheses, references))
+        errors = sum(edit_distance(text, reference) for text, reference in zip_strict(hypotheses, references))
         return {"character_errors": float(errors), "characters": float(sum(map(len, references)))}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -105,12 +105,12 @@ class CharacterErrors:
         return {"cer": sums["character_errors"] / sums["characters"] if sums["characters"] else 0.0}
 
 
-def edit_distance(given: Sequence[str], wanted: Sequence[str]) -> int:
+def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
     """Return the least number of substitutions, deletions and insertions between two sequences (Levenshtein)."""
-    positions = np.arange(len(wanted) + 1)
+    positions = np.arange(len(reference) + 1)
     row = positions.copy()
-    for number, word in enumerate(given, 1):
-        differs = np.array([other != word for other in wanted], dtype=np.int64)
+    for number, word in enumerate(hypothesis, 1):
+        differs = np.array([other != word for other in reference], dtype=np.int64)
         best = np.empty_like(row)
         best[0] = number
         best[1:] = np.minimum(row[:-1] + differs, row[1:] + 1)

@@ -158,7 +158,7 @@ def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
-        raise DataError(f"{path}: is no tokenizer: {error}") from error
+        raise DataError(f"{path}: is not a tokenizer: {error}") from error
     if (size := tokenizer.get_vocab_size()) > vocab_size:
         raise DataError(f"{path}: has {size:,} tokens, the model {vocab_size:,}: is it another model's tokenizer?")
     return tokenizer
@@ -170,7 +170,7 @@ def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[T
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(length=length)
     encoded: list[Any] = tokenizer.encode_batch(texts)
-    return torch.tensor([one.ids for one in encoded]), torch.tensor([one.attention_mask for one in encoded])
+    return torch.tensor([row.ids for row in encoded]), torch.tensor([row.attention_mask for row in encoded])
 
 
 class TextClassifier(nn.Module):
@@ -232,10 +232,10 @@ class LabelledText:
         text, label = self._table.row(index)
         if not label.isdecimal() or int(label) >= self._num_classes:
             expected = f"expected 0 to {self._num_classes - 1}"
-            raise DataError(f"{self._table.where(index)}: {label!r} is no class; {expected}")
-        found = self._tokenizer.encode(text)
-        mask = torch.tensor(found.attention_mask, dtype=torch.bool)
-        return {"tokens": torch.tensor(found.ids), "mask": mask, "label": torch.tensor(int(label))}
+            raise DataError(f"{self._table.where(index)}: {label!r} is not a class; {expected}")
+        encoding = self._tokenizer.encode(text)
+        mask = torch.tensor(encoding.attention_mask, dtype=torch.bool)
+        return {"tokens": torch.tensor(encoding.ids), "mask": mask, "label": torch.tensor(int(label))}
 
 
 class EncoderDecoder(nn.Module):
@@ -250,11 +250,11 @@ class EncoderDecoder(nn.Module):
         config: Any = self.net.config
         start = torch.full_like(target[:, :1], config.decoder_start_token_id)
         shifted = torch.cat([start, target[:, :-1]], 1)
-        given = shifted.masked_fill(shifted == IGNORED, config.pad_token_id)
+        inputs = shifted.masked_fill(shifted == IGNORED, config.pad_token_id)
         # Padding is at the end, where causal attention does not see it.
-        visible = torch.ones_like(given)
+        visible = torch.ones_like(inputs)
         output = self.net(
-            **self._inputs(source), decoder_input_ids=given, decoder_attention_mask=visible, use_cache=False
+            **self._inputs(source), decoder_input_ids=inputs, decoder_attention_mask=visible, use_cache=False
         )
         logits: Tensor = output.logits
         return logits
@@ -264,13 +264,13 @@ class EncoderDecoder(nn.Module):
         net: Any = self.net
         generate: Any = GenerationMixin.generate
         start = torch.tensor([net.config.decoder_start_token_id, *prompt], device=source.device)
-        given = {**self._inputs(source), "decoder_input_ids": start.expand(len(source), -1)}
+        inputs = {**self._inputs(source), "decoder_input_ids": start.expand(len(source), -1)}
         # Not the model's own method: Whisper's chooses language and task, which are in the prompt.
-        found: Tensor = generate(net, **given, max_new_tokens=length, **options)
-        return found[:, len(start) :]
+        tokens: Tensor = generate(net, **inputs, max_new_tokens=length, **options)
+        return tokens[:, len(start) :]
 
     def _inputs(self, source: Tensor) -> dict[str, Tensor]:
-        """Return the encoder's inputs: tokens with their mask, or what else the model reads."""
+        """Return the encoder's inputs: tokens with their mask, or the model's other input."""
         name = self.net.main_input_name
         if name != "input_ids":
             return {name: source}
@@ -304,8 +304,8 @@ class TextPairs:
         }
 
     def _tokens(self, text: str, length: int, pad: int) -> Tensor:
-        found = self._tokenizer.encode(text, add_special_tokens=False).ids[: length - 1]
-        return torch.tensor([*found, self._end] + [pad] * (length - 1 - len(found)))
+        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids[: length - 1]
+        return torch.tensor([*tokens, self._end] + [pad] * (length - 1 - len(tokens)))
 
 
 class SequenceToSequence(TaskFamily):
@@ -322,7 +322,7 @@ class SequenceToSequence(TaskFamily):
     generation: ClassVar[Mapping[str, Any]] = {}
     """Arguments of transformers' ``generate``, for example ``num_beams``."""
     prompt: ClassVar[Sequence[int]] = ()
-    """Tokens after the decoder's start token that are given when it generates."""
+    """Tokens that follow the decoder's start token in generation."""
     _tokenizer: Tokenizer | None = None
     _references: Records | None = None
 
@@ -332,10 +332,10 @@ class SequenceToSequence(TaskFamily):
 
     @abstractmethod
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
-        """Return what the encoder reads of ``size`` made-up samples."""
+        """Return the encoder's input for ``size`` synthetic samples."""
 
     def scored_against(self, references: Records, tokenizer: Tokenizer) -> None:
-        """Set the evaluation's texts, of which the last of a row is the reference."""
+        """Set the evaluation's texts; the last text of a row is the reference."""
         self._references, self._tokenizer = references, tokenizer
 
     def build_model(self) -> nn.Module:
@@ -343,7 +343,7 @@ class SequenceToSequence(TaskFamily):
         return EncoderDecoder(self.network())
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return made-up sources, and targets without padding."""
+        """Return synthetic sources, and targets without padding."""
         random = generator_for(self.place.seed)
         shape = size, self.number("target_length")
         target = torch.randint(2, self.number("vocab_size"), shape, generator=random)
@@ -408,7 +408,7 @@ class TextToText(SequenceToSequence):
         """Return the tokenizer of both texts."""
 
     def dataset(self, *, train: bool) -> TextPairs:
-        """Return the pairs as tokens; those of the evaluation are also its references."""
+        """Return the pairs as tokens; the evaluation's pairs are also its references."""
         pairs, tokenizer = self.pairs(train=train), self.tokenizer()
         if not train:
             self.scored_against(pairs, tokenizer)

@@ -38,9 +38,9 @@ class Rapl:
     """The energy counters of all CPU packages, unwrapped and summed.
 
     Only zones named ``package-N`` count: ``psys`` and ``dram`` would count parts twice or the whole board. A counter
-    wraps at ``max_energy_range_uj``, at 300 W within minutes, so it has to be read more often than that.
+    wraps at ``max_energy_range_uj``, at 300 W within minutes, so it must be read more often.
 
-    Raises RaplError: there is no package, or one of them is not readable.
+    Raises RaplError: there is no package, or a package is not readable.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
@@ -87,19 +87,19 @@ def _read_number(path: Path) -> int:
 
 def parse_dcmi(text: str) -> float:
     """Return the power in W from ``ipmitool dcmi power reading``; raises IpmiError if it has no plausible reading."""
-    found = _DCMI.search(text)
-    if found is None:
+    match = _DCMI.search(text)
+    if match is None:
         raise IpmiError("ipmitool dcmi reports no instantaneous power reading")
-    return _plausible(float(found[1]))
+    return _plausible(float(match[1]))
 
 
 def parse_sdr(text: str) -> float:
     """Return the power in W of the one sensor for the whole system in ``ipmitool sdr``; raises IpmiError otherwise."""
-    found = {float(match["watts"]) for line in text.splitlines() if (match := _SDR.match(line.strip()))}
-    if len(found) != 1:
-        what = "no sensor" if not found else f"{len(found)} sensors with different values"
-        raise IpmiError(f"ipmitool sdr lists {what} for the power of the whole system")
-    return _plausible(found.pop())
+    readings = {float(match["watts"]) for line in text.splitlines() if (match := _SDR.match(line.strip()))}
+    if len(readings) != 1:
+        problem = "no sensor" if not readings else f"{len(readings)} sensors with different values"
+        raise IpmiError(f"ipmitool sdr lists {problem} for the power of the whole system")
+    return _plausible(readings.pop())
 
 
 def _plausible(power_w: float) -> float:

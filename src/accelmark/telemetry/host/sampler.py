@@ -180,21 +180,21 @@ class HostSampler:
 
 def family(roots: Iterable[int]) -> list[psutil.Process]:
     """Return the running processes ``roots`` and all their descendants."""
-    found: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for pid in roots:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)
-            found |= {process.pid: process for process in (root, *root.children(recursive=True))}
-    return list(found.values())
+            processes |= {process.pid: process for process in (root, *root.children(recursive=True))}
+    return list(processes.values())
 
 
-def foreign_processes(devices: Iterable[DeviceSample], own: Collection[int]) -> list[str]:
+def foreign_processes(devices: Iterable[DeviceSample], roots: Collection[int]) -> list[str]:
     """Describe the processes on ``devices`` that are neither in ``own`` nor descendants of one of them.
 
     A process that is not visible (in another container) counts as foreign. The program is named without its arguments,
     which may contain secrets.
     """
-    known = {*own, *(process.pid for process in family(own))}
+    known = {*roots, *(process.pid for process in family(roots))}
     return [
         f"process {pid} ({_program_name(pid)}) on device {device.index}"
         for device in devices

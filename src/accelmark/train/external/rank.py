@@ -72,7 +72,7 @@ _PLACE: Final = {"rank": 0, "local_rank": 0, "world_size": 1}
 
 
 def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -> list[str]:
-    """Return the command of one rank: the template, the case's arguments, and those of the settings."""
+    """Return the command of one rank: the template, and the arguments of the case and of the settings."""
     trainer, key = work.trainer, job.key
     folder = find("trainers", trainer.name, "job.json").path
     settings = flatten(work.settings.model_dump(mode="json"))
@@ -100,9 +100,9 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
         resume = fill(trainer.resume, values) if job.resume else []
         return [*fill(template, values), *flags, *resume]
     except KeyError as error:
-        what = f"trainer {trainer.name}: placeholder {{{error.args[0]}}} has no value"
+        problem = f"trainer {trainer.name}: placeholder {{{error.args[0]}}} has no value"
         hint = "; set it in the environment of the cluster file" if str(error.args[0]).startswith("env:") else ""
-        raise RequestError(f"{what}{hint}") from error
+        raise RequestError(f"{problem}{hint}") from error
 
 
 @final
@@ -126,8 +126,9 @@ class _Trainer:
         try:
             code = self._exit_code()
         except OSError as error:
-            what = "was not found" if isinstance(error, FileNotFoundError) else f"cannot be started: {error.strerror}"
-            return self._failed(f"the trainer's program {self.command[0]!r} {what}; check its requirements")
+            is_missing = isinstance(error, FileNotFoundError)
+            problem = "was not found" if is_missing else f"cannot be started: {error.strerror}"
+            return self._failed(f"the trainer's program {self.command[0]!r} {problem}; check its requirements")
         except Cancelled as cancelled:
             self.signal(signal.SIGTERM)
             if self._process is not None:
@@ -172,7 +173,7 @@ class _Trainer:
                 return code
 
     def _close(self) -> None:
-        """End what the trainer left running, and write the end of training."""
+        """End the trainer's remaining processes, and write the end of training."""
         self.signal(signal.SIGKILL)
         if self.translator is not None:
             self.translator.close()

@@ -183,20 +183,20 @@ class LogTranslator:
         seconds = sum(duration_s for _, _, duration_s in rates)
         if not seconds:
             return
-        own = sum(units for _, units, _ in rates) / seconds
+        measured = sum(units for _, units, _ in rates) / seconds
         printed = sum(rate * duration_s for rate, _, duration_s in rates) / seconds
-        if abs(printed - own) > _RATE_TOLERANCE * own:
-            message = f"the trainer prints {printed:.4g} {self._work.unit}s/s, but its steps make {own:.4g}"
+        if abs(printed - measured) > _RATE_TOLERANCE * measured:
+            message = f"the trainer prints {printed:.4g} {self._work.unit}s/s, but its steps make {measured:.4g}"
             self._log.event(Event.WARNING, {"message": message})
 
     def end(self) -> End:
         """Return how training ended, where the trainer's process ended with code 0."""
         steps, bounds = self._totals.progress.global_steps, self._work.settings.end
         if not steps:
-            what = "no line of its output matched log.step"
+            problem = "no line of its output matched log.step"
             if self._num_unreadable:
-                what = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable}"
-            return End("error", f"the trainer exited with code 0, but {what}")
+                problem = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable}"
+            return End("error", f"the trainer exited with code 0, but {problem}")
         if bounds.at_target and self._totals.progress.reached:
             return End("target")
         if bounds.max_steps is not None and steps + self._largest_gap <= bounds.max_steps:

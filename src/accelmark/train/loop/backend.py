@@ -1,4 +1,4 @@
-"""What the training backends of all frameworks have in common."""
+"""The common base of the training backends of all frameworks."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class RankBackend(ABC):
     """
 
     memory_advice: ClassVar[str]
-    """What to do if memory is exhausted, besides a smaller batch."""
+    """Advice if memory is exhausted, besides a smaller batch."""
     checkpoints: SavedProgress
 
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
         self.job, self.settings, self.place, self.log = job, train.settings, place, log
         self.phase = "initialisation"
-        """What the rank does, for messages."""
+        """The rank's current activity, for messages."""
         self.eval_batches: Any = None
         self.world_size = place.world_size
         self.immediate = False
@@ -67,7 +67,7 @@ class RankBackend(ABC):
         """Return the case's metrics over given data; all ranks take part."""
 
     def summary(self, error: BaseException) -> str:
-        """Return the line of an error that says what happened."""
+        """Return the line of an error with its cause."""
         return first_line(error)
 
     def timed(self, event: Event, build: Callable[[], Any]) -> Any:
@@ -99,7 +99,7 @@ class RankBackend(ABC):
         return 0.0
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        """Distinguish out-of-memory from other errors, and say what to do."""
+        """Distinguish out-of-memory from other errors, with advice."""
         summary = self.summary(error)
         if isinstance(error, MemoryError) or self.is_out_of_memory(error):
             settings = self.settings

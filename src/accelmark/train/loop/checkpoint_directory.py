@@ -44,7 +44,7 @@ class CheckpointDirectory:
         return self.path / f"{name}{_TEMPORARY}"
 
     def leader(self) -> int:
-        """Return the lowest rank that shares this rank's directory: it writes what they have in common.
+        """Return the lowest rank that shares this rank's directory: it writes their common files.
 
         The first call is collective: the first rank of each host makes a subdirectory, and every rank looks for those
         of the hosts before its own.
@@ -103,8 +103,8 @@ class CheckpointDirectory:
         """Return the optimizer steps done at each complete checkpoint."""
         if not self.path.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
-        return sorted(int(name[1]) for name in found if name is not None)
+        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted(int(name[1]) for name in names if name is not None)
 
 
 def name_of(step: int) -> str:

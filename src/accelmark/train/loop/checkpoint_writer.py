@@ -21,7 +21,7 @@ from accelmark.train.loop.totals import RunTotals
 FIRST_STEPS: Final = 8
 """Steps from the initial weights to the first checkpoint of a pair; the distances of the others are multiples of it.
 
-A case whose batches depend on the one before in groups, such as GRPO's rollouts, goes on exactly from between groups.
+A case whose batches depend on the one before in groups, such as GRPO's rollouts, continues exactly from between groups.
 """
 MOST_STEPS: Final = 128
 """Most steps between the checkpoints of a pair."""
@@ -73,7 +73,7 @@ class CheckpointWriter:
         self._mark = (0, 0.0)
         """Optimizer steps done and training time at the checkpoint before."""
         self._unfinished: SavedCheckpoint | None = None
-        """The checkpoint that may still be written while training goes on."""
+        """The checkpoint that may still be written while training continues."""
         self._size: int | None = None
         """Bytes of the newest complete checkpoint."""
 

@@ -85,13 +85,13 @@ class ArrayCheckpoints:
 
 def update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:
     """Compare the change of the parameters by replayed steps with that by training, in double precision."""
-    found = [0.0, 0.0, 0.0]
+    squares = [0.0, 0.0, 0.0]
     for name, array in before.items():
         start = array.astype(np.float64)
         changes = (replayed[name] - start, saved[name] - start)
         for index, change in enumerate((*changes, changes[0] - changes[1])):
-            found[index] += float(np.square(change).sum())
-    return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
+            squares[index] += float(np.square(change).sum())
+    return UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
 
 
 def structure_hash(arrays: NamedArrays) -> str:

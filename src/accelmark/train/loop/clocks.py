@@ -63,9 +63,9 @@ class HostLosses:
         value: float = loss.item()
         return value
 
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+    def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
         """Return the values as they are."""
-        return lambda: kept
+        return lambda: losses
 
 
 class _Hook(Protocol):

@@ -63,7 +63,7 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
 
     Raises:
         RequestError: the framework cannot be compared, or the batches cannot be divided among the ranks.
-        RunError: the weights of the model are not those of the reference.
+        RunError: the weights of the model differ from the reference.
     """
     if not hasattr(backend, "comparison"):
         raise RequestError("the backend of this framework has no comparison(): it cannot be compared with another one")
@@ -79,12 +79,12 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     first = mesh.data_rank(place.rank) * num_own
     for step in range(1, work.num_steps + 1):
         _load(_weights_before(work, step), comparison)
-        given = _batches(work, step)[first : first + num_own]
+        batches = _batches(work, step)[first : first + num_own]
         results = {
             f"outputs/{first + number}": comparison.outputs(arrays).reshape(-1)[:_MAX_OUTPUTS]
-            for number, arrays in enumerate(given)
+            for number, arrays in enumerate(batches)
         }
-        loss = backend.step([comparison.batch(arrays) for arrays in given])
+        loss = backend.step([comparison.batch(arrays) for arrays in batches])
         read = backend.losses.fetch([backend.losses.keep(loss)])
         results["loss"] = np.array(backend.mean(read())[0], np.float64)
         results |= _named("weights", comparison.parameters(), comparison)
@@ -120,11 +120,11 @@ def _weights_before(work: CompareJob, step: int) -> dict[str, Array]:
 
 
 def _batches(work: CompareJob, step: int) -> list[dict[str, Array]]:
-    found: list[dict[str, Array]] = [{} for _ in range(work.num_batches)]
+    batches: list[dict[str, Array]] = [{} for _ in range(work.num_batches)]
     for name, array in read_tensors(work.inputs / batches_file(step)).items():
-        number, _, own = name.partition("/")
-        found[int(number)][own] = array
-    return found
+        number, _, array_name = name.partition("/")
+        batches[int(number)][array_name] = array
+    return batches
 
 
 def _named(kind: str, weights: Mapping[str, Array], comparison: Comparison) -> dict[str, Array]:
@@ -138,19 +138,19 @@ def reference_name(name: str, comparison: Comparison) -> str:
     return name
 
 
-def _load(given: Mapping[str, Array], comparison: Comparison) -> None:
-    own = {**comparison.parameters(), **comparison.statistics()}
-    names = {reference_name(name, comparison): name for name in own}
-    shapes = {name: own[mine].shape for name, mine in names.items()}
-    problems = [f"the reference's {name} has no counterpart" for name in given.keys() - names.keys()]
-    problems += [f"{names[name]} (renamed to {name}) is not in the reference" for name in names.keys() - given.keys()]
+def _load(arrays: Mapping[str, Array], comparison: Comparison) -> None:
+    targets = {**comparison.parameters(), **comparison.statistics()}
+    names = {reference_name(name, comparison): name for name in targets}
+    shapes = {name: targets[mine].shape for name, mine in names.items()}
+    problems = [f"the reference's {name} has no counterpart" for name in arrays.keys() - names.keys()]
+    problems += [f"{names[name]} (renamed to {name}) is not in the reference" for name in names.keys() - arrays.keys()]
     problems += [
         f"{names[name]} has shape {shapes[name]}, the reference's {name} {array.shape}"
-        for name, array in given.items()
+        for name, array in arrays.items()
         if name in shapes and shapes[name] != array.shape
     ]
     if problems:
         more = f"; {len(problems) - _MAX_LISTED} more" if len(problems) > _MAX_LISTED else ""
         listed = "; ".join(sorted(problems)[:_MAX_LISTED])
         raise RunError(f"reference_names of the case's file does not match the weights: {listed}{more}")
-    comparison.load({names[name]: array for name, array in given.items()})
+    comparison.load({names[name]: array for name, array in arrays.items()})

@@ -68,10 +68,10 @@ class LossReader(Protocol):
     """Copies the losses of a window to the host."""
 
     def keep(self, loss: Any) -> Any:
-        """Return what is kept of a step's loss, without waiting for the device."""
+        """Return the stored form of a step's loss, without waiting for the device."""
         ...
 
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+    def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
         """Start copying kept losses; the returned function waits for them."""
         ...
 
@@ -143,7 +143,7 @@ class Backend(Protocol):
         Args:
             start: None for the state that :meth:`prepare` left, on which no step was taken yet.
             num_steps: the number of steps.
-            end: the checkpoint that training wrote after them, whose weights are compared with those of the replay.
+            end: the checkpoint that training wrote after them, whose weights are compared with the replayed weights.
 
         Raises:
             ForeignStateError: the checkpoint has the optimizer state of another implementation.
@@ -186,11 +186,11 @@ class Backend(Protocol):
         ...
 
     def trained(self) -> None:
-        """Log what is known only at the end of training, for example the number of compiled graphs."""
+        """Log facts known only at the end of training, for example the number of compiled graphs."""
         ...
 
     def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        """Return the end reason of an error, and a message that says what to do."""
+        """Return the end reason of an error, and a message with advice."""
         ...
 
     def close(self, *, together: bool) -> None:

@@ -167,14 +167,14 @@ class Driver:
             ready = now()
             start = mark()
             loss = train(batches)
-            kept = add(start, own_end(), mark(), ready - before, loss)
+            sample = add(start, own_end(), mark(), ready - before, loss)
             progress.global_steps += 1
             progress.step_in_epoch += 1
             progress.num_trained_samples += samples
             if (
                 progress.global_steps >= self._check_at
                 or (checks_alone and (stop.requested is not None or ready > self._deadline_ns))
-                or (checks_loss and not math.isfinite(kept))
+                or (checks_loss and not math.isfinite(sample))
             ):
                 end = self._check()
                 if end is not None:
@@ -183,7 +183,7 @@ class Driver:
         return None
 
     def _next_step(self) -> Callable[[list[Any]], Any]:
-        """Return what takes the next step."""
+        """Return the function that takes the next step."""
         return self._take_traced if self._traces_next else self._backend.step
 
     def _take_traced(self, batches: list[Any]) -> Any:
@@ -196,7 +196,7 @@ class Driver:
         return loss
 
     def _next_check(self) -> int:
-        """Return the next step after which :meth:`_check` has to be called."""
+        """Return the next step after which :meth:`_check` must be called."""
         progress, settings = self.progress, self._settings
         step = progress.global_steps
         steps = [
@@ -247,7 +247,7 @@ class Driver:
             vote: Vote | None = Vote(self._nonfinite_step, self._stop.requested is not None, now > self._deadline_ns)
         else:
             steps_here = max(1, self.progress.global_steps - self._first_step)
-            own = Vote(
+            ballot = Vote(
                 self._nonfinite_step,
                 self._stop.requested is not None,
                 now > self._deadline_ns,
@@ -255,9 +255,9 @@ class Driver:
                 self._backend.tracer.cost_s if self._backend.tracer is not None else 0.0,
             )
             if settled:
-                vote = self._agreement.settle(own)
+                vote = self._agreement.settle(ballot)
             elif self.progress.global_steps >= self._agreement.next_step:
-                vote = self._agreement.poll(self.progress.global_steps, own)
+                vote = self._agreement.poll(self.progress.global_steps, ballot)
                 if vote is not None and self._backend.tracer is not None:
                     self._traces_next = vote.allows_trace(steps_here, self._num_traced)
             else:

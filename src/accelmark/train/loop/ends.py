@@ -22,7 +22,7 @@ _LATE: Final = 1e15
 @final
 @dataclass(frozen=True)
 class End:
-    """Why training ended; ``message`` says what to do if it did not complete."""
+    """Why training ended; ``message`` has advice if it did not complete."""
 
     reason: EndReason
     message: str | None = None
@@ -59,7 +59,7 @@ def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -
 @final
 @dataclass(frozen=True)
 class Vote:
-    """What a rank contributes to the decision to end; :class:`Agreement` joins the votes of all ranks."""
+    """A rank's vote in the decision to end; :class:`Agreement` joins the votes of all ranks."""
 
     nonfinite_step: int | None = None
     cancelled: bool = False

@@ -92,7 +92,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
 
 
 def main(arguments: list[str], run: RunRank = run_rank) -> int:
-    """Run one rank of the job that ``arguments`` name, by default that of a training job; returns the exit code."""
+    """Run one rank of the job that ``arguments`` name, by default a training job; returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m accelmark.train.loop.rank JOB.json", file=sys.stderr)
         return 2
@@ -137,7 +137,7 @@ def open_backend(job: JobSpec, train: TrainJob, log: EventLog) -> Backend:
         RequestError: a setting needs a newer version of the framework.
     """
     needs = load_framework(job.framework).needs_of(lambda name: reduce(getattr, name.split("."), train.settings))
-    require_all(Need(requirement=one, needed_by=by) for by, requires in needs.items() for one in requires)
+    require_all(Need(requirement=need, needed_by=by) for by, requires in needs.items() for need in requires)
     module = folder_module(find("frameworks", job.framework, "job.json"), BACKEND_FILE)
     backend: Backend = module.open_backend(job, train, RankPlace.from_environment(), log)
     return backend
@@ -178,7 +178,7 @@ def run_work(
         in_step = True
     except Cancelled as cancelled:
         end = End("cancelled", f"ended by {cancelled}")
-    except Exception as error:  # noqa: BLE001 - every error has to end in FINISHED
+    except Exception as error:  # noqa: BLE001 - every error must end in FINISHED
         end = _end_of(error, backend)
         if isinstance(error, AccelmarkError):
             code = error.exit_code
@@ -259,9 +259,9 @@ def _outliers(
             return ()
     if len(moved) < 3 or not all(moved):
         return ()
-    around = [math.sqrt(one * other) for one, other in zip(moved, moved[2:])]
+    around = [math.sqrt(first * last) for first, last in zip(moved, moved[2:])]
     around = [moved[1], *around, moved[-2]]
-    farther = [each / other for each, other in zip_strict(moved, around)][len(before) :]
+    farther = [each / last for each, last in zip_strict(moved, around)][len(before) :]
     number = max(range(len(farther)), key=farther.__getitem__)
     return pairs[max(number - 1, 0) : number + 1] if farther[number] > _OUTLIER_RATIO else ()
 
@@ -279,8 +279,8 @@ def _end_of(error: Exception, backend: Backend | None) -> End:
 def _place(error: Exception) -> str:
     """Return the line of a case's or a vendor's code in which an error occurred; empty where it occurred in neither."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if {"cases", "vendors"} & set(Path(frame.filename).parts)]
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    inside = [frame for frame in frames if {"cases", "vendors"} & set(Path(frame.filename).parts)]
+    return f" ({Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
 
 
 def record_peak_memory(totals: RunTotals, backend: Backend | None) -> None:

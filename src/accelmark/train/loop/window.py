@@ -17,13 +17,13 @@ from accelmark.train.loop.contract import LossReader, StepClock
 
 @final
 class GarbagePauses:
-    """Python's garbage collections: what exists before training is frozen, so that none of them scans it."""
+    """Python's garbage collections: objects from before training are frozen, so that no collection scans them."""
 
     def __init__(self) -> None:
         self._began_ns = self._total_ns = 0
 
     def start(self) -> None:
-        """Collect and freeze what exists, and measure the collections from here on."""
+        """Collect, freeze the remaining objects, and measure the collections from now on."""
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self._note)
@@ -91,16 +91,16 @@ class Window:
         return len(self._waits)
 
     def add(self, start: Any, own_end: Any, end: Any, data_wait_ns: int, loss: Any) -> Any:
-        """Add one step; returns what the reader keeps of its loss (a float where it can be read at once).
+        """Add one step; returns the stored form of its loss (a float where it can be read at once).
 
         ``own_end`` marks the end of this rank's own part of the step, or the exchanges with other ranks in it; None
         where neither is known.
         """
-        kept = self._keep(loss)
+        loss_handle = self._keep(loss)
         self._marks.append((start, own_end, end))
         self._waits.append(data_wait_ns)
-        self._losses.append(kept)
-        return kept
+        self._losses.append(loss_handle)
+        return loss_handle
 
     def last_is_nonfinite(self) -> bool:
         """Return whether the last loss is NaN or infinite; only where the reader keeps floats."""

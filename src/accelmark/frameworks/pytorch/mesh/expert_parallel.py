@@ -53,9 +53,9 @@ def spread_experts(model: nn.Module, names: Sequence[str], data: DeviceMesh) -> 
             raise RequestError(
                 f"parallelism: ep={ranks.size()} does not divide the {layer.num_experts} experts of {name}"
             )
-        for own, parameter in list(layer.named_parameters(recurse=False)):
+        for local_name, parameter in list(layer.named_parameters(recurse=False)):
             part = distribute_tensor(parameter.detach(), data, placements, src_data_rank=None)
-            layer.register_parameter(own, nn.Parameter(part, requires_grad=parameter.requires_grad))
+            layer.register_parameter(local_name, nn.Parameter(part, requires_grad=parameter.requires_grad))
         layer.num_experts //= ranks.size()
         layer.forward = partial(_forward, layer, _Exchange(layer, ranks), data)
     return {parameter for name in names for parameter in model.get_submodule(name).parameters()}

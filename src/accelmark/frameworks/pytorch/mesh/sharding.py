@@ -123,9 +123,9 @@ def _scatter(model: nn.Module, whole: dict[str, Tensor], device: torch.device) -
     """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    own, is_source = dict(model.named_parameters()), dist.get_rank() == 0
+    parameters, is_source = dict(model.named_parameters()), dist.get_rank() == 0
     for name in list(whole):
-        source, parameter = whole.pop(name), own.get(name)
+        source, parameter = whole.pop(name), parameters.get(name)
         owner = None if parameter is None else model.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, EmbeddingTables):
             owner.receive(source if is_source else None)
@@ -144,14 +144,14 @@ def _scatter(model: nn.Module, whole: dict[str, Tensor], device: torch.device) -
 class PassThrough(nn.Module):
     """In the place of a module of another stage: returns its first argument."""
 
-    def forward(self, given: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    def forward(self, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
         """Return ``given``."""
-        return given
+        return tensor
 
 
 @final
 class Received(nn.Module):
-    """In the place of the embedding: returns what was received from the stage before."""
+    """In the place of the embedding: returns the states received from the stage before."""
 
     hidden: Tensor
 
@@ -186,8 +186,8 @@ def keep_stage(model: nn.Module, parts: PipelineParts | None, stage: int, num_st
     for module in divided:
         for name, parameter in module.named_parameters():
             if owners.setdefault(id(parameter), module) is not module:
-                what = f"{type(module).__name__}.{name} is shared with another module, as tied embeddings are"
-                raise RequestError(f"parallelism: pp cannot divide the model: {what}; use fsdp or tp")
+                problem = f"{type(module).__name__}.{name} is shared with another module, as tied embeddings are"
+                raise RequestError(f"parallelism: pp cannot divide the model: {problem}; use fsdp or tp")
     size = len(blocks) // num_stages
     for number in range(len(blocks)):
         if number // size != stage:

@@ -37,8 +37,8 @@ def split_layers(model: nn.Module, blocks: Sequence[nn.Module], splits: Mapping[
         }
         parallelize_module(block, mesh, styles, src_data_rank=None)
     for module in list(model.modules()):
-        own = list(module.parameters(recurse=False))
-        if own and not any(isinstance(parameter, DTensor) for parameter in own):
+        parameters = list(module.parameters(recurse=False))
+        if parameters and not any(isinstance(parameter, DTensor) for parameter in parameters):
             _replicate(module, mesh)
 
 

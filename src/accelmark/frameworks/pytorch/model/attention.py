@@ -65,10 +65,10 @@ class AttentionCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the call if it is one of attention, and make it."""
-        given = kwargs or {}
+        options = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self.found.add(_call(*args, **given))
-        return func(*args, **given)
+            self.found.add(_call(*args, **options))
+        return func(*args, **options)
 
 
 def _call(

@@ -27,7 +27,7 @@ _SAVED: Final = (
 
 
 def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compile_mode: str | None) -> None:
-    """Set the forward of each block to one that is checkpointed, compiled, or both.
+    """Replace the forward of each block by a checkpointed or compiled forward, or both.
 
     ``torch.compile`` skips functions of ``torch.utils.checkpoint`` that are passed to it directly. With ``full``, the
     block's forward is therefore compiled first and then checkpointed. With ``selective``, a function around the
@@ -85,9 +85,9 @@ class Compilation:
 
     def report(self, mode: str, log: EventLog) -> None:
         """Log the number of graphs; warn where nothing was compiled although it was requested."""
-        found = self.read()
-        log.event(Event.COMPILED, found)
-        if not found.graphs:
+        usage = self.read()
+        log.event(Event.COMPILED, usage)
+        if not usage.graphs:
             log.event(Event.WARNING, {"message": f"compile: {mode}: nothing of the model was compiled"})
 
 

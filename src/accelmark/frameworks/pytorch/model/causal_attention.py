@@ -96,7 +96,7 @@ def _mask(
 ) -> Tensor | None:
     """Return True where a query, at one of the last positions (second-last dimension), attends to a key.
 
-    None: to all up to its own position.
+    None: to all keys up to the query's position.
     """
     if documents is None and (window is None or window >= length):
         return None

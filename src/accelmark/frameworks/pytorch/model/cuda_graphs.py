@@ -41,31 +41,31 @@ class GraphCalls:
             RequestError: the device has no CUDA graphs.
         """
         if device.type not in DEVICE_TYPES:
-            what = f"cuda_graphs needs a device of type cuda, and this one is of type {device.type}"
-            raise RequestError(f"{engine}: engine_options.{what}; remove the option")
+            problem = f"cuda_graphs needs a device of type cuda, and this one is of type {device.type}"
+            raise RequestError(f"{engine}: engine_options.{problem}; remove the option")
         self.compute = compute
         self.recordings: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Recording] = {}
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         """Copy ``inputs`` to the recorded addresses, and replay; record first if their shapes are new."""
-        key = tuple((each.shape, each.dtype) for each in inputs)
+        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
         recording = self.recordings.get(key)
         if recording is None:
             recording = self.recordings[key] = self._record(inputs)
-        for held, each in zip_strict(recording.inputs, inputs):
-            held.copy_(each, non_blocking=True)
+        for target, tensor in zip_strict(recording.inputs, inputs):
+            target.copy_(tensor, non_blocking=True)
         recording.graph.replay()
         return recording.outputs
 
     def _record(self, inputs: list[Tensor]) -> _Recording:
-        held = [each.clone() for each in inputs]
+        copies = [each.clone() for each in inputs]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch leaves it untyped
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                self.compute(held)
+                self.compute(copies)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outputs = self.compute(held)
-        return _Recording(graph, held, outputs)
+            outputs = self.compute(copies)
+        return _Recording(graph, copies, outputs)

@@ -26,9 +26,9 @@ class CrossLayer(nn.Module):
             nn.init.xavier_normal_(linear.weight)
         nn.init.zeros_(self.up.bias)
 
-    def forward(self, first: Tensor, given: Tensor) -> Tensor:
+    def forward(self, first: Tensor, state: Tensor) -> Tensor:
         """Return ``first`` x the layer's output + ``given``, of the shape of both."""
-        crossed: Tensor = first * self.up(self.down(given)) + given
+        crossed: Tensor = first * self.up(self.down(state)) + state
         return crossed
 
 
@@ -46,8 +46,8 @@ class DeepCrossNetwork(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         """Return a logit for each sample."""
-        first = given = torch.cat([self.dense(dense)[:, None], self.tables(ids)], 1).flatten(1)
+        first = state = torch.cat([self.dense(dense)[:, None], self.tables(ids)], 1).flatten(1)
         for layer in self.cross:
-            given = layer(first, given)
-        logits: Tensor = self.over(given).squeeze(1)
+            state = layer(first, state)
+        logits: Tensor = self.over(state).squeeze(1)
         return logits

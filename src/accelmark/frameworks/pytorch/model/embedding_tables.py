@@ -21,7 +21,7 @@ class EmbeddingTables(nn.Module):
 
     All tables are one matrix. Its rows are in an order in which consecutive ids are far apart, so that each part of the
     matrix has about the same share of every table. Where ranks share the rows, each looks up those that it has, and
-    adds up what belongs to the same sample and table before it sends the result (row-wise sharding). Gradients have
+    adds up the rows of the same sample and table before it sends the result (row-wise sharding). Gradients have
     only the rows that were looked up.
 
     Args:
@@ -81,30 +81,30 @@ class EmbeddingTables(nn.Module):
 
         whole = self.weight.detach()
         size = -(-self.total // devices.size())
-        own = whole[devices.get_local_rank() * size :][:size]
-        own = own if whole.is_meta else own.to(device, copy=True)
+        part = whole[devices.get_local_rank() * size :][:size]
+        part = part if whole.is_meta else part.to(device, copy=True)
         shape, stride = whole.shape, whole.stride()
-        self.weight = nn.Parameter(DTensor.from_local(own, devices, [Shard(0)], shape=shape, stride=stride))
+        self.weight = nn.Parameter(DTensor.from_local(part, devices, [Shard(0)], shape=shape, stride=stride))
 
     @torch.no_grad()
     def receive(self, whole: Tensor | None) -> None:
         """Take this rank's rows from rank 0, which has all of them."""
-        own = self._own()
+        local_rows = self._own()
         if whole is None:
-            if len(own):
-                dist.recv(own, 0)
+            if len(local_rows):
+                dist.recv(local_rows, 0)
             return
         for rank, part in enumerate(torch.split(whole, -(-self.total // dist.get_world_size()))):
             if rank:
-                dist.send(part.to(own.device), rank)
+                dist.send(part.to(local_rows.device), rank)
             else:
-                own.copy_(part)
+                local_rows.copy_(part)
 
     def open_rows(self) -> None:
         """Look up rows on the ranks that have them from now on."""
-        own = self._own().detach().requires_grad_()
-        self._shared = _SharedRows(own, -(-self.total // dist.get_world_size()))
-        self.weight.own_rows = own  # type: ignore[attr-defined]
+        part = self._own().detach().requires_grad_()
+        self._shared = _SharedRows(part, -(-self.total // dist.get_world_size()))
+        self.weight.own_rows = part  # type: ignore[attr-defined]
 
     def _own(self) -> Tensor:
         shard: Any = self.weight
@@ -146,12 +146,12 @@ class _SharedRows:
         received = torch.empty_like(sent)
         timed(lambda: dist.all_to_all_single(received, sent))
         (ids_out, parts_out), (ids_in, parts_in) = sent.T.tolist(), received.T.tolist()
-        wanted, wanted_lengths = places.new_empty(sum(ids_in)), lengths.new_empty(sum(parts_in))
-        timed(lambda: dist.all_to_all_single(wanted, places.flatten()[order], ids_in, ids_out))
-        timed(lambda: dist.all_to_all_single(wanted_lengths, lengths, parts_in, parts_out))
-        starts = wanted_lengths.cumsum(0) - wanted_lengths
-        found = _added(wanted - dist.get_rank() * self._size, self._own, starts)
-        answers: Tensor = _Returned.apply(found, parts_in, parts_out, timed)  # type: ignore[no-untyped-call]
+        requested, requested_lengths = places.new_empty(sum(ids_in)), lengths.new_empty(sum(parts_in))
+        timed(lambda: dist.all_to_all_single(requested, places.flatten()[order], ids_in, ids_out))
+        timed(lambda: dist.all_to_all_single(requested_lengths, lengths, parts_in, parts_out))
+        starts = requested_lengths.cumsum(0) - requested_lengths
+        rows = _added(requested - dist.get_rank() * self._size, self._own, starts)
+        answers: Tensor = _Returned.apply(rows, parts_in, parts_out, timed)  # type: ignore[no-untyped-call]
         return answers.new_zeros(num_bags, answers.shape[1]).index_add(0, parts % num_bags, answers)
 
 
@@ -159,15 +159,15 @@ class _Returned(torch.autograd.Function):
     """Rows that are sent to the ranks that asked for them; backward, the mean over ranks of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, sizes: list[int], own_sizes: list[int], timed: Callable[..., Any]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], own_sizes: list[int], timed: Callable[..., Any]) -> Tensor:
         ctx.sizes, ctx.own_sizes, ctx.timed = sizes, own_sizes, timed
-        answers = found.new_empty(sum(own_sizes), found.shape[1])
-        timed(lambda: dist.all_to_all_single(answers, found, own_sizes, sizes))
+        answers = rows.new_empty(sum(own_sizes), rows.shape[1])
+        timed(lambda: dist.all_to_all_single(answers, rows, own_sizes, sizes))
         return answers
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        found = gradient.new_empty(sum(ctx.sizes), gradient.shape[1])
-        ctx.timed(lambda: dist.all_to_all_single(found, gradient.contiguous(), ctx.sizes, ctx.own_sizes))
-        return found / dist.get_world_size(), None, None, None
+        received = gradient.new_empty(sum(ctx.sizes), gradient.shape[1])
+        ctx.timed(lambda: dist.all_to_all_single(received, gradient.contiguous(), ctx.sizes, ctx.own_sizes))
+        return received / dist.get_world_size(), None, None, None

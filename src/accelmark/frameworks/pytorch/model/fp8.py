@@ -31,8 +31,8 @@ class Fp8Linear(nn.Linear):
         if len(rows) % _MULTIPLE:
             return F.linear(input, self.weight, self.bias)
         product: Tensor = _Product.apply(rows, self.weight)  # type: ignore[no-untyped-call]
-        found = product.reshape(*input.shape[:-1], self.out_features)
-        return found if self.bias is None else found + self.bias.to(found.dtype)
+        output = product.reshape(*input.shape[:-1], self.out_features)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
 def to_fp8(modules: Iterable[nn.Module]) -> None:
@@ -41,8 +41,8 @@ def to_fp8(modules: Iterable[nn.Module]) -> None:
     Raises:
         RequestError: there is none.
     """
-    found = [each for module in modules for each in module.modules() if type(each) is nn.Linear]
-    fitting = [each for each in found if not each.in_features % _MULTIPLE and not each.out_features % _MULTIPLE]
+    layers = [each for module in modules for each in module.modules() if type(each) is nn.Linear]
+    fitting = [each for each in layers if not each.in_features % _MULTIPLE and not each.out_features % _MULTIPLE]
     if not fitting:
         raise RequestError("precision fp8: the model's blocks have no linear layer of a fitting size; use bf16")
     for layer in fitting:

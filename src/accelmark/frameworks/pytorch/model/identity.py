@@ -68,7 +68,7 @@ def text_hash(lines: Iterable[str]) -> str:
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 over the SHA-256 of each parameter's name and value, in order of their names.
 
-    A sharded parameter is gathered, one at a time: then all ranks have to call this together.
+    A sharded parameter is gathered, one at a time: then all ranks must call this together.
     """
     named = sorted(model.named_parameters())
     if any(hasattr(parameter, "full_tensor") for _, parameter in named):
@@ -134,11 +134,11 @@ def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
     return float(counter.get_total_flops()) / _COUNTED_SAMPLES
 
 
-def _conv_backward_flops(grad: Any, given: Any, weight: Any, *options: Any, out_shape: Any) -> int:
+def _conv_backward_flops(grad: Any, inputs: Any, weight: Any, *options: Any, out_shape: Any) -> int:
     """Return the FLOPs of a convolution's gradients by the shapes of output, input and weight: each has the forward's.
 
     PyTorch's own formula counts the gradient of a grouped convolution's weight as if there were one group.
     """
-    _bias, _stride, _padding, _dilation, is_transposed, _output_padding, _groups, wanted = options
-    forward: int = conv_flop_count(given, weight, grad, is_transposed)
-    return forward * sum(map(bool, wanted[:2]))
+    _bias, _stride, _padding, _dilation, is_transposed, _output_padding, _groups, output_mask = options
+    forward: int = conv_flop_count(inputs, weight, grad, is_transposed)
+    return forward * sum(map(bool, output_mask[:2]))

@@ -42,12 +42,12 @@ def adapt(model: nn.Module, layers: Sequence[Sequence[str]], rank: int, alpha: f
     model.requires_grad_(False)
     for block in list(model.modules()):
         for group in layers:
-            found = {name: module for name, module in block.named_children() if name in group}
-            if not found:
+            replaced = {name: module for name, module in block.named_children() if name in group}
+            if not replaced:
                 continue
-            first = next(iter(found.values()))
+            first = next(iter(replaced.values()))
             assert isinstance(first, nn.Linear)  # noqa: S101 - the case names linear layers
             down = nn.Linear(first.in_features, rank, bias=False, device=first.weight.device)
-            for name, module in found.items():
+            for name, module in replaced.items():
                 assert isinstance(module, nn.Linear)  # noqa: S101
                 setattr(block, name, LowRank(module, down, alpha, dropout))

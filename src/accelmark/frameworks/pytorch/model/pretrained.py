@@ -29,7 +29,7 @@ def load_pretrained(
         DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
     """
     if not directory.is_dir():
-        raise DataError(f"{directory}: is no checkpoint of {model_class.__name__}: there is no such directory")
+        raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: the directory does not exist")
     try:
         loaded: Any = model_class.from_pretrained(
             directory,
@@ -39,10 +39,10 @@ def load_pretrained(
             output_loading_info=True,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{directory}: is no checkpoint of {model_class.__name__}: {first_line(error)}") from error
+        raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: {first_line(error)}") from error
     net: PreTrainedModel
-    net, found = loaded
-    needed = (name for name in found["missing_keys"] if not name.endswith("num_batches_tracked"))
+    net, report = loaded
+    needed = (name for name in report["missing_keys"] if not name.endswith("num_batches_tracked"))
     if missing := sorted(name for name in needed if not name.startswith(tuple(new))):
         raise DataError(f"{directory}: lacks {len(missing)} weights of {model_class.__name__}: {missing[0]}, ...")
     return net

@@ -1,1 +1,1 @@
-"""What a rank needs around the model: device, random seeds, clock, evaluation, checkpoints."""
+"""The parts of a rank around the model: device, random seeds, clock, evaluation, checkpoints."""

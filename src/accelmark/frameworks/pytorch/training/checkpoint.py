@@ -69,7 +69,7 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
         """The ranks that share this rank's directory, from the first checkpoint on."""
         self.frozen: list[str] = []
-        """Parameters that steps from the initial weights left alone, and that every loaded checkpoint has to have."""
+        """Parameters that steps from the initial weights did not change; every loaded checkpoint must have them."""
         self._random: dict[str, Any] | None = None
         """Loaded states of the random generators, until they are restored."""
 
@@ -123,7 +123,7 @@ class Checkpoints:
             state: of model and optimizer, empty where another rank writes it.
             names: of the optimizer's parameters, where the model is sharded.
             random: states of this rank's generators.
-            leads: whether this rank writes what the ranks that share its directory have in common.
+            leads: whether this rank writes the common files of the ranks that share its directory.
         """
         beside, group = self._directory.temporary(name), self._group
         with _naming(beside):
@@ -181,11 +181,11 @@ class Checkpoints:
         progress = self.load(checkpoint)
         groups, planned = copy.deepcopy(self._planned)
         state = training.optimizer_state()["state"]
-        if names and (found := _state_names(state)) != names:
-            if len(names) != 1 or len(found) != 1:
-                raise ForeignStateError(f"its optimizer state has {', '.join(found)}, the case's {', '.join(names)}")
+        if names and (saved := _state_names(state)) != names:
+            if len(names) != 1 or len(saved) != 1:
+                raise ForeignStateError(f"its optimizer state has {', '.join(saved)}, the case's {', '.join(names)}")
             # The momentum of another implementation of SGD.
-            state = {number: {names[0]: values[found[0]]} for number, values in state.items()}
+            state = {number: {names[0]: values[saved[0]]} for number, values in state.items()}
         training.load_optimizer_state({"state": state, "param_groups": groups})
         schedule = training.schedule
         schedule.load_state_dict(planned)
@@ -223,22 +223,22 @@ class Checkpoints:
 
     @torch.no_grad()
     def compare(self, end: Path, before: list[Tensor]) -> UpdateSquares:
-        """Compare the change of the trainable parameters since ``before`` with that of the checkpoint ``end``.
+        """Compare the change of the trainable parameters since ``before`` with the change in the checkpoint ``end``.
 
         Raises:
             RunError: the checkpoint is damaged, or is of another model.
         """
-        found = [0.0, 0.0, 0.0]
+        squares = [0.0, 0.0, 0.0]
         try:
             saved = self._saved_parameters(end)
             for (name, part), old in zip_strict(self._training.trained_parts().items(), before):
                 start = old.cpu().double()
                 replayed, trained = part.cpu().double() - start, saved[name].double() - start
                 for index, change in enumerate((replayed, trained, replayed - trained)):
-                    found[index] += float(change.square().sum())
+                    squares[index] += float(change.square().sum())
         except Exception as error:
             raise unreadable(end, error) from error
-        return UpdateSquares(replayed=found[0], saved=found[1], difference=found[2])
+        return UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
 
     @torch.no_grad()
     def frozen_sums(self) -> dict[str, float]:
@@ -248,9 +248,9 @@ class Checkpoints:
 
     @torch.no_grad()
     def compare_state(self, end: Path) -> dict[str, UpdateSquares]:
-        """Compare buffers and optimizer state with those of the checkpoint ``end``.
+        """Compare buffers and optimizer state with the checkpoint ``end``.
 
-        Each rank has its own buffers; those of rank 0 are saved.
+        Each rank has its own buffers; the checkpoint has rank 0's.
 
         Raises:
             RunError: the checkpoint is damaged, or is of another model.
@@ -273,14 +273,14 @@ class Checkpoints:
             pairs += [
                 (name, each, theirs.get(name, next(iter(theirs.values()), None))) for name, each in values.items()
             ]
-        found: dict[str, UpdateSquares] = {}
+        updates: dict[str, UpdateSquares] = {}
         for kind, replayed, trained in pairs:
             if isinstance(replayed, Tensor) and replayed.is_floating_point() and isinstance(trained, Tensor):
-                own, other = local(replayed).cpu().double(), local(trained).cpu().double()
-                squares = [float(each.square().sum()) for each in (own, other, own - other)]
+                actual, expected = local(replayed).cpu().double(), local(trained).cpu().double()
+                squares = [float(each.square().sum()) for each in (actual, expected, actual - expected)]
                 value = UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
-                found[kind] = found[kind] + value if kind in found else value
-        return found
+                updates[kind] = updates[kind] + value if kind in updates else value
+        return updates
 
     def restore_random(self) -> None:
         """Restore the random generators from the loaded checkpoint."""
@@ -294,11 +294,11 @@ class Checkpoints:
         Shards can be read on another mesh, DeepSpeed's whole tensors in another stage or on other ranks.
         """
         expected: dict[str, object] = {"samples_per_step": self._settings.samples_per_step(self._world)}
-        own = str(self._settings.parallelism)
-        if "ddp" in (own, record["parallelism"]):
-            expected = {"parallelism": own, "world_size": self._world}
-        elif "deepspeed" in (own, record["parallelism"]):
-            expected = {"parallelism": own, **expected}
+        requested = str(self._settings.parallelism)
+        if "ddp" in (requested, record["parallelism"]):
+            expected = {"parallelism": requested, "world_size": self._world}
+        elif "deepspeed" in (requested, record["parallelism"]):
+            expected = {"parallelism": requested, **expected}
         for name, mine in expected.items():
             if record[name] != mine:
                 raise RunError(
@@ -325,7 +325,7 @@ class Checkpoints:
         return {name: local(part).cpu() for name, part in parts.items()}
 
     def _saved_parts(self, checkpoint: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return saved tensors of a sharded model by the names of its own that they are ``like``, sharded as these."""
+        """Return saved tensors of a sharded model by their names in ``like``, sharded as in ``like``."""
         # Imported here: it takes most of a second, and most runs do not shard.
         from accelmark.frameworks.pytorch.training.shards import read_model
 
@@ -351,8 +351,8 @@ class Checkpoints:
         state = torch.load(newest / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
         parameters = dict(training.original.named_parameters()) if self.frozen else {}
         for name in self.frozen:
-            own, saved = local(parameters[name]).cpu(), state["model"][name]
-            if own.shape == saved.shape and not torch.equal(own, saved):
+            parameter, saved = local(parameters[name]).cpu(), state["model"][name]
+            if parameter.shape == saved.shape and not torch.equal(parameter, saved):
                 raise RunError(f"{newest}: the frozen parameter {name} is not the case's")
         training.load_model_state(state["model"])
         training.load_optimizer_state(state["optimizer"])
@@ -363,8 +363,8 @@ class Checkpoints:
         training = self._training
         read_model(newest / _SHARDS, training.distinct_state())
         state, saved_groups = self._saved_optimizer(newest)
-        own = training.optimizer.state_dict()["param_groups"]
-        groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(saved_groups, own)]
+        group_settings = training.optimizer.state_dict()["param_groups"]
+        groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(saved_groups, group_settings)]
         training.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _barrier(self, group: dist.ProcessGroup | None = None) -> None:

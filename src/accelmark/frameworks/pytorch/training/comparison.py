@@ -57,8 +57,8 @@ class Comparison:
 
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return the first tensor that the model returns where the case computes its loss."""
-        kept: list[Tensor] = []
-        handle = self._model.register_forward_hook(lambda _module, _inputs, output: kept.extend(_tensors(output)))
+        tensors: list[Tensor] = []
+        handle = self._model.register_forward_hook(lambda _module, _inputs, output: tensors.extend(_tensors(output)))
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         try:
             with torch.no_grad():
@@ -67,18 +67,18 @@ class Comparison:
                     buffer.copy_(before)
         finally:
             handle.remove()
-        if not kept:
+        if not tensors:
             raise RunError(f"{type(self._model).__name__} was not called by loss(), or returned no tensor")
-        output = kept[0] if self._case.sequence is None else self._case.sequence.joined(kept[0])
+        output = tensors[0] if self._case.sequence is None else self._case.sequence.joined(tensors[0])
         return self._training.broadcast_result(_array(output))
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
+def _tensors(outputs: Any) -> Iterator[Tensor]:
     """Yield the tensors in the outputs of a model: a tensor, or sequences and mappings of them."""
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, (Mapping, tuple, list)):
-        for value in given.values() if isinstance(given, Mapping) else given:
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, (Mapping, tuple, list)):
+        for value in outputs.values() if isinstance(outputs, Mapping) else outputs:
             yield from _tensors(value)
 
 

@@ -33,19 +33,19 @@ def evaluate(
     was_training = model.training
     model.eval()
     move = mover(case.place.device, channels_last=settings.channels_last)
-    found: dict[str, list[Tensor]] = {}
+    summed: dict[str, list[Tensor]] = {}
     try:
-        given = islice(batches.epoch(0), settings.evaluate.max_batches)
-        for batch, counts in _in_step(given, case, control) if sharded else ((batch, True) for batch in given):
+        limited = islice(batches.epoch(0), settings.evaluate.max_batches)
+        for batch, counts in _in_step(limited, case, control) if sharded else ((batch, True) for batch in limited):
             sums = training.forward(case, move(batch), case.eval_sums)
             if counts and sums is not None:
                 for name, value in sums.items():
-                    found.setdefault(name, []).append(value.detach())
+                    summed.setdefault(name, []).append(value.detach())
     finally:
         model.train(was_training)
-    rows = {name: torch.cat(values).cpu().double() for name, values in found.items() if values[0].ndim == 2}
+    rows = {name: torch.cat(values).cpu().double() for name, values in summed.items() if values[0].ndim == 2}
     totals = {
-        name: float(torch.stack(values).cpu().double().sum()) for name, values in found.items() if name not in rows
+        name: float(torch.stack(values).cpu().double().sum()) for name, values in summed.items() if name not in rows
     }
     of_ranks = [(totals, rows)]
     if control is not None:
@@ -73,12 +73,12 @@ def metrics_of(case: TrainCase, sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _in_step(
-    given: Iterator[Batch], case: TrainCase, control: dist.ProcessGroup | None
+    batches: Iterator[Batch], case: TrainCase, control: dist.ProcessGroup | None
 ) -> Iterator[tuple[Batch, bool]]:
     """Yield (batch, counts) the same number of times on every rank, as sharded models need."""
     filler = case.synthetic_batch(1)
     while True:
-        batch = next(given, None)
+        batch = next(batches, None)
         some = torch.tensor([float(batch is not None)])
         if control is not None:
             dist.all_reduce(some, op=dist.ReduceOp.MAX, group=control)

@@ -42,8 +42,8 @@ def answer_requests(node_dir: Path, rank: int) -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                found = LastCollectives(collectives=tuple(last_collectives(json.loads(dump()))))
-                connection.sendall(found.model_dump_json().encode())
+                answer = LastCollectives(collectives=tuple(last_collectives(json.loads(dump()))))
+                connection.sendall(answer.model_dump_json().encode())
 
     threading.Thread(target=serve, name="flight-recorder", daemon=True).start()
 

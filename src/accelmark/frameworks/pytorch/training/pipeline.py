@@ -39,7 +39,7 @@ class _Stage(nn.Module):
         return output / self.num_microbatches if self.is_last else output
 
     def compute(self, received: Sequence[Tensor], batch: Batch, last: Callable[[nn.Module, Batch], T]) -> Any:
-        """Return the hidden states; in the last stage, what ``last`` computes from them and the batch."""
+        """Return the hidden states; in the last stage, the result of ``last`` for them and the batch."""
         if self._entry is not None:
             (self._entry.hidden,) = received
         with self._training.autocast():
@@ -70,9 +70,9 @@ class PipelineTraining(Training):
         assert devices is not None  # noqa: S101 - model_to_ddp has divided the model
         assert parts is not None  # noqa: S101
         group = devices.get_group("pp")
-        own = [(name, each.shape, each.dtype) for name, each in training.original.named_parameters()]
+        shapes = [(name, each.shape, each.dtype) for name, each in training.original.named_parameters()]
         layout: list[list[tuple[str, torch.Size, torch.dtype]]] = [[]] * group.size()
-        dist.all_gather_object(layout, own, group)
+        dist.all_gather_object(layout, shapes, group)
         (width,) = (shape[-1] for name, shape, _ in layout[0] if name == f"{parts.first}.weight")
         dtype = AUTOCAST_DTYPES.get(case.settings.precision, torch.float32)
         stage = _Stage(training, case, group.rank(), group.size())
@@ -81,12 +81,12 @@ class PipelineTraining(Training):
 
     def take_step(self, case: TrainCase, batches: Sequence[Batch]) -> Tensor:
         """Take one optimizer step over ``batches``, and return their mean loss as ``Hooks.train_step`` does."""
-        given = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
         if self._schedule is None:
-            self._schedule = self._open_schedule(case, given)
+            self._schedule = self._open_schedule(case, joined)
         losses: list[Tensor] = []
         # A schedule wants labels for its loss; here the stage has computed it from the batch.
-        self._schedule.step(target=next(iter(given.values())), losses=losses, return_outputs=False, **given)
+        self._schedule.step(target=next(iter(joined.values())), losses=losses, return_outputs=False, **joined)
         loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
         dist.all_reduce(loss, group=self.group)
         self.update(case.settings.gradient_clip_norm)
@@ -122,7 +122,7 @@ class PipelineTraining(Training):
         nn.utils.clip_grads_with_norm_(parameters, norm, square.sqrt())
 
     def forward(self, case: TrainCase, batch: Batch, compute: Callable[[nn.Module, Batch], T]) -> T | None:
-        """Pass a batch through all stages; the last one returns what ``compute`` returns, the others None."""
+        """Pass a batch through all stages; the last stage returns the result of ``compute``, the others None."""
         number, received = self.stage.number, []
         if number:
             shape = (*case.model_input(batch).shape, self.width)
@@ -144,9 +144,9 @@ class PipelineTraining(Training):
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of all stages by name, one at a time; all ranks call it together."""
         for number, parameters in enumerate(self.layout):
-            own = Training.whole_parameters(self) if number == self.stage.number else iter(())
+            local_parameters = Training.whole_parameters(self) if number == self.stage.number else iter(())
             for name, shape, dtype in parameters:
-                value = next(own, (name, None))[1]
+                value = next(local_parameters, (name, None))[1]
                 if value is None:
                     value = torch.empty(shape, dtype=dtype, device=self.device)
                 dist.broadcast(value, group=self.group, group_src=number)

@@ -133,7 +133,7 @@ def reduced_modes(precision: Precision) -> tuple[str, ...]:
     allowed = _MODES_OF.get(precision)
     if allowed is None:
         return ()  # its products are computed in fewer bits anyway
-    found = []
+    modes = []
     for name in _FP32_SWITCHES:
         holder: Any = torch.backends
         *path, last = name.split(".")
@@ -141,8 +141,8 @@ def reduced_modes(precision: Precision) -> tuple[str, ...]:
             holder = getattr(holder, part, None)
         value = getattr(holder, last, None)
         if isinstance(value, str) and value not in allowed:
-            found.append(f"torch.backends.{name} = {value!r}")
-    return tuple(found)
+            modes.append(f"torch.backends.{name} = {value!r}")
+    return tuple(modes)
 
 
 def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
@@ -192,10 +192,10 @@ class DeviceLosses:
         """Return the tensor, which is copied to the host later."""
         return loss.clone() if self._overwritten else loss
 
-    def fetch(self, kept: list[Any]) -> Callable[[], list[float]]:
+    def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
         """Start one asynchronous copy of all losses."""
-        stacked = torch.stack([loss.float().reshape(()) for loss in kept])
-        host = torch.empty(len(kept), dtype=torch.float32, pin_memory=self._pinned)
+        stacked = torch.stack([loss.float().reshape(()) for loss in losses])
+        host = torch.empty(len(losses), dtype=torch.float32, pin_memory=self._pinned)
         host.copy_(stacked, non_blocking=True)
         copied = self._clock.mark()
 

@@ -70,7 +70,7 @@ class _PartPlanner(DefaultSavePlanner):
     """Plans without the check that tensors are complete: a directory of one host has the shards of its ranks only."""
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return what each rank writes, and where parts of tensors are."""
+        """Return the writes of each rank, and the places of the parts of tensors."""
         self.global_plan, self.metadata = create_default_global_save_plan(self._dedup_save_plans(all_plans))
         return self.global_plan, self.metadata
 
@@ -103,22 +103,22 @@ def read_optimizer(
     tensors: dict[str, Tensor] = {}
     for key in (*rest, *saved):
         is_scalar, full = key.startswith(_SCALAR), key.removeprefix(_SCALAR)
-        own, _, name = full.removeprefix(_STATE).partition(".")
+        parameter, _, name = full.removeprefix(_STATE).partition(".")
         if not full.startswith(_STATE) or name not in numbers:
             continue
         values = state.setdefault(numbers[name], {})
         if key in rest:
-            values[own] = rest[key]
+            values[parameter] = rest[key]
         else:
             dtype = saved[key].properties.dtype
             tensors[key] = torch.empty(1, dtype=dtype) if is_scalar else torch.empty_like(parameters[name], dtype=dtype)
-            values[own] = tensors[key].reshape(()) if is_scalar else tensors[key].detach()
+            values[parameter] = tensors[key].reshape(()) if is_scalar else tensors[key].detach()
     _read(directory, {name: each.detach() for name, each in tensors.items()})
     return state
 
 
 def _read(directory: Path, tensors: dict[str, Tensor]) -> None:
-    # Without an exchange between ranks: each reads what it needs of the files that it sees.
+    # Without an exchange between ranks: each reads its parts from the files that it sees.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
@@ -128,14 +128,14 @@ def _read(directory: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _cause(error: CheckpointException) -> RuntimeError:
-    """Return the first rank's error as one that callers catch: DCP's own is no ``Exception``."""
+    """Return the first rank's error as an ``Exception``, which callers catch: DCP's error is not."""
     rank, (cause, _) = next(iter(error.failures.items()))
     return RuntimeError(f"rank {rank}: {type(cause).__name__}: {cause}")
 
 
 @final
 class _Reader(HuggingFaceStorageReader):
-    """Reads what a directory has of each tensor, and checks that this rank misses nothing.
+    """Reads the parts of each tensor in a directory, and checks that they are complete for this rank.
 
     A directory that hosts do not share has the shards of one host's ranks only: enough for them on the same mesh.
     """
@@ -145,13 +145,13 @@ class _Reader(HuggingFaceStorageReader):
         self._tensors = tensors
 
     def read_metadata(self) -> Metadata:
-        """Return where parts of tensors are; their sizes are those of the whole tensors."""
+        """Return the places of the parts of tensors, with the sizes of the whole tensors."""
         metadata = super().read_metadata()
-        found: dict[str, Any] = metadata.state_dict_metadata
+        entries: dict[str, Any] = metadata.state_dict_metadata
         for name, tensor in self._tensors.items():
             # A saved tensor that is larger keeps its size: load() refuses it.
-            if name in found and all(part <= whole for part, whole in zip_strict(found[name].size, tensor.size())):
-                found[name].size = tensor.size()
+            if name in entries and all(part <= whole for part, whole in zip_strict(entries[name].size, tensor.size())):
+                entries[name].size = tensor.size()
         return metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -164,8 +164,8 @@ class _Reader(HuggingFaceStorageReader):
         for item in plan.items:
             num_read[item.dest_index.fqn] += math.prod(item.lengths)
         for name, tensor in self._tensors.items():
-            own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            if num_read[name] != own.numel():
+            part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            if num_read[name] != part.numel():
                 raise ValueError(
                     f"{name} is not complete: it has another shape, or hosts that share no directory wrote it, "
                     "which can go on only with the same ranks and parallelism"

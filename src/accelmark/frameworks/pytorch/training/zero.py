@@ -22,13 +22,13 @@ from accelmark.spec.settings.training import TrainSettings, ZeroSettings
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
-OWN_PART_UNKNOWN: Final = "DeepSpeed exchanges gradients in hooks of its own, where waits are not marked"
+OWN_PART_UNKNOWN: Final = "DeepSpeed exchanges gradients in its own hooks, where waits are not marked"
 
 
 @final
 @dataclass
 class ZeroTraining(Training):
-    """Training whose model is a ``DeepSpeedEngine``; ``optimizer`` is the one that the engine steps.
+    """Training whose model is a ``DeepSpeedEngine``; ``optimizer`` is the engine's.
 
     Its state is exchanged in the form of an optimizer over whole parameters, one parameter at a time.
     """
@@ -62,14 +62,14 @@ class ZeroTraining(Training):
 
     def model_state(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return the model's state, whole, in host memory; empty unless ``keep``. All ranks call it together."""
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         known: dict[int, Tensor] = {}
         for name, each in self.original.state_dict(keep_vars=True).items():
             if id(each) not in known:
                 value = _whole(each) if isinstance(each, nn.Parameter) else each.detach()
                 known[id(each)] = value.cpu().clone() if keep else torch.empty(0)
-            found[name] = known[id(each)]
-        return found if keep else {}
+            state[name] = known[id(each)]
+        return state if keep else {}
 
     @property
     def module(self) -> nn.Module:
@@ -88,7 +88,7 @@ class ZeroTraining(Training):
         return {name: _whole(each).cpu().clone() for name, each in named if each.requires_grad}
 
     def shape_of(self, tensor: Tensor) -> torch.Size:
-        """Return the shape of a parameter or buffer; that of the whole where ranks hold parts of it."""
+        """Return the shape of a whole parameter or buffer, also where ranks hold parts of it."""
         shape: torch.Size = getattr(tensor, "ds_shape", tensor.shape)
         return shape
 
@@ -131,9 +131,9 @@ class ZeroTraining(Training):
 
     @torch.no_grad()
     def load_optimizer_state(self, saved: Mapping[str, Any]) -> None:
-        """Load what :meth:`optimizer_state` returns. All ranks call it together."""
-        for group, found in zip_strict(self.optimizer.param_groups, saved["param_groups"]):
-            group.update({name: value for name, value in found.items() if name != "params"})
+        """Load the result of :meth:`optimizer_state`. All ranks call it together."""
+        for group, saved_group in zip_strict(self.optimizer.param_groups, saved["param_groups"]):
+            group.update({name: value for name, value in saved_group.items() if name != "params"})
         self.optimizer.state.clear()
         parameters = list(self._parameters())
         counts_on_device = any(self.optimizer.defaults.get(name) for name in ("fused", "capturable"))
@@ -196,8 +196,8 @@ def _engine(training: Training, settings: TrainSettings, device: torch.device, n
         config=configuration(settings, num_ranks, is_pinned=device.type != "cpu"),
         dist_init_required=False,
     )
-    found: nn.Module = engine
-    return found
+    typed: nn.Module = engine
+    return typed
 
 
 def configuration(settings: TrainSettings, num_ranks: int, *, is_pinned: bool) -> dict[str, Any]:

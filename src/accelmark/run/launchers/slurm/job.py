@@ -18,7 +18,7 @@ _PREFIX: Final = re.compile(r"sbatch: ((error|fatal): )?")
 _CANCEL_PAUSES_S: Final = (1.0, 3.0, 9.0, 15.0)
 """Pauses before a job's cancellation is tried again."""
 _IS_GONE: Final = re.compile("Invalid job id|already complet")
-"""What ``scancel`` prints about a job that has ended."""
+"""Output of ``scancel`` about a job that has ended."""
 _NO_REASON: Final = ("None", "")
 _WAITING: Final = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
@@ -33,7 +33,7 @@ _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
     "COMPLETED": ("lost", "ended early"),
     "COMPLETING": ("cancelled", "is being ended by Slurm (scancel, or its time limit)"),
 }
-"""Slurm's state of a job -> the state of the jobs that ran in it, and what happened."""
+"""Slurm's state of a job -> the state of the jobs that ran in it, and the cause."""
 
 
 @final
@@ -72,18 +72,18 @@ class SlurmJob:
         return state, f"Slurm job {self.job_id} {what.format(limit=self.time_limit)}{more}"
 
 
-async def request(sbatch: Sequence[str], given: Sequence[str]) -> str:
+async def request(sbatch: Sequence[str], arguments: Sequence[str]) -> str:
     """Submit a job with ``sbatch --parsable``, and return its number.
 
     Raises RunError: Slurm refuses it; has all that it printed, and the options that the cluster file gave.
     """
     done = await _slurm(*sbatch)
-    found = re.match(r"(\d+)(;|\s|$)", done.out.decode(errors="replace"))
-    if done.code != 0 or found is None:
+    match = re.match(r"(\d+)(;|\s|$)", done.out.decode(errors="replace"))
+    if done.code != 0 or match is None:
         printed = [_PREFIX.sub("", line) for line in done.output.splitlines() if not line.startswith("Try ")]
-        options = f" (slurm_options in the cluster file: {' '.join(given)})" if given else ""
+        options = f" (slurm_options in the cluster file: {' '.join(arguments)})" if arguments else ""
         raise RunError(f"Slurm granted no allocation: {'; '.join(printed) or done.message}{options}")
-    return found[1]
+    return match[1]
 
 
 async def require_nodes(nodes: Iterable[str]) -> None:
@@ -97,12 +97,12 @@ async def require_nodes(nodes: Iterable[str]) -> None:
     unknown = [node for node in nodes if node not in known]
     if done.code == 0 and known and unknown:
         listed = (await _slurm(*sinfo)).out.decode(errors="replace").split()
-        what = f"Slurm has no node {', '.join(unknown)}; its nodes (sinfo): {', '.join(dict.fromkeys(listed))}"
-        raise RequestError(f"{what}; correct hosts in the cluster file")
+        problem = f"Slurm has no node {', '.join(unknown)}; its nodes (sinfo): {', '.join(dict.fromkeys(listed))}"
+        raise RequestError(f"{problem}; correct hosts in the cluster file")
 
 
 async def show_job(job_id: str) -> SlurmJob | None:
-    """Return a job; None where Slurm has no record of it: those of ended jobs are kept for MinJobAge, 5 minutes."""
+    """Return a job; None where Slurm has no record of it: records of ended jobs are kept for MinJobAge, 5 minutes."""
     done = await _slurm("scontrol", "show", "job", "--oneliner", job_id)
     fields = dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split())
     if done.code != 0 or "JobState" not in fields:
@@ -125,7 +125,7 @@ async def troubled_nodes(nodes: Iterable[str]) -> list[str]:
 
 
 async def cancel(job_id: str) -> None:
-    """Cancel a job; one that has ended is no error.
+    """Cancel a job; that it has ended is not an error.
 
     Raises RunError: Slurm does not confirm it; the job still holds its nodes.
     """
@@ -134,8 +134,8 @@ async def cancel(job_id: str) -> None:
         if done.code == 0 or _IS_GONE.search(done.output):
             return
         await asyncio.sleep(pause_s)
-    what = f"Slurm job {job_id} could not be cancelled and holds its nodes: {done.message}"
-    raise RunError(f"{what}; when Slurm answers, run 'scancel {job_id}', or 'accelmark stop' on this run")
+    problem = f"Slurm job {job_id} could not be cancelled and holds its nodes: {done.message}"
+    raise RunError(f"{problem}; when Slurm answers, run 'scancel {job_id}', or 'accelmark stop' on this run")
 
 
 async def _slurm(*argv: str) -> CommandResult:

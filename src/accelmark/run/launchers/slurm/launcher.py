@@ -1,6 +1,6 @@
-"""Launch node agents as steps of a Slurm allocation: the current one, or one that is requested and returned.
+"""Launch node agents as steps of a Slurm allocation: the current allocation, or a requested allocation.
 
-The run directory has to be on a file system that all nodes share.
+The run directory must be on a file system that all nodes share.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class SlurmLauncher(SharedFilesystemLauncher):
     def _command(self) -> list[str]:
         hosts = self.plan.cluster.hosts
         nodes = [f"--nodes={len(hosts)}", "--nodelist=" + ",".join(host.address for host in hosts)]
-        held = ["--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
+        holder = ["--no-requeue", "--output=/dev/null", "--wrap=exec sleep infinity"]
         name = f"--job-name=accelmark-{self.plan.name}"
-        return ["sbatch", "--parsable", name, *nodes, *WHOLE_NODES, *held, *self._options.slurm_options]
+        return ["sbatch", "--parsable", name, *nodes, *WHOLE_NODES, *holder, *self._options.slurm_options]
 
     def allocation_commands(self) -> list[list[str]]:
         """Return the request for an allocation, where there is none."""

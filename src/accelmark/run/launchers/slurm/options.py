@@ -19,21 +19,21 @@ class Options(LauncherOptions):
     """Settings of the Slurm launcher."""
 
     slurm_options: tuple[str, ...] = ()
-    """Options of ``sbatch`` where an allocation has to be requested (``--partition=gpu``)."""
+    """Options of ``sbatch`` where an allocation must be requested (``--partition=gpu``)."""
 
     def require_allocated(self, nodes: Sequence[str]) -> None:
         """Check that nodes are in the current allocation. Raises RequestError: they are not; names them."""
-        held = os.environ.get(_NODES_VARIABLE)
-        if held is not None and (missing := sorted(set(nodes) - set(self.default_hosts()))):
-            what = f"{', '.join(missing)}: not in the current allocation of Slurm, which has {held}"
-            raise RequestError(f"{what}; correct hosts in the cluster file, or remove them to use its nodes")
+        allocated = os.environ.get(_NODES_VARIABLE)
+        if allocated is not None and (missing := sorted(set(nodes) - set(self.default_hosts()))):
+            problem = f"{', '.join(missing)}: not in the current allocation of Slurm, which has {allocated}"
+            raise RequestError(f"{problem}; correct hosts in the cluster file, or remove them to use its nodes")
 
     def default_hosts(self) -> Sequence[str]:
         """Return the nodes of the current allocation."""
         nodes = os.environ.get(_NODES_VARIABLE)
         if nodes is None:
-            what = "launcher: slurm without hosts means the nodes of the current allocation, and there is none"
-            raise RequestError(f"{what}: list hosts, or run this inside an allocation")
+            problem = "launcher: slurm without hosts means the nodes of the current allocation, and there is none"
+            raise RequestError(f"{problem}: list hosts, or run this inside an allocation")
         try:
             done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -20,11 +20,11 @@ from accelmark.spec.errors import RunError
 
 SCRIPT_FILE: Final = "step.sh"
 LOG_FILE: Final = "step.log"
-"""In the directory of a job's first host: what ``srun`` runs on every host, and what it prints."""
+"""In the directory of a job's first host: the script that ``srun`` runs on every host, and its output."""
 _CHECKS_PER_S: Final = 256
 """Most hosts that are looked at in a second, over all hosts of a job."""
 _END_S: Final = 60.0
-"""Longest time from the end of all agents to that of ``srun``: longer than Slurm's KillWait (30 s)."""
+"""Longest time from the end of all agents to the end of ``srun``: longer than Slurm's KillWait (30 s)."""
 _SCRIPT: Final = """\
 case "$SLURMD_NODENAME" in
 {cases}
@@ -118,7 +118,7 @@ class StepAgent(CommandAgent):
         self.step.start()
 
     async def wait_for_end(self) -> None:
-        """Wait until the agent has ended, although ``srun`` runs as long as those of other hosts do."""
+        """Wait until the agent has ended, although ``srun`` runs as long as the agents of other hosts do."""
         if self.step.process is None:  # an earlier coordinator started it
             await super().wait_for_end()
             return
@@ -135,5 +135,5 @@ class StepAgent(CommandAgent):
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """The agent's log, and that of ``srun``."""
+        """The logs of the agent and of ``srun``."""
         return (*super().logs, self.step.log)

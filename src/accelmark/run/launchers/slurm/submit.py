@@ -35,14 +35,14 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         RequestError: Slurm does not know a host.
         RunError: the script cannot be written, or Slurm refuses it.
     """
-    given = options_of(Options, plan.cluster).slurm_options
-    if not any(option.startswith(("--clusters", "-M")) for option in given):
+    options = options_of(Options, plan.cluster).slurm_options
+    if not any(option.startswith(("--clusters", "-M")) for option in options):
         asyncio.run(require_nodes([host.address for host in plan.cluster.hosts]))  # of this cluster
     make_directory(run.parent)
     script, text = _script_of(run), batch_script(plan, run, arguments)
     write_atomic(script, text)
     try:
-        number = asyncio.run(request(["sbatch", "--parsable", str(script)], given))
+        number = asyncio.run(request(["sbatch", "--parsable", str(script)], options))
     except RunError:
         script.unlink()
         raise

@@ -104,7 +104,7 @@ class SshAgent(AgentHandle):
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def end_processes(self) -> int:
-        """End what a dead agent left behind, and copy its last files."""
+        """End a dead agent's processes, and copy its last files."""
         num_ended = await super().end_processes()
         await self.stream.follow()
         return num_ended

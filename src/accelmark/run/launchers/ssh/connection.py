@@ -92,8 +92,8 @@ class SshConnection(Host):
         asyncssh, connection = library(), await self.connect()
         try:
             # Empty input would leave the command's standard input open.
-            given: dict[str, Any] = {"input": stdin} if stdin else {"stdin": asyncssh.DEVNULL}
-            done = await connection.run(shlex.join(argv), encoding=None, check=False, timeout=timeout_s, **given)
+            source: dict[str, Any] = {"input": stdin} if stdin else {"stdin": asyncssh.DEVNULL}
+            done = await connection.run(shlex.join(argv), encoding=None, check=False, timeout=timeout_s, **source)
         except asyncssh.TimeoutError as error:
             raise HostError(self.name, f"{argv[0]} did not end within {timeout_s:g} s") from error
         except (OSError, asyncssh.Error) as error:
@@ -139,7 +139,7 @@ class SshConnection(Host):
             process.close()
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Return the command of OpenSSH's client that does what :meth:`run` does."""
+        """Return the command of OpenSSH's client that does the same as :meth:`run`."""
         settings = self._options
         key, known, user = settings.key_of(self.spec), settings.known_hosts, settings.user_of(self.spec)
         options = ["-F", str(settings.ssh_config)] if settings.ssh_config is not None else []
@@ -178,7 +178,7 @@ def _bytes(value: object) -> bytes:
 
 
 _Explained = tuple[str, str | None]
-"""What is wrong, and what to do; None where only the host can show it."""
+"""Problem and advice; None where only the host can show the problem."""
 
 
 def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
@@ -207,6 +207,6 @@ def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
     except (OSError, ValueError):
         is_known = False
     if is_known:
-        found = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
-        return found, f"find out why; if it was reinstalled, replace its line there ({scan})"
+        problem = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
+        return problem, f"find out why; if it was reinstalled, replace its line there ({scan})"
     return f"unknown host key ({reason.removesuffix(where)})", f"verify the key, then add it: {scan} >> {known}"

@@ -51,7 +51,7 @@ _POLL_S: Final = 0.3
 POLLS_PER_S: Final = 512
 """Interval at which each host sends new bytes of files, and the most that all hosts together send in a second."""
 _DESCRIPTORS: Final = 256
-"""Open files of the coordinator besides one connection for each host, of which twice as many are allowed."""
+"""Open files of the coordinator besides one connection for each host; twice as many connections are allowed."""
 _CLEAR_TIMEOUT_S: Final = 90.0
 _DATA_TIMEOUT_S: Final = 4 * 3600.0
 
@@ -139,7 +139,7 @@ class SshLauncher(Launcher):
         """Node directories on lost hosts, whose agents may still run."""
         self._retries: set[asyncio.Task[None]] = set()
         self._data: dict[Path, tuple[str, str]] = {}
-        """For each round, the first host that had its data, and what it found."""
+        """For each round, the first host that had its data, and its content."""
 
     @property
     def code(self) -> PurePosixPath:
@@ -286,7 +286,7 @@ class SshLauncher(Launcher):
                 self._present.add((host.name, image.name))
 
     async def _fetch_data(self, node: NodeJob) -> None:
-        """Fetch and verify the data of a job on a host, and write ``data.json`` of its round from what was found."""
+        """Fetch and verify the data of a job on a host, and write ``data.json`` of its round."""
         argv, host = self._data_command(node), self.host(node.host)
         if argv is None:
             return
@@ -297,10 +297,10 @@ class SshLauncher(Launcher):
             raise HostError(host.name, f"its data is not available: {done.message}")
         records = json.loads(done.out.decode(errors="replace").strip().splitlines()[-1])
         path = node.node_dir.parent / DATA_FILE
-        found = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
-        first, known = self._data.setdefault(path, (host.name, found))
-        if known != found:
-            raise HostError(host.name, f"its data differs from that of {first}: {found} here, {known} there")
+        content = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
+        first, known = self._data.setdefault(path, (host.name, content))
+        if known != content:
+            raise HostError(host.name, f"its data differs from the data of {first}: {content} here, {known} there")
         if first == host.name:
             write_atomic(path, json.dumps(records, indent=2))
 
@@ -364,8 +364,8 @@ def raise_descriptor_limit(num_hosts: int) -> None:
     needed = _DESCRIPTORS + 2 * num_hosts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
-        what = f"{num_hosts} hosts need {needed} open files, this machine allows {hard}"
-        raise RequestError(f"{what}: raise the hard limit (ulimit -Hn {needed}, or nofile in limits.conf)")
+        problem = f"{num_hosts} hosts need {needed} open files, this machine allows {hard}"
+        raise RequestError(f"{problem}: raise the hard limit (ulimit -Hn {needed}, or nofile in limits.conf)")
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

@@ -179,8 +179,8 @@ async def wait_until_visible(host: str, path: Path, digest: str) -> None:
     deadline = time.monotonic() + _SETTLE_S
     while await asyncio.to_thread(_sha256, path) != digest:
         if time.monotonic() > deadline:
-            what = f"{path}, which it wrote, is not visible here: shared_directory is not shared with this machine"
-            raise HostError(host, f"{what}; correct or remove it in the cluster file")
+            problem = f"{path}, which it wrote, is not visible here: shared_directory is not shared with this machine"
+            raise HostError(host, f"{problem}; correct or remove it in the cluster file")
         await asyncio.sleep(0.2)
 
 

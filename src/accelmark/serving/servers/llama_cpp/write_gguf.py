@@ -21,13 +21,13 @@ def write_gguf(model_dir: Path, file: Path, precision: str) -> None:
     """Write ``file``, or link the one GGUF file of ``model_dir``.
 
     Raises:
-        ValueError: there are several, or the model is none that can be written here.
+        ValueError: there are several, or the model cannot be written here.
     """
-    given = sorted(model_dir.glob("*.gguf"))
-    if given:
-        if len(given) > 1:
-            raise ValueError(f"{model_dir}: has several GGUF files ({', '.join(each.name for each in given)})")
-        file.symlink_to(given[0].resolve())
+    files = sorted(model_dir.glob("*.gguf"))
+    if files:
+        if len(files) > 1:
+            raise ValueError(f"{model_dir}: has several GGUF files ({', '.join(each.name for each in files)})")
+        file.symlink_to(files[0].resolve())
         return
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     if config.get("architectures") != ["LlamaForCausalLM"]:
@@ -54,9 +54,9 @@ def write_gguf(model_dir: Path, file: Path, precision: str) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])  # the file has to have one; two bytes 0 are in no text
+    writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])  # the file must have a merge; two bytes 0 are in no text
     for add in (writer.add_bos_token_id, writer.add_eos_token_id):
-        add(0)  # the file has to name one; byte 0 is in no text
+        add(0)  # the file must name a token; byte 0 is in no text
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(False)
     _add_weights(writer, model_dir, config, precision)
@@ -68,9 +68,9 @@ def write_gguf(model_dir: Path, file: Path, precision: str) -> None:
 
 def _byte_tokens(file: Path) -> list[str]:
     """Return the tokens by number, of a tokenizer with one token for each byte."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    model = found["model"]
-    if model.get("type") != "BPE" or model.get("merges") or found.get("added_tokens"):
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    model = tokenizer["model"]
+    if model.get("type") != "BPE" or model.get("merges") or tokenizer.get("added_tokens"):
         raise ValueError(f"{file}: is not a tokenizer with one token for each byte; {_REMEDY}")
     return sorted(model["vocab"], key=model["vocab"].__getitem__)
 
