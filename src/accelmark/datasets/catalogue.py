@@ -68,7 +68,7 @@ def dataset_of(name: str) -> DatasetSpec:
 
 def known_of(name: str) -> Known:
     """Return a data set with the cases that use it; raises RequestError where none does."""
-    known = {each.spec.name: each for each in known_datasets()}
+    known = {dataset.spec.name: dataset for dataset in known_datasets()}
     if name not in known:
         raise RequestError(f"no case uses a data set {name!r} ({nearest(name, known)}); accelmark data list shows all")
     return known[name]

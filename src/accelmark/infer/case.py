@@ -45,7 +45,7 @@ class InferBatch:
 
     def pinned(self) -> InferBatch:
         """Return the batch with inputs in page-locked memory, for asynchronous copies to the device."""
-        return InferBatch(tuple(each.pin_memory() for each in self.inputs), self.labels)
+        return InferBatch(tuple(tensor.pin_memory() for tensor in self.inputs), self.labels)
 
 
 class InferBatches(Protocol):
@@ -79,7 +79,7 @@ class InMemoryBatches:
         """Start a pass; every batch is a copy, as with a data loader."""
         for start in range(0, self.num_items, self.batch_size):
             part = slice(start, start + self.batch_size)
-            yield InferBatch(tuple(each[part].clone() for each in self.inputs), self.labels[part])
+            yield InferBatch(tuple(tensor[part].clone() for tensor in self.inputs), self.labels[part])
 
 
 @final
@@ -106,7 +106,7 @@ class LoaderBatches:
 def _collate(samples: Sequence[tuple[Any, ...]]) -> InferBatch:
     *inputs, labels = zip_strict(*samples)
     return InferBatch(
-        tuple(torch.stack(each) for each in inputs), torch.stack([torch.as_tensor(each) for each in labels])
+        tuple(torch.stack(column) for column in inputs), torch.stack([torch.as_tensor(label) for label in labels])
     )
 
 

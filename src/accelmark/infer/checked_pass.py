@@ -186,7 +186,7 @@ class CheckedPass:
         process.allocate_inputs(Slots(rows_of(batch.inputs), size, self.window_calls), (0, size), batch.inputs)
         num_items = size * self.window_calls
         process.allocate_outputs(rows, num_items)
-        self.read = [torch.empty(num_items, *each.shape[1:], dtype=each.dtype) for each in batch.inputs]
+        self.read = [torch.empty(num_items, *tensor.shape[1:], dtype=tensor.dtype) for tensor in batch.inputs]
 
     def _wanted_calls(self) -> int:
         """Return about how many calls a window should have, where memory allows it."""
@@ -212,8 +212,8 @@ class CheckedPass:
     def _places(self, passes: Sequence[int]) -> list[int]:
         """Return how often a batch is computed again after each window; ``passes`` have windows of their own."""
         per_pass = -(-self.batches.num_items // self.settings.batch_size)
-        totals = [per_pass * each for each in passes]
-        calls = [min(self.window_calls, each - at) for each in totals for at in range(0, each, self.window_calls)]
+        totals = [per_pass * num_passes for num_passes in passes]
+        calls = [min(self.window_calls, total - at) for total in totals for at in range(0, total, self.window_calls)]
         most = min(_CHECKS, sum(calls) // 10, int(_CHECKS_S / ((REPEAT_CALLS + 1) * self.check_calls * self.call_s)))
         number = max(_FEWEST_CHECKS, most) if self.settings.repeat_check else 0
         chosen = Counter(self.chance.choices(range(len(calls)), calls, k=number))
@@ -231,8 +231,8 @@ class CheckedPass:
                 if batch is None:
                     break
                 rows = slice(sum(sizes), sum(sizes) + batch.num_items)
-                for memory, each in zip_strict(self.read, batch.inputs):
-                    memory[rows] = each
+                for memory, tensor in zip_strict(self.read, batch.inputs):
+                    memory[rows] = tensor
                 sizes.append(batch.num_items)
                 labels += [] if batch.labels is None else [batch.labels]
             if not sizes:
@@ -253,7 +253,7 @@ class CheckedPass:
 
     def _perturbed(self, places: Tensor) -> tuple[Tensor, ...]:
         """Return the items read at these places, perturbed."""
-        chosen = tuple(each.index_select(0, places) for each in self.read)
+        chosen = tuple(tensor.index_select(0, places) for tensor in self.read)
         return self.case.perturbed(InferBatch(chosen, None), self.generator)
 
     def _window(self, chunk: _Chunk, pass_number: int, load_s: float) -> ForwardWindow:
@@ -263,7 +263,7 @@ class CheckedPass:
         self.score.add(timed.outputs, chunk.labels)
         nonfinite = 0
         if not is_finite(timed.outputs):
-            nonfinite = sum(not is_finite([each[rows] for each in timed.outputs]) for rows in chunk.calls())
+            nonfinite = sum(not is_finite([output[rows] for output in timed.outputs]) for rows in chunk.calls())
         scored_s = time.perf_counter() - began
         # The clock of the engine's process counts only as far as its calls fill the window by this clock.
         scale = timed.took_s * 1000 / max(timed.computed_s, 1e-9)
@@ -302,12 +302,12 @@ class CheckedPass:
         size = self.settings.batch_size
         for rows in torch.split(places, size if self.iterative else max(size, _COMPARED)):
             inputs = self.process.staged_items(slots[rows], rows - begins[slots[rows]])
-            answers = [each[rows] for each in outputs]
+            answers = [output[rows] for output in outputs]
             followed = answers if self.iterative else []
             expected = reference([*inputs, *followed])
             unchanged: list[Tensor] = []
             if self.answers.needs_unchanged:
-                unchanged = reference([*(each.index_select(0, chunk.order[rows]) for each in self.read), *followed])
+                unchanged = reference([*(tensor.index_select(0, chunk.order[rows]) for tensor in self.read), *followed])
             self.answers.add(answers, expected, unchanged)
             if whole and chunk.labels is not None:
                 reference_answers = reference(inputs) if self.iterative else expected

@@ -330,7 +330,7 @@ def as_list(outputs: object) -> list[Tensor]:
     parts = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
     if parts is None or not all(isinstance(each, Tensor) for each in parts):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
-    return [each for each in parts if isinstance(each, Tensor)]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def check_outputs(result: object, engine: str, items: int | None = None, rows: Rows | None = None) -> None:

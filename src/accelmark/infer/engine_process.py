@@ -140,7 +140,7 @@ class EngineProcess:
     @property
     def pids(self) -> list[int]:
         """Process ids."""
-        return [each.process.pid for each in self._children]
+        return [child.process.pid for child in self._children]
 
     def wait_until_ready(self) -> None:
         """Wait until the processes have imported their modules; from then on ``timeout_s`` is the limit of a reply."""
@@ -214,13 +214,13 @@ class EngineProcess:
         The first call gets ``slot``, the next one the slot after it.
         """
         size = inputs[0].shape[0] // num_calls
-        for view, each in zip_strict(self.slots.blocks(self.staged, slot, num_calls, size), inputs):
-            view.copy_(each.view_as(view))
+        for view, tensor in zip_strict(self.slots.blocks(self.staged, slot, num_calls, size), inputs):
+            view.copy_(tensor.view_as(view))
 
     def staged_items(self, slots: Tensor, places: Tensor) -> list[Tensor]:
         """Return a copy of the items that are staged in ``slots``, each at its place of ``places`` there."""
         blocks = self.slots.blocks(self.staged, 0, self.slots.num_slots, self.slots.slot_items)
-        return [each[slots, places] for each in blocks]
+        return [block[slots, places] for block in blocks]
 
     def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
         """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``.

@@ -54,7 +54,7 @@ class FlagPerfEngine(TorchEngine):
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch; return its outputs on the CPU and the seconds that it reports as other than inference."""
-        arguments = [self._converted(each) for each in inputs] if self.takes_model else inputs
+        arguments = [self._converted(tensor) for tensor in inputs] if self.takes_model else inputs
         outputs, other_s = self._call(arguments)
         return [output.cpu() for output in as_list(outputs)], float(other_s)
 

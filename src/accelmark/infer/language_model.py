@@ -87,7 +87,7 @@ class CausalModel(nn.Module):
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         head, embedding = self.model.get_output_embeddings().weight, self.model.get_input_embeddings().weight
-        matrices = sum(each.numel() for each in self.model.parameters() if each.ndim > 1)
+        matrices = sum(parameter.numel() for parameter in self.model.parameters() if parameter.ndim > 1)
         every = sum(each.numel() for each in self.model.parameters())
         is_tied = head is embedding
         return Costs(

@@ -61,7 +61,7 @@ def export_onnx(
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
     # The exporter treats a dimension of 1 as constant, so the example needs at least two items.
-    inputs = tuple(torch.cat([each, each])[:2] if each.shape[0] < 2 else each[:2] for each in example)
+    inputs = tuple(torch.cat([tensor, tensor])[:2] if tensor.shape[0] < 2 else tensor[:2] for tensor in example)
     weights = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     batch = torch.export.Dim("batch", min=1)
     logging.getLogger("torch.onnx").setLevel(logging.WARNING)
@@ -101,7 +101,7 @@ def matrix_types(path: Path) -> dict[str, int] | None:
             names = [onnx.TensorProto.DataType.Name(stored[name]) for name in node.input if name in stored]
             weights = [_TYPES.get(name, name.lower()) for name in names]
             # In quantised operators the first two stored inputs may be scales, which are single numbers.
-            quantised = [each for each in weights if each in ("int8", "int4")]
+            quantised = [weight for weight in weights if weight in ("int8", "int4")]
             if weights:
                 types[(quantised or weights)[0]] += 1
     return dict(types) or None
@@ -130,12 +130,12 @@ def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> d
         """Returns one item at a time."""
 
         def __init__(self, names: Sequence[str]) -> None:
-            columns = [torch.split(each[:CALIBRATION_ITEMS], 1) for each in engine.request.calibration]
+            columns = [torch.split(tensor[:CALIBRATION_ITEMS], 1) for tensor in engine.request.calibration]
             self.names, self.items = names, zip_strict(*columns)
 
         def get_next(self) -> dict[str, Any] | None:
             item = next(self.items, None)
-            return None if item is None else {name: each.numpy() for name, each in zip_strict(self.names, item)}
+            return None if item is None else {name: tensor.numpy() for name, tensor in zip_strict(self.names, item)}
 
     saturates = on_cpu and platform.machine() == "x86_64" and not _VNNI & cpu_features()
     logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
@@ -145,7 +145,7 @@ def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> d
     quantize_static(
         str(prepared),
         str(target),
-        Reader(engine.named("inputs", [each.name for each in inputs])),
+        Reader(engine.named("inputs", [tensor.name for tensor in inputs])),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         activation_type=QuantType.QUInt8,

@@ -349,7 +349,7 @@ class InferenceRun:
         if precision == "int8" and settings.exist_compiler_path is None:  # synthetic data that is not measured
             make = self.case.synthetic_batch if settings.synthetic else self.case.calibration_batch
             calibration = make(max(settings.batch_size, CALIBRATION_ITEMS)).inputs
-        example = tuple(each[: settings.batch_size] for each in calibration) or next(iter(self.batches)).inputs
+        example = tuple(tensor[: settings.batch_size] for tensor in calibration) or next(iter(self.batches)).inputs
         return EngineRequest(
             model=self.model,
             onnx_path=self.onnx_path or file_at(settings.exist_onnx_path),

@@ -262,7 +262,7 @@ class Library:
         self.unchanged = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip_strict(*unchanged)]
         self.inputs = [torch.cat(parts)[:_MAX_ITEMS] for parts in zip_strict(*inputs)]
         self.largest_call = largest_call
-        room = [torch.zeros(largest_call, *each.shape[1:], dtype=each.dtype) for each in self.inputs]
+        room = [torch.zeros(largest_call, *tensor.shape[1:], dtype=tensor.dtype) for tensor in self.inputs]
         whole = [torch.cat([each, more]) for each, more in zip_strict(self.inputs, room)]
         warm = min(len(self), checked.settings.batch_size)
         self.process.allocate_inputs(Slots(rows_of(whole), len(whole[0]), 1), (0, warm), whole)
@@ -283,7 +283,7 @@ class Library:
         if self.expected:
             return [each[indices] for each in self.expected]
         assert self.checked.reference is not None  # noqa: S101 - nothing is kept without it
-        return self.checked.reference([*(each[indices] for each in self.inputs), *outputs])
+        return self.checked.reference([*(tensor[indices] for tensor in self.inputs), *outputs])
 
     def repeat_check(self, size: int) -> RepeatCheck:
         """Compare the time of items that are new to the engine with the library's items, which it computed often."""
@@ -293,7 +293,7 @@ class Library:
         for _ in range(_CHECKS):
             first = self.checked.chance.randrange(len(self) - size + 1)
             known = range(first, first + size)
-            batch = InferBatch(tuple(each[first : first + size] for each in self.unchanged), None)
+            batch = InferBatch(tuple(tensor[first : first + size] for tensor in self.unchanged), None)
             fresh = self.checked.case.perturbed(batch, self.checked.generator)
             kinds = [new, *(known if call % 2 else new for call in range(1, REPEAT_CALLS))]
             calls_ms.append([self._timed_ms(rows, known, fresh) for rows in kinds])
@@ -332,8 +332,8 @@ class AnswerSamples:
             self.num_not_compared += size
             return
         self.sizes.add(size)
-        copies = [each[:size].clone() for each in outputs]
-        self.held_bytes += sum(each.nbytes for each in copies)
+        copies = [output[:size].clone() for output in outputs]
+        self.held_bytes += sum(copy.nbytes for copy in copies)
         self.held.append((list(indices), copies))
 
     def compared(self) -> AnswerCheck | None:

@@ -37,7 +37,7 @@ def mapped(descriptor: int) -> Tensor:
 
 def rows_of(batch: Sequence[Tensor]) -> Rows:
     """Return the element type and the shape of an item of each tensor."""
-    return tuple((str(each.dtype).removeprefix("torch."), tuple(each.shape[1:])) for each in batch)
+    return tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:])) for tensor in batch)
 
 
 @final

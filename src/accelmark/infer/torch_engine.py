@@ -69,7 +69,7 @@ class TorchEngine(Engine):
 
         It converts after the copy, since the CPU converts a batch several times more slowly than it is copied.
         """
-        return [self._converted(each.to(self.device, non_blocking=True)) for each in inputs]
+        return [self._converted(tensor.to(self.device, non_blocking=True)) for tensor in inputs]
 
     def _converted(self, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -85,7 +85,7 @@ class TorchEngine(Engine):
         """Return the model on the device and in the precision; it shares the weights that are there already."""
         model = self.torch_model()
         placed: dict[int, object] = {id(each): nn.Parameter(self._placed(each), False) for each in model.parameters()}
-        placed |= {id(each): self._placed(each) for each in model.buffers()}
+        placed |= {id(buffer): self._placed(buffer) for buffer in model.buffers()}
         copied: nn.Module = copy.deepcopy(model, placed)  # of the modules: their tensors are in ``placed``
         return copied
 
@@ -100,8 +100,8 @@ class TorchEngine(Engine):
         ``engine_options.channels_last`` is false; on the CPU they do if it is true.
         """
         model = self.placed_model().eval()
-        matrices = (each for each in model.parameters() if each.ndim > 1)
-        self.matrix_types = dict(Counter(str(each.dtype).removeprefix("torch.") for each in matrices))
+        matrices = (parameter for parameter in model.parameters() if parameter.ndim > 1)
+        self.matrix_types = dict(Counter(str(matrix.dtype).removeprefix("torch.") for matrix in matrices))
         has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
         default = self.device.type != "cpu" and has_images
         self.channels_last = switch_option(self.request.options, "channels_last", default=default)

@@ -146,7 +146,7 @@ class Worker:
         self.sizes = [size for _, size in calls]
         self.room = self.answers.views(self.outputs, 0, sum(self.sizes))
         if warm:
-            self.engine([each.clone() for each in self.warm])
+            self.engine([tensor.clone() for tensor in self.warm])
 
     def run(self) -> None:
         """Compute the window that was prepared."""
@@ -177,7 +177,7 @@ class Worker:
     def pick(self, indices: list[int]) -> None:
         """Compute one call of the items with these indices in the first slot."""
         chosen = torch.tensor(indices)
-        result = self.engine([each.index_select(0, chosen) for each in self.items])
+        result = self.engine([item.index_select(0, chosen) for item in self.items])
         self._keep([result], [len(indices)], self.answers.views(self.outputs, 0, len(indices)))
 
     def start(self, slot: int, indices: list[int]) -> None:
@@ -196,7 +196,7 @@ class Worker:
                 self._reply({"part": slot})
 
         chosen = torch.tensor(indices)
-        self.engine.submit([each.index_select(0, chosen) for each in self.items], done)
+        self.engine.submit([item.index_select(0, chosen) for item in self.items], done)
 
     def generate(self, tokens: list[list[int]], num_tokens: int) -> Iterator[list[int]]:
         """Yield the tokens of each step."""

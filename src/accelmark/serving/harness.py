@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         "metric": metric,
         "value": results[metric],
         "stderr": stderr if isinstance(stderr, float) else None,
-        "num_questions": sum(each["effective"] for each in samples.values()),
+        "num_questions": sum(sample["effective"] for sample in samples.values()),
         "limit": request["limit"],
         "num_fewshot": _FEWSHOT,
         "task_version": str(report["versions"].get(task)),

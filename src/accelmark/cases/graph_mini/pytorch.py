@@ -23,7 +23,7 @@ def nearest(points: Tensor, count: int) -> Incoming:
     """Return edges into each point, of shape (points, features), from itself and the ``count`` nearest others."""
     squares = points.square().sum(1)
     distances = (squares - 2 * part @ points.T for part in torch.split(points, _ROWS))
-    indices = torch.cat([torch.topk(each, count + 1, largest=False).indices for each in distances])
+    indices = torch.cat([torch.topk(distance, count + 1, largest=False).indices for distance in distances])
     return Incoming(np.arange(len(points) + 1) * (count + 1), indices.flatten().numpy())
 
 

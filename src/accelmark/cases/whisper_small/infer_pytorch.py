@@ -67,7 +67,7 @@ class Transcriber(IterativeModel):
         """
         if tokens is not None:
             pairs = zip_strict(torch.split(spectra, _COMPARED), torch.split(tokens, _COMPARED))
-            answers, largest = (torch.cat(parts) for parts in zip_strict(*(self._followed(*each) for each in pairs)))
+            answers, largest = (torch.cat(parts) for parts in zip_strict(*(self._followed(*pair) for pair in pairs)))
             return answers, largest
         steps = _LargestLogits()
         made = self.pair.generate(spectra, self.length, self.prompt, do_sample=False, logits_processor=[steps])

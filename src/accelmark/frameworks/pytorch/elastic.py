@@ -53,7 +53,7 @@ def launch_config(options: argparse.Namespace, log_dir: str) -> LaunchConfig:
     if not alone:
         configs["rank"] = options.node_rank
     # torch 2.11 has a fixed timeout of 30 s.
-    has_timeout = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
+    has_timeout = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
     shutdown: dict[str, Any] = {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S} if has_timeout else {}
     return LaunchConfig(
         min_nodes=options.nnodes,

@@ -191,7 +191,7 @@ def _spread(ratios: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
     Multiplying by tensors of no dimension would take a kernel for each parameter; sharded parameters keep them.
     """
-    if any(hasattr(each, "device_mesh") for each in tensors):
+    if any(hasattr(tensor, "device_mesh") for tensor in tensors):
         return list(ratios.unbind())
     sizes = tuple(each.numel() for each in tensors)
     spread = ratios.repeat_interleave(_repeats(sizes, ratios.device), output_size=sum(sizes))

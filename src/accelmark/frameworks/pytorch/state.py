@@ -83,7 +83,7 @@ class Training:
 
     def optimizer_names(self) -> list[str]:
         """Return the names of the optimizer's parameters, in the order of its state's numbers."""
-        names = {id(each): name for name, each in self.original.named_parameters()}
+        names = {id(parameter): name for name, parameter in self.original.named_parameters()}
         return [names[id(each)] for group in self.optimizer.param_groups for each in group["params"]]
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -117,7 +117,7 @@ class Training:
     def distinct_state(self) -> dict[str, Tensor]:
         """Return the state of the model with tensors of several names, such as tied weights, by the first of these."""
         state: dict[str, Tensor] = self.original.state_dict(keep_vars=True)
-        first = {id(each): name for name, each in reversed(state.items())}
+        first = {id(value): name for name, value in reversed(state.items())}
         return {name: each.detach() for name, each in state.items() if first[id(each)] == name}
 
     @torch.no_grad()
@@ -128,13 +128,13 @@ class Training:
             ValueError: the state is of another model.
         """
         left, done = dict(state), set()
-        for name, each in self.original.state_dict(keep_vars=True).items():
-            saved, shape = left.pop(name), self.shape_of(each)
+        for name, tensor in self.original.state_dict(keep_vars=True).items():
+            saved, shape = left.pop(name), self.shape_of(tensor)
             if shape != saved.shape:
                 raise ValueError(f"{name} has shape {tuple(shape)}, in the checkpoint {tuple(saved.shape)}")
-            if id(each) not in done:
-                done.add(id(each))
-                self.set_tensor(each, saved)
+            if id(tensor) not in done:
+                done.add(id(tensor))
+                self.set_tensor(tensor, saved)
         if left:
             raise ValueError(f"the model has no {', '.join(left)}")
 

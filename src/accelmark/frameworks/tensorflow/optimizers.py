@@ -18,12 +18,12 @@ class Optimizer:
         """Make the state of each parameter."""
         self._settings, self._parameters = settings, parameters
         slots = ("momentum",) if settings.name == "sgd" else ("mean", "square")
-        self._slots = {slot: {name: _like(each) for name, each in parameters.items()} for slot in slots}
+        self._slots = {slot: {name: _like(parameter) for name, parameter in parameters.items()} for slot in slots}
         self._count = tf.Variable(0.0, trainable=False)
 
     def variables(self) -> dict[str, Any]:
         """Return the state by name."""
-        slots = {f"{slot}.{name}": each for slot, named in self._slots.items() for name, each in named.items()}
+        slots = {f"{slot}.{name}": tensor for slot, named in self._slots.items() for name, tensor in named.items()}
         return {**slots, "count": self._count}
 
     def apply(self, gradients: Mapping[str, Any], rate: Any) -> None:

@@ -36,7 +36,7 @@ class Step:
             self.model: Any = case.build_model()
         self.variables = named_variables(self.model)
         """All variables of the model by name."""
-        self.parameters = {name: each for name, each in self.variables.items() if each.trainable}
+        self.parameters = {name: variable for name, variable in self.variables.items() if variable.trainable}
         self._optimizer: Optimizer | None = None
         self._scale: Any = None
         self.take: Any = _graph(lambda batches, rate: ranks.run(self._take, (batches, rate)))

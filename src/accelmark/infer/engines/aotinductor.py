@@ -28,7 +28,7 @@ class Engine(TorchEngine):
 
     def _compile(self, path: Path) -> Path:
         # torch.export treats a dimension of 1 as constant.
-        example = [torch.cat([each, each]) if each.shape[0] == 1 else each for each in self.request.example]
+        example = [torch.cat([tensor, tensor]) if tensor.shape[0] == 1 else tensor for tensor in self.request.example]
         # A named dimension would have to state the largest batch that the model's kernels allow (65,535 on CUDA).
         shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
         with torch.inference_mode(), warnings.catch_warnings():

@@ -46,7 +46,7 @@ class Engine(TorchEngine):
                 self.compiled = torch.compile(self.model, mode=mode, dynamic=False)
         self.graphs: set[GraphKey] = set()
         with torch.inference_mode():
-            self._compile([each.clone() for each in request.example])
+            self._compile([tensor.clone() for tensor in request.example])
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch, after compiling for its shape if it is new."""
@@ -78,4 +78,4 @@ class Engine(TorchEngine):
 
 
 def _graph_key(inputs: list[Tensor]) -> GraphKey:
-    return tuple((each.shape, each.is_inference()) for each in inputs)
+    return tuple((tensor.shape, tensor.is_inference()) for tensor in inputs)

@@ -169,7 +169,7 @@ class Engine(Base):
         """Compute one batch."""
         if self.binds:
             return self._bound(inputs), 0.0
-        feeds = {name: each.numpy() for name, each in zip_strict(self.inputs, inputs)}
+        feeds = {name: tensor.numpy() for name, tensor in zip_strict(self.inputs, inputs)}
         return [from_numpy(each) for each in self.session.run(self.outputs, feeds)], 0.0
 
     def _bound(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -177,7 +177,7 @@ class Engine(Base):
         binding, device = self.session.io_binding(), self.request.device
         on_device = device.type != "cpu" and self.providers[0] != _CPU
         place = (device.type, device.index or 0) if on_device else ("cpu", 0)
-        bound_inputs = [each.to(device).contiguous() if on_device else each.contiguous() for each in inputs]
+        bound_inputs = [tensor.to(device).contiguous() if on_device else tensor.contiguous() for tensor in inputs]
         for name, each in zip_strict(self.inputs, bound_inputs):
             binding.bind_input(name, *place, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
         key = tuple(each.shape for each in inputs)
@@ -193,7 +193,7 @@ class Engine(Base):
         self.session.run_with_iobinding(binding)
         if known is None:
             outputs = [from_numpy(each) for each in binding.copy_outputs_to_cpu()]
-            self.rows[key] = [(each.shape, each.dtype) for each in outputs]
+            self.rows[key] = [(output.shape, output.dtype) for output in outputs]
         return outputs
 
     def fingerprint(self) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Engine(Base):
         named = text_options(self.request.options, "ov_device")
         target = named[0] if named else _DEVICES.get(self.request.device_type, self.request.device_type.upper())
         available = self.core.available_devices
-        if target.partition(".")[0] not in {each.partition(".")[0] for each in available}:
+        if target.partition(".")[0] not in {name.partition(".")[0] for name in available}:
             devices = ", ".join(available) or "none"
             raise InferenceError(f"{self.name}: device {target} does not exist; found {devices}", "engine_missing")
         return target

@@ -146,8 +146,8 @@ class _Context:
         engine = self.engine
         with torch.cuda.stream(self.stream):
             on_device = [
-                each.to(engine.device, engine.dtypes[name], non_blocking=True).contiguous()
-                for name, each in zip_strict(engine.inputs, inputs)
+                tensor.to(engine.device, engine.dtypes[name], non_blocking=True).contiguous()
+                for name, tensor in zip_strict(engine.inputs, inputs)
             ]
             copies = [result.to("cpu", non_blocking=True) for result in self.run(on_device)]
         self.stream.synchronize()
@@ -156,10 +156,10 @@ class _Context:
     def _enqueue(self, inputs: list[Tensor]) -> list[Tensor]:
         """Enqueue a call on the current stream; return its outputs on the device."""
         engine, context = self.engine, self.context
-        for name, each in zip_strict(engine.inputs, inputs):
-            if not context.set_input_shape(name, tuple(each.shape)):
-                raise RuntimeError(f"input {name}: shape {tuple(each.shape)} is not compatible with the engine")
-            context.set_tensor_address(name, each.data_ptr())
+        for name, tensor in zip_strict(engine.inputs, inputs):
+            if not context.set_input_shape(name, tuple(tensor.shape)):
+                raise RuntimeError(f"input {name}: shape {tuple(tensor.shape)} is not compatible with the engine")
+            context.set_tensor_address(name, tensor.data_ptr())
         results: list[Tensor] = []
         for name in engine.outputs:
             shape = tuple(context.get_tensor_shape(name))

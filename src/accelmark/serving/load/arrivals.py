@@ -81,7 +81,7 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
         raise DataError(f"{file}: has no requests")
     begin_s = lines[0].timestamp
     due = (Due(line.timestamp - begin_s, line.input_tokens, line.output_tokens) for line in lines)
-    in_stage = [each for each in due if each.due_s < duration_s]
+    in_stage = [arrival for arrival in due if arrival.due_s < duration_s]
     if len(in_stage) == 1 < len(lines):
         problem = f"only the first of {len(lines)} requests is due within {duration_s:g} s (load.duration_s)"
         raise DataError(f"{file}: {problem}; timestamp is in seconds")

@@ -184,7 +184,7 @@ class LoadPlan:
         """Return the least number of prompts of the stages."""
         load = self._settings.load
         if load.arrival == "closed":
-            return sum(min(each, load.max_requests or each) for each in load.concurrency) * len(self._lengths)
+            return sum(min(slots, load.max_requests or slots) for slots in load.concurrency) * len(self._lengths)
         return sum(len(due) for _, due in self._open) * len(self._lengths)
 
 

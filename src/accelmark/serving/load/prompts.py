@@ -197,7 +197,7 @@ class FilePrompts:
         self._settings = settings
         self._entries = entries
         places: dict[str, int] = {}
-        self._numbers = [places.setdefault(json.dumps(each.content), place) for place, each in enumerate(entries)]
+        self._numbers = [places.setdefault(json.dumps(entry.content), place) for place, entry in enumerate(entries)]
         """Number of each entry's prompt: the number of the first entry with the same content."""
         self._rng = rng
         self._where = where

@@ -68,8 +68,8 @@ class LoadGenLog:
         if self.valid:
             return None
         texts = (self.values.get(key) for key in _REASONS)
-        reasons = (" ".join(str(each or "").replace("*", " ").split()) for each in texts)
-        return "; ".join(each for each in reasons if each) or "LoadGen reports no reason"
+        reasons = (" ".join(str(text or "").replace("*", " ").split()) for text in texts)
+        return "; ".join(reason for reason in reasons if reason) or "LoadGen reports no reason"
 
     def number(self, key: str) -> float | None:
         """Return a number, or None where the log has none."""

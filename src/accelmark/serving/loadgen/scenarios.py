@@ -93,7 +93,7 @@ class TokenScenarios:
             "tpot_limit_ms": slo.tpot_ms,
             "ttft_ms": log.ttft_ms(),
             "tpot_ms": log.tpot_ms(),
-            "tried": tuple((rate, each.holds) for rate, each in runs.items()),
+            "tried": tuple((rate, run.holds) for rate, run in runs.items()),
         }
         if best is None:
             update |= {"tokens_per_second": None, "reason": "no tried rate held the limits"}
@@ -134,7 +134,7 @@ class TokenScenarios:
             num_drawn=round(num_queries * _HEADROOM),
         )
         stage, records = self.stages.run(load, self.plan.fresh_requests())
-        failed = [each for each in records if each.status != "ok" or (_num_tokens(each) or 0) < MIN_TOKENS]
+        failed = [record for record in records if record.status != "ok" or (_num_tokens(record) or 0) < MIN_TOKENS]
         return _Run(read_log(log_dir / DETAIL_FILE), stage, len(failed), log_dir)
 
     def _result(

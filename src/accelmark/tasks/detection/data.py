@@ -236,7 +236,7 @@ class BoxedImages:
                 f"{self._file}: has {len(ids)} categories with ids up to {max(ids, default=0)}; expected {num_classes} "
                 f"categories, or ids below {num_classes}"
             )
-        return {each: each for each in ids}
+        return {number: number for number in ids}
 
     def _row(
         self, annotation: Mapping[str, Any], images: Mapping[int, Any], labels: Mapping[int, int]
@@ -251,7 +251,7 @@ class BoxedImages:
         left, top, width, height = map(float, annotation["bbox"])
         right, bottom = left + width, top + height
         beyond = (-left, -top, right - image["width"], bottom - image["height"], -width, -height)
-        if not all(each <= _OUTSIDE_PX for each in beyond):  # which not a number is not
+        if not all(distance <= _OUTSIDE_PX for distance in beyond):  # which not a number is not
             size = f"{image['width']} x {image['height']}"
             raise DataError(
                 f"{where}: the box {annotation['bbox']} is not inside {image['file_name']} of {size} pixels"

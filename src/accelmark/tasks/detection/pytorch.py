@@ -188,7 +188,7 @@ def precision_rows(score: Tensor, label: Tensor, detected: Tensor, batch: Batch)
     present = torch.arange(truth[0].shape[1], device=size.device) < batch["count"][:, None]
     return {
         "boxes": torch.stack([each[present].float() for each in truth], 1),
-        "detections": torch.stack([each.flatten() for each in detections], 1),
+        "detections": torch.stack([detection.flatten() for detection in detections], 1),
     }
 
 

@@ -63,7 +63,7 @@ class NodeClassifier(nn.Module):
         inner, width, classes = sizes
         self.kind, needed, layers = kind, {kind}, []
         for layer in reversed(range(hops)):
-            used = [each for each in relations if each.target in needed]
+            used = [relation for relation in relations if relation.target in needed]
             layers.append(RelationalAttention(used, width if layer else inner, width, heads))
             needed |= {each.source for each in used}
         self.kinds, self.layers = sorted(needed), nn.ModuleList(reversed(layers))
@@ -166,7 +166,7 @@ class NodeClassification(Classification):
     def build_model(self) -> nn.Module:
         """Build the network with random weights."""
         sizes = [self.number(name) for name in ("num_features", "hidden_size", "num_classes")]
-        relations = [Relation.parse(each) for each in self.relations]
+        relations = [Relation.parse(relation) for relation in self.relations]
         return NodeClassifier(relations, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -185,7 +185,7 @@ class NodeClassification(Classification):
     def synthetic_batch(self, size: int) -> Batch:
         """Return random features and classes; each node of the neighbourhoods has two edges of each relation."""
         random, width = generator_for(self.place.seed), self.number("num_features")
-        relations = [Relation.parse(each) for each in self.relations]
+        relations = [Relation.parse(relation) for relation in self.relations]
         trees = synthetic_trees(relations, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
         counts = {f"{kind}.{hop}": len(ids) for kind, hops in trees.nodes.items() for hop, ids in enumerate(hops)}
         return {

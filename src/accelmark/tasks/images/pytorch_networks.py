@@ -85,7 +85,7 @@ class FullPrecision(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the function with floating-point tensors in fp32."""
-        device = next(each.device for each in tree_leaves((inputs, named)) if isinstance(each, Tensor))
+        device = next(leaf.device for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor))
         with torch.autocast(device.type, enabled=False):
             inputs, named = tree_map(_wide, (inputs, named))
             return self.function(*inputs, **named)
@@ -102,4 +102,4 @@ def sum_of_outputs(model: nn.Module, *inputs: Tensor) -> Tensor:
     transformers compare values; in evaluation they take the same operations.
     """
     leaves = [each for each in tree_leaves(model.eval()(*inputs)) if isinstance(each, Tensor) and each.requires_grad]
-    return torch.stack([each.float().sum() for each in leaves]).sum()
+    return torch.stack([leaf.float().sum() for leaf in leaves]).sum()

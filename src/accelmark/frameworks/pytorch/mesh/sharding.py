@@ -77,7 +77,7 @@ def shard(
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     # Detached, since sharding moves the parameters themselves to the device.
     place = None if dist.get_rank() == 0 else "meta"
-    whole = {name: each.detach().to(place) for name, each in model.named_parameters()} if scatter else {}
+    whole = {name: parameter.detach().to(place) for name, parameter in model.named_parameters()} if scatter else {}
     device, blocks = case.place.device, case.checkpointed_blocks(model)
     if "pp" in names:
         keep_stage(model, case.pipeline_parts(), devices.get_local_rank("pp"), devices["pp"].size())
@@ -89,7 +89,7 @@ def shard(
     tables = [module for module in model.modules() if isinstance(module, EmbeddingTables)]
     for each in tables:
         each.share_rows(init_device_mesh(device.type, (dist.get_world_size(),)), device)
-    shared = {each.weight for each in tables}
+    shared = {table.weight for table in tables}
     if case.place.mesh.cp > 1:
         if not case.splits_sequences():
             raise RequestError(f"parallelism: cp cannot split the sequences of {type(model).__name__}")

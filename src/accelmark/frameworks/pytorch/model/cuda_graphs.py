@@ -58,7 +58,7 @@ class GraphCalls:
         return recording.outputs
 
     def _record(self, inputs: list[Tensor]) -> _Recording:
-        copies = [each.clone() for each in inputs]
+        copies = [tensor.clone() for tensor in inputs]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch leaves it untyped
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -62,7 +62,7 @@ def balancing_loss(router_logits: Sequence[Tensor], num_active: int) -> Tensor:
         router_logits: of each layer, shape (tokens, experts).
         num_active: experts that each token is sent to.
     """
-    logits = torch.cat([each.flatten(0, -2) for each in router_logits]).float()
+    logits = torch.cat([logit.flatten(0, -2) for logit in router_logits]).float()
     num_experts = logits.shape[-1]
     chosen = F.one_hot(logits.topk(num_active, -1).indices, num_experts).float().sum(1).mean(0)
     return num_experts * (chosen * logits.softmax(-1).mean(0)).sum()

@@ -57,7 +57,7 @@ def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> 
     with autocast():
         is_autocast = torch.is_autocast_enabled(device.type)
         types |= {torch.get_autocast_dtype(device.type)} if is_autocast else {each.dtype for each in model.parameters()}
-    return "+".join(sorted(str(each).removeprefix("torch.") for each in types))
+    return "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
 
 
 def text_hash(lines: Iterable[str]) -> str:
@@ -72,7 +72,7 @@ def weights_hash(model: nn.Module) -> str:
     """
     named = sorted(model.named_parameters())
     if any(hasattr(parameter, "full_tensor") for _, parameter in named):
-        return hashlib.sha256(b"".join(_tensor_digest(name, _whole(each)) for name, each in named)).hexdigest()
+        return hashlib.sha256(b"".join(_tensor_digest(name, _whole(tensor)) for name, tensor in named)).hexdigest()
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
         digests = pool.map(lambda item: _tensor_digest(item[0], item[1].detach()), named)
         return hashlib.sha256(b"".join(digests)).hexdigest()

@@ -244,7 +244,7 @@ class Checkpoints:
     def frozen_sums(self) -> dict[str, float]:
         """Return the sum of each parameter that is not trained, which shows whether steps change it."""
         named = self._training.original.named_parameters()
-        return {name: float(local(each).double().sum()) for name, each in named if not each.requires_grad}
+        return {name: float(local(tensor).double().sum()) for name, tensor in named if not tensor.requires_grad}
 
     @torch.no_grad()
     def compare_state(self, end: Path) -> dict[str, UpdateSquares]:
@@ -256,7 +256,7 @@ class Checkpoints:
             RunError: the checkpoint is damaged, or is of another model.
         """
         saved_names = self._training.original.state_dict().keys()
-        own_buffers = {name: each for name, each in self._training.original.named_buffers() if name in saved_names}
+        own_buffers = {name: buffer for name, buffer in self._training.original.named_buffers() if name in saved_names}
         try:
             if self._settings.has_shards:
                 buffers, states = {}, self._saved_optimizer(end)[0]
@@ -321,7 +321,7 @@ class Checkpoints:
             )["model"]
             return saved
         named = self._training.original.named_parameters()
-        parts = self._saved_parts(checkpoint, {name: each for name, each in named if each.requires_grad})
+        parts = self._saved_parts(checkpoint, {name: tensor for name, tensor in named if tensor.requires_grad})
         return {name: local(part).cpu() for name, part in parts.items()}
 
     def _saved_parts(self, checkpoint: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -329,7 +329,7 @@ class Checkpoints:
         # Imported here: it takes most of a second, and most runs do not shard.
         from accelmark.frameworks.pytorch.training.shards import read_model
 
-        parts = {name: torch.empty_like(each) for name, each in like.items()}
+        parts = {name: torch.empty_like(tensor) for name, tensor in like.items()}
         read_model(checkpoint / _SHARDS, parts)
         return parts
 

@@ -40,7 +40,7 @@ class Comparison:
     def _saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
         saved = self._model.state_dict().keys()
         buffers = self._model.named_buffers()
-        return ((name, each) for name, each in buffers if name in saved and each.is_floating_point())
+        return ((name, buffer) for name, buffer in buffers if name in saved and buffer.is_floating_point())
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy arrays into parameters and buffers, or into this rank's shards of them."""

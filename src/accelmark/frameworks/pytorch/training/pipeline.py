@@ -70,7 +70,7 @@ class PipelineTraining(Training):
         assert devices is not None  # noqa: S101 - model_to_ddp has divided the model
         assert parts is not None  # noqa: S101
         group = devices.get_group("pp")
-        shapes = [(name, each.shape, each.dtype) for name, each in training.original.named_parameters()]
+        shapes = [(name, parameter.shape, parameter.dtype) for name, parameter in training.original.named_parameters()]
         layout: list[list[tuple[str, torch.Size, torch.dtype]]] = [[]] * group.size()
         dist.all_gather_object(layout, shapes, group)
         (width,) = (shape[-1] for name, shape, _ in layout[0] if name == f"{parts.first}.weight")
@@ -116,7 +116,7 @@ class PipelineTraining(Training):
     def clip_gradients(self, norm: float) -> None:
         """Scale the gradients of all stages to a global norm of at most ``norm``."""
         parameters = list(self.model.parameters())
-        total: Any = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        total: Any = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         square = (total.full_tensor() if hasattr(total, "full_tensor") else total).square()
         dist.all_reduce(square, group=self.group)
         nn.utils.clip_grads_with_norm_(parameters, norm, square.sqrt())

@@ -51,8 +51,8 @@ def write_shards(
         RuntimeError: a rank could not write.
     """
     values = ((names[number], own) for number, own in optimizer["state"].items())
-    state = {f"{_STATE}{own}.{name}": each for name, found in values for own, each in found.items()}
-    state |= {f"{_MODEL}{name}": each for name, each in model.items()}
+    state = {f"{_STATE}{own}.{name}": value for name, found in values for own, value in found.items()}
+    state |= {f"{_MODEL}{name}": tensor for name, tensor in model.items()}
     tensors = {name: each for name, each in state.items() if isinstance(each, Tensor)}
     shards = dict(_writable(name, each) for name, each in tensors.items())
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
@@ -86,7 +86,7 @@ def read_model(directory: Path, model: Mapping[str, Tensor]) -> None:
     Raises:
         RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
-    _read(directory, dict(_writable(f"{_MODEL}{name}", each.detach()) for name, each in model.items()))
+    _read(directory, dict(_writable(f"{_MODEL}{name}", tensor.detach()) for name, tensor in model.items()))
 
 
 def read_optimizer(
@@ -113,7 +113,7 @@ def read_optimizer(
             dtype = saved[key].properties.dtype
             tensors[key] = torch.empty(1, dtype=dtype) if is_scalar else torch.empty_like(parameters[name], dtype=dtype)
             values[parameter] = tensors[key].reshape(()) if is_scalar else tensors[key].detach()
-    _read(directory, {name: each.detach() for name, each in tensors.items()})
+    _read(directory, {name: tensor.detach() for name, tensor in tensors.items()})
     return state
 
 

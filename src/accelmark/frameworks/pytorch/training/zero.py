@@ -64,11 +64,11 @@ class ZeroTraining(Training):
         """Return the model's state, whole, in host memory; empty unless ``keep``. All ranks call it together."""
         state: dict[str, Tensor] = {}
         known: dict[int, Tensor] = {}
-        for name, each in self.original.state_dict(keep_vars=True).items():
-            if id(each) not in known:
-                value = _whole(each) if isinstance(each, nn.Parameter) else each.detach()
-                known[id(each)] = value.cpu().clone() if keep else torch.empty(0)
-            state[name] = known[id(each)]
+        for name, tensor in self.original.state_dict(keep_vars=True).items():
+            if id(tensor) not in known:
+                value = _whole(tensor) if isinstance(tensor, nn.Parameter) else tensor.detach()
+                known[id(tensor)] = value.cpu().clone() if keep else torch.empty(0)
+            state[name] = known[id(tensor)]
         return state if keep else {}
 
     @property
@@ -80,12 +80,12 @@ class ZeroTraining(Training):
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter by name, gathered by all ranks together; the fp32 originals of trained ones."""
-        return ((name, _whole(each)) for name, each in self.original.named_parameters())
+        return ((name, _whole(parameter)) for name, parameter in self.original.named_parameters())
 
     def trained_parts(self) -> dict[str, Tensor]:
         """Return the trainable parameters, whole, in host memory. All ranks call it together."""
         named = self.original.named_parameters()
-        return {name: _whole(each).cpu().clone() for name, each in named if each.requires_grad}
+        return {name: _whole(tensor).cpu().clone() for name, tensor in named if tensor.requires_grad}
 
     def shape_of(self, tensor: Tensor) -> torch.Size:
         """Return the shape of a whole parameter or buffer, also where ranks hold parts of it."""
