@@ -191,6 +191,6 @@ def _sums(early: int, number: int) -> Mapping[int, int]:
     ways = Counter(_slower(order, early, 1.0) for order in permutations(range(REPEAT_CALLS)))
     sums: Counter[int] = Counter()
     for total, count in _sums(early, number - 1).items():
-        for more, way in ways.items():
-            sums[total + more] += count * way
+        for more, num_ways in ways.items():
+            sums[total + more] += count * num_ways
     return sums
