@@ -75,7 +75,7 @@ def events_of(log: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _here(job: JobSpec, node_dir: Path) -> tuple[int, str]:
     with (node_dir / "rank0.out.log").open("ab") as log:
-        return run_rank(job, PerfLogWriter(0, log.fileno()), time.monotonic(), StopRequest(enabled=False)), ""
+        return run_rank(job, PerfLogWriter(0, log.fileno()), time.monotonic(), StopRequest(wanted=False)), ""
 
 
 def _started(job: Path, case: FolderRef, num_ranks: int) -> tuple[int, str]:

@@ -167,30 +167,30 @@ def _p_value(calls_ms: Sequence[Sequence[float]]) -> Fraction:
     """Return an upper bound of the probability that either test is as extreme as this without a cache."""
     bounds = []
     for early, level in _LEVELS.items():
-        slower = sum(_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
+        slower = sum(_count_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
         bounds.append(_at_least(slower, early, len(calls_ms)) * _FALSE_ALARMS / level)
     return min(Fraction(1), *bounds)
 
 
-def _slower(calls: Sequence[float], early: int, limit: float) -> int:
+def _count_slower(calls: Sequence[float], early: int, limit: float) -> int:
     """Count the pairs of an early and a later call in which the early one took over ``limit`` times as long."""
     return sum(one > limit * other for one in calls[:early] for other in calls[early:])
 
 
 def _at_least(slower: int, early: int, number: int) -> Fraction:
     """Return the probability of at least ``slower`` pairs over ``number`` batches if all orders are equally likely."""
-    sums = _sums(early, number)
+    sums = _orders_by_sum(early, number)
     return Fraction(sum(count for total, count in sums.items() if total >= slower), sum(sums.values()))
 
 
 @cache
-def _sums(early: int, number: int) -> Mapping[int, int]:
+def _orders_by_sum(early: int, number: int) -> Mapping[int, int]:
     """Return {sum of slower pairs: number of orders of the calls of ``number`` batches with this sum}."""
     if number == 0:
         return {0: 1}
-    ways = Counter(_slower(order, early, 1.0) for order in permutations(range(REPEAT_CALLS)))
+    ways = Counter(_count_slower(order, early, 1.0) for order in permutations(range(REPEAT_CALLS)))
     sums: Counter[int] = Counter()
-    for total, count in _sums(early, number - 1).items():
+    for total, count in _orders_by_sum(early, number - 1).items():
         for more, num_ways in ways.items():
             sums[total + more] += count * num_ways
     return sums

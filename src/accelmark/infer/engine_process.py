@@ -333,7 +333,7 @@ class EngineProcess:
             try:
                 child.connection.send_bytes(message)
             except OSError as error:
-                raise self._ended(child) from error
+                raise self._end_error(child) from error
 
     def _parts(self) -> Iterator[Any]:
         """Yield the parts of the first process's reply until all processes have sent their last message."""
@@ -366,7 +366,7 @@ class EngineProcess:
         except BlockingIOError:
             self._fail(self._silent())
         except (EOFError, OSError):
-            self._fail(self._ended(child))
+            self._fail(self._end_error(child))
         if "error" in message:
             self.is_busy = len(self._children) > 1
             self._fail(restored(message))
@@ -380,7 +380,7 @@ class EngineProcess:
                     child.process.wait(0)
                 except TimeoutExpired:
                     continue
-                raise self._ended(child) from error
+                raise self._end_error(child) from error
             time.sleep(0.02)
         raise error
 
@@ -388,7 +388,7 @@ class EngineProcess:
         problem = f"engine {self.engine}: did not answer for {self._limit_s:g} s (engine_timeout_s) in {self.activity}"
         return InferenceError(f"{problem}, so it was ended; see {self.log}")
 
-    def _ended(self, child: _Child) -> InferenceError:
+    def _end_error(self, child: _Child) -> InferenceError:
         """Return the error of a process that ended, or closed its connection."""
         try:
             code = child.process.wait(_END_S)

@@ -423,7 +423,7 @@ class RequestQueue:
         else:
             self._process()
 
-    def _take(self) -> list[Query]:
+    def _next_queries(self) -> list[Query]:
         """Wait for queries; return up to a batch of them, none after the end."""
         with self._change:
             while not self._waiting and not self._closed:
@@ -451,7 +451,7 @@ class RequestQueue:
 
         collector = threading.Thread(target=collect, name="answers", daemon=True)
         collector.start()
-        while taken := self._take():
+        while taken := self._next_queries():
             slot = free.get()
             running[slot] = taken
             self._attempt(partial(engine.start, slot, self._full([query.index for query in taken])))
@@ -469,7 +469,7 @@ class RequestQueue:
         return None
 
     def _process(self) -> None:
-        while taken := self._take():
+        while taken := self._next_queries():
             indices = [query.index for query in taken]
             outputs = self._attempt(partial(self._call, indices))
             self.complete(taken)

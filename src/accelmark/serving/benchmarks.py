@@ -71,7 +71,7 @@ def _run(
         )  # fmt: skip
     end_s = time.monotonic() + timeout_s
     try:
-        while _attend(ours, engine):
+        while _run_next_command(ours, engine):
             watch()
             if time.monotonic() > end_s:
                 raise RunError(
@@ -89,7 +89,7 @@ def _run(
     return results
 
 
-def _attend(harness: Connection[Any, Any], engine: Callable[..., Any] | None) -> bool:
+def _run_next_command(harness: Connection[Any, Any], engine: Callable[..., Any] | None) -> bool:
     """Let the engine execute a command of the harness if one comes within a second; False once the harness ended."""
     try:
         if harness.poll(_POLL_S):

@@ -81,7 +81,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for batch in self._batches(shared, lambda key: (len(key[0]), key[1])):
             candidates = [[requests[place][2] for place in shared[key]] for key in batch]
-            replies = self._ask("score", tokens=[key[0] for key in batch], continuations=candidates)
+            replies = self._request("score", tokens=[key[0] for key in batch], continuations=candidates)
             for key, scores in zip_strict(batch, replies):
                 for place, (nats, is_greedy) in zip_strict(shared[key], scores):
                     results[place] = nats, is_greedy
@@ -104,7 +104,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
             _, num_tokens, until = prompts[batch[0]]
             stops = [[end] for end in self._ends]
             stops += [self.tokenizer.encode(text, add_special_tokens=False) for text in until]
-            rows = self._ask(
+            rows = self._request(
                 "answer", tokens=[prompts[place][0] for place in batch], num_tokens=num_tokens, stops=stops
             )
             for place, row in zip_strict(batch, rows):
@@ -124,7 +124,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
             starts = range(0, len(members), self._batch_size)
             yield from (members[start : start + self._batch_size] for start in starts)
 
-    def _ask(self, command: str, **values: Any) -> Any:
+    def _request(self, command: str, **values: Any) -> Any:
         self._connection.send_bytes(json.dumps([command, values]).encode())
         return json.loads(self._connection.recv_bytes())
 

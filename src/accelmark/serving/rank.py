@@ -137,7 +137,7 @@ class _ServingRun:
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
             target = Endpoint(
-                base_url=started.endpoint, model=started.served_model, api=settings.api, fields=self._fields()
+                base_url=started.endpoint, model=started.served_model, api=settings.api, fields=self._further_fields()
             )
             if server is None:
                 target.require_reachable()
@@ -160,12 +160,12 @@ class _ServingRun:
                     "tokenizer": str(model.directory) if model.directory is not None else None,
                     "num_concurrent": max(settings.load.concurrency, default=1),
                 }
-                run_benchmarks(settings, asked, self.job.data_dirs, self.node_dir, self._watch(check))
+                run_benchmarks(settings, asked, self.job.data_dirs, self.node_dir, self._watcher(check))
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
             compare_answers(settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE)
 
-    def _watch(self, check: Callable[[], None]) -> Callable[[], None]:
+    def _watcher(self, check: Callable[[], None]) -> Callable[[], None]:
         """Return a function that checks the server and reports that the run continues."""
 
         def watch() -> None:
@@ -228,7 +228,7 @@ class _ServingRun:
             client_cores=divided.client if divided else (),
         )
 
-    def _fields(self) -> dict[str, object]:
+    def _further_fields(self) -> dict[str, object]:
         """Return the further fields of requests."""
         server = self.work.server
         if server is None:

@@ -144,7 +144,7 @@ def prepare(
     if preparation.module is not None and find_spec(preparation.module) is None:
         install = pip_install([f"accelmark[{preparation.module_from}]"])
         raise RequestError(f"{spec.name}: needs the Python module {preparation.module}: {install}")
-    paths = _found(spec, preparation.archives, source)
+    paths = _located(spec, preparation.archives, source)
     num_bytes = sum(path.stat().st_size for path in paths.values())
     _check_space(preparation.unpacked_ratio * num_bytes, to)
     with naming_failed_writes(to):
@@ -171,7 +171,7 @@ def naming_failed_writes(to: Path) -> Iterator[None]:
         raise DataError(f"{problem}; solve it, and repeat the command: complete parts are kept") from error
 
 
-def _found(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict[str, Path]:
+def _located(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict[str, Path]:
     found = {archive.name: source / archive.name for archive in archives if (source / archive.name).is_file()}
     missing = [archive.name for archive in archives if archive.needed and archive.name not in found]
     if missing or not found:

@@ -77,12 +77,12 @@ class JaxBackend(ArrayBackend):
     def weights(self, *, trained: bool) -> NamedArrays:
         """Return the arrays of the model's parameters, or of its running statistics."""
         part = _local(self._state.parameters if trained else self._state.rest)
-        return {name: array for name, array in _arrays(part).items() if jnp.issubdtype(array.dtype, jnp.floating)}
+        return {name: array for name, array in _host_arrays(part).items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
     def set_weights(self, arrays: NamedArrays) -> None:
         """Set parameters and running statistics that have a name in ``arrays``."""
         parts = _local({"parameters": self._state.parameters, "rest": self._state.rest})
-        parts = {name: _replaced(part, {**_arrays(part), **arrays}) for name, part in parts.items()}
+        parts = {name: _replaced(part, {**_host_arrays(part), **arrays}) for name, part in parts.items()}
         self._state = self._state._replace(**self._replicated(parts))
 
     def training_outputs(self, batch: Batch) -> Any:
@@ -126,7 +126,7 @@ class JaxBackend(ArrayBackend):
 
     def state(self) -> NamedArrays:
         """Return the state on the host."""
-        return _arrays(_local(self._state))
+        return _host_arrays(_local(self._state))
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Copy the state to every device."""
@@ -174,14 +174,14 @@ def _local(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
-def _arrays(state: Any) -> dict[str, np.ndarray]:
+def _host_arrays(state: Any) -> dict[str, np.ndarray]:
     """Return all arrays of a nested state by their path, on the host; random keys as their data."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {_name(path): np.array(_data(leaf)) for path, leaf in leaves}
+    return {_dotted_name(path): np.array(_data(leaf)) for path, leaf in leaves}
 
 
 def _replaced(state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return ``state`` with the values of :func:`_arrays`.
+    """Return ``state`` with the values of :func:`_host_arrays`.
 
     Raises:
         KeyError: an array is missing.
@@ -189,15 +189,15 @@ def _replaced(state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """
 
     def value(path: Any, leaf: Any) -> Any:
-        array, expected = arrays[_name(path)], _data(leaf)
+        array, expected = arrays[_dotted_name(path)], _data(leaf)
         if array.shape != expected.shape:
-            raise ValueError(f"{_name(path)} has shape {array.shape}, not {expected.shape}")
+            raise ValueError(f"{_dotted_name(path)} has shape {array.shape}, not {expected.shape}")
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if expected is not leaf else array
 
     return jax.tree_util.tree_map_with_path(value, state)
 
 
-def _name(path: Any) -> str:
+def _dotted_name(path: Any) -> str:
     """Return a path as a dotted name, for example ``blocks.0.conv1.kernel``."""
     return ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
 

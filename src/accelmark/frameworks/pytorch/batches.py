@@ -73,7 +73,7 @@ class BatchMemory:
         for name, tensor in batch.items():
             places.append((name, tensor.dtype, tensor.shape, end))
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        if (number := self._part(states.tolist(), end)) is None:
+        if (number := self._free_part(states.tolist(), end)) is None:
             return batch
         stored = StoredBatch((worker, number), self._parts[number], tuple(places))
         for view, tensor in zip_strict(_views(stored).values(), batch.values()):
@@ -81,7 +81,7 @@ class BatchMemory:
         states[number] = _SENT
         return stored
 
-    def _part(self, states: list[int], size: int) -> int | None:
+    def _free_part(self, states: list[int], size: int) -> int | None:
         """Return the number of a free part of at least ``size`` bytes; allocate a part if none is free."""
         free = [number for number in range(len(self._parts)) if states[number] == _FREE]
         if large := [number for number in free if len(self._parts[number]) >= size]:

@@ -113,7 +113,7 @@ class Client:
             )  # fmt: skip
             self._send(process, line(order))
             for request in share:
-                self._give(process, request)
+                self._send_request(process, request)
         for _ in processes:
             self._receive(watch)
         begin_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
@@ -125,14 +125,14 @@ class Client:
             process, message = self._receive(watch)
             if isinstance(message, Ended):
                 num_requests += 1
-                self._take(message)
+                self._record_end(message)
             elif isinstance(message, Done):
                 done.append(message)
             if process in closed:
                 continue
             is_over = load.loadgen is None and time.monotonic_ns() - begin_ns >= load.until_s * 1e9
             if not isinstance(message, Done) and not is_over and (further := next(planned, None)) is not None:
-                self._give(process, further)
+                self._send_request(process, further)
                 continue
             for pipe in {process} if isinstance(message, Done) else {*processes} - closed:
                 closed.add(pipe)
@@ -147,7 +147,7 @@ class Client:
             client_cpu_share=max(pipe.cpu_s for pipe in done) / duration_s if duration_s else 0.0,
         )
 
-    def _give(self, process: int, request: PlannedRequest) -> None:
+    def _send_request(self, process: int, request: PlannedRequest) -> None:
         body = self.target.body(request)
         message = Request(
             number=request.number,
@@ -160,7 +160,7 @@ class Client:
         self._sent[request.number] = request
         self._send(process, line(message), body)
 
-    def _take(self, message: Ended) -> None:
+    def _record_end(self, message: Ended) -> None:
         self._record_ended(self._sent.pop(message.record.number), message.record, message.text)
 
     def _send(self, process: int, *parts: bytes) -> None:
@@ -168,7 +168,7 @@ class Client:
             self._inputs[process].writelines(parts)
             self._inputs[process].flush()
         except (BrokenPipeError, ValueError) as error:
-            raise self._ended(process) from error
+            raise self._end_error(process) from error
 
     def _receive(self, watch: Callable[[], None]) -> tuple[int, FromClient]:
         """Wait for the next message; return it with the number of its process."""
@@ -180,10 +180,10 @@ class Client:
                 process, message = self._messages.get(timeout=_WATCH_S)
                 if message is None:
                     self._num_ended += 1
-                    raise self._ended(process)
+                    raise self._end_error(process)
                 return process, message
 
-    def _ended(self, process: int) -> RunError:
+    def _end_error(self, process: int) -> RunError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[process].wait(_END_S)
         code = self._processes[process].returncode
@@ -213,7 +213,7 @@ class Client:
                 _, message = self._messages.get(timeout=left_s)
                 num_left -= message is None
                 if isinstance(message, Ended):
-                    self._take(message)
+                    self._record_end(message)
         for process, pipe in zip_strict(self._processes, self._inputs):
             process.kill()
             process.wait()

@@ -276,7 +276,7 @@ def _status(response: Response, stream: Stream, is_stream: bool) -> tuple[Reques
     if response.error:
         return "dropped", response.error
     if response.status != _HTTP_OK:
-        return "http_error", f"HTTP {response.status}: {_message(b''.join(response.pieces))}"
+        return "http_error", f"HTTP {response.status}: {_error_message(b''.join(response.pieces))}"
     if not is_stream:
         return "malformed", f"the response is {response.content_type or 'without a type'}, not text/event-stream"
     if stream.server_error:
@@ -288,7 +288,7 @@ def _status(response: Response, stream: Stream, is_stream: bool) -> tuple[Reques
     return "ok", None
 
 
-def _message(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     """Return the message of an error's body, which most servers send as JSON."""
     try:
         value = json.loads(body)

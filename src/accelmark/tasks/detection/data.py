@@ -154,11 +154,11 @@ def coloured(image: Image.Image, uniform: Uniform) -> Image.Image:
         if uniform() < 0.5:
             image = enhance(image).enhance(1 + most * (2 * uniform() - 1))
     if uniform() < 0.5:
-        image = _turned(image, 0.05 * (2 * uniform() - 1))
+        image = _hue_turned(image, 0.05 * (2 * uniform() - 1))
     return image
 
 
-def _turned(image: Image.Image, share: float) -> Image.Image:
+def _hue_turned(image: Image.Image, share: float) -> Image.Image:
     """Turn the hue by a share of the circle."""
     hue, saturation, value = image.convert("HSV").split()
     shift = round(share * 256)
@@ -193,7 +193,7 @@ class BoxedImages:
             labels = self._labels([each["id"] for each in content["categories"]], num_classes)
             rows: dict[int, list[tuple[float, ...]]] = {each: [] for each in images}
             for annotation in content["annotations"]:
-                row = self._row(annotation, images, labels)
+                row = self._box_row(annotation, images, labels)
                 if not train or (not row[5] and row[2] > row[0] and row[3] > row[1]):
                     rows[annotation["image_id"]].append(row)
         except (KeyError, TypeError, ValueError) as error:
@@ -238,7 +238,7 @@ class BoxedImages:
             )
         return {number: number for number in ids}
 
-    def _row(
+    def _box_row(
         self, annotation: Mapping[str, Any], images: Mapping[int, Any], labels: Mapping[int, int]
     ) -> tuple[float, ...]:
         """Return left, top, right, bottom, label and whether it is a crowd."""

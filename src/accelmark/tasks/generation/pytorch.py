@@ -30,18 +30,18 @@ class VelocityPrediction(TaskFamily):
     def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return predicted and actual velocities."""
 
-    def _errors(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _squared_errors(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean squared error of each sample."""
         predicted, target = self.velocities(model, batch)
         return F.mse_loss(predicted.float(), target.float(), reduction="none").mean((1, 2, 3))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean squared error."""
-        return self._errors(model, batch).mean()
+        return self._squared_errors(model, batch).mean()
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Add up the errors of samples."""
-        errors = self._errors(model, batch)
+        errors = self._squared_errors(model, batch)
         return {"loss": errors.sum(), "count": torch.ones_like(errors).sum()}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -72,8 +72,8 @@ class StopRequest:
     handlers, so a thread also waits for signals and calls ``on_overdue`` after the grace period.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.wanted = enabled
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.wanted = wanted
         """Whether signals are handled; a test that runs a rank in its own process does not."""
         self.requested: str | None = None
         self._finished = False

@@ -273,10 +273,10 @@ def _end_of(error: Exception, backend: Backend | None) -> End:
         end = End("error", str(error) if isinstance(error, AccelmarkError) else f"{type(error).__name__}: {error}")
     if isinstance(error, AccelmarkError) or end.reason != "error":
         return end
-    return End(end.reason, f"{end.message}{_place(error)}")
+    return End(end.reason, f"{end.message}{_line_in_case(error)}")
 
 
-def _place(error: Exception) -> str:
+def _line_in_case(error: Exception) -> str:
     """Return the line of a case's or a vendor's code in which an error occurred; empty where it occurred in neither."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if {"cases", "vendors"} & set(Path(frame.filename).parts)]
