@@ -122,7 +122,7 @@ class Share:
 class ArrayKind(Generic[T, R]):
     """The arrays and random numbers of a framework."""
 
-    rows: Callable[[T, Indices], T]
+    batch: Callable[[Mapping[str, T], Indices], dict[str, T]]
     """Returns the samples with these indices."""
     permutation: Callable[[int, int], Indices]
     """Returns a permutation of so many indices, by a seed."""
@@ -132,7 +132,7 @@ class ArrayKind(Generic[T, R]):
 
 Arrays = dict[str, npt.NDArray[Any]]
 NUMPY: Final[ArrayKind[npt.NDArray[Any], np.random.Generator]] = ArrayKind(
-    rows=lambda array, indices: array[indices],
+    batch=lambda data, indices: {name: array[indices] for name, array in data.items()},
     permutation=lambda seed, count: np.random.default_rng(seed).permutation(count),
     generator=np.random.default_rng,
 )
@@ -168,7 +168,7 @@ class WholeBatches(Generic[T, R]):
         kind, place = self.kind, self._share.place
         random = kind.generator(seed_of(place.shared_seed, number, place.rank))
         for position, indices in enumerate(self._share.indices(kind.permutation, number)):
-            batch = {name: kind.rows(array, indices) for name, array in self._data.items()}
+            batch = kind.batch(self._data, indices)
             batch = batch if self._augment is None else self._augment(batch, random)
             if position >= skip:
                 yield batch

@@ -139,8 +139,9 @@ def generator_for(*parts: int) -> torch.Generator:
     return generator_for_seed(seed_of(*parts))
 
 
-def _rows(tensor: Tensor, indices: Indices) -> Tensor:
-    return tensor[torch.from_numpy(indices).to(tensor.device)]
+def _batch(tensors: Mapping[str, Tensor], indices: Indices) -> dict[str, Tensor]:
+    chosen = torch.from_numpy(indices)
+    return {name: tensor[chosen.to(tensor.device)] for name, tensor in tensors.items()}
 
 
 def _permutation(seed: int, count: int) -> Indices:
@@ -148,7 +149,7 @@ def _permutation(seed: int, count: int) -> Indices:
     return order
 
 
-TORCH: Final[ArrayKind[Tensor, torch.Generator]] = ArrayKind(_rows, _permutation, generator_for_seed)
+TORCH: Final[ArrayKind[Tensor, torch.Generator]] = ArrayKind(_batch, _permutation, generator_for_seed)
 
 
 @final
