@@ -106,8 +106,6 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
 @final
 @dataclass
 class _ServingRun:
-    """State of the run."""
-
     job: JobSpec
     work: ServeJob
     node_dir: Path

@@ -265,6 +265,5 @@ open_backend = MindSporeBackend
 
 
 def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
-    """Start copying losses together."""
     stacked = ops.stack([loss.reshape(()) for loss in losses])
     return lambda: [float(loss) for loss in stacked.asnumpy()]

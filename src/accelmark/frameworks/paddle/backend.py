@@ -273,7 +273,6 @@ open_backend = PaddleBackend
 
 
 def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
-    """Start copying losses together."""
     stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in losses])
     return lambda: [float(loss) for loss in stacked.numpy().tolist()]
 

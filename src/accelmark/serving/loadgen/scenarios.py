@@ -33,8 +33,6 @@ _OFFLINE_WAIT: Final = 4.0
 
 
 class _Run(NamedTuple):
-    """One run of LoadGen."""
-
     log: LoadGenLog
     stage: LoadStage
     num_failed: int

@@ -297,14 +297,14 @@ class Driver:
             closed = self._window.close(position, now, (now - self._opened_ns) / 1e6)
             self._opened_ns = now
             if not self._backend.immediate:
-                self._read_unread()
+                self._write_closed_windows()
             self._unread.append(closed)
             if self._batches_writes and not flush and now - self._read_ns < _HELD_NS:
                 return
         if flush or self._backend.immediate:
-            self._read_unread()
+            self._write_closed_windows()
 
-    def _read_unread(self) -> None:
+    def _write_closed_windows(self) -> None:
         """Write the windows that are closed but not written."""
         self._read_ns = time.monotonic_ns()
         closed, self._unread = self._unread, []
@@ -322,9 +322,8 @@ class Driver:
         return self._num_retries - before
 
     def _write_delayed(self) -> None:
-        """Write the windows whose writing was delayed."""
         if self._batches_writes:
-            self._read_unread()
+            self._write_closed_windows()
 
     def _evaluate(self) -> End | None:
         """Evaluate; returns an end if the target is reached. Its time counts for no window."""

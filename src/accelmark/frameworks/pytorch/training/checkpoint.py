@@ -383,7 +383,6 @@ def _naming(beside: Path) -> Iterator[None]:
 
 
 def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
-    """Return the names of an optimizer's state."""
     return sorted({name for values in state.values() for name in values})
 
 
