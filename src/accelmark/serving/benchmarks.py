@@ -26,7 +26,7 @@ _LAST_LINES: Final = 3
 
 def run_benchmarks(
     settings: BenchmarkSettings,
-    asked: Mapping[str, object],
+    model: Mapping[str, object],
     data_dirs: Mapping[str, Path],
     node_dir: Path,
     watch: Callable[[], None],
@@ -36,7 +36,7 @@ def run_benchmarks(
 
     Args:
         settings: with the tasks and their limits.
-        asked: the model: ``url``, ``model``, ``tokenizer`` and ``num_concurrent`` of a server, or ``model_dir`` and
+        model: ``url``, ``model``, ``tokenizer`` and ``num_concurrent`` of a server, or ``model_dir`` and
             ``batch_size`` of an engine.
         data_dirs: task -> directory of its data set, a clone of the repository on Hugging Face.
         node_dir: for the scores, and the harness's log and cache.
@@ -47,7 +47,7 @@ def run_benchmarks(
         AccelmarkError: the harness or the engine failed, or the task took longer than ``benchmark_timeout_s``.
     """
     for task in settings.benchmarks:
-        request = {"task": task, "data": str(data_dirs[task]), "limit": settings.benchmark_limit, "asked": dict(asked)}
+        request = {"task": task, "data": str(data_dirs[task]), "limit": settings.benchmark_limit, "model": dict(model)}
         file = node_dir / f"harness_{task}.json"
         file.write_text(json.dumps(request), encoding="utf-8")
         score = BenchmarkScore.model_validate(_run(file, node_dir, settings.benchmark_timeout_s, watch, engine))

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
     task = request["task"]
     report = lm_eval.simple_evaluate(
-        **_model(request["asked"], int(arguments[2])),
+        **_model(request["model"], int(arguments[2])),
         tasks=[task],
         num_fewshot=_FEWSHOT,
         limit=request["limit"],
@@ -58,19 +58,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _model(asked: dict[str, Any], connection: int) -> dict[str, Any]:
+def _model(model: dict[str, Any], connection: int) -> dict[str, Any]:
     """Return the arguments of ``simple_evaluate`` that name the model."""
-    if "model_dir" in asked:
+    if "model_dir" in model:
         from accelmark.serving.harness_model import EngineModel
 
-        return {"model": EngineModel(Connection(connection), Path(asked["model_dir"]), asked["batch_size"])}
+        return {"model": EngineModel(Connection(connection), Path(model["model_dir"]), model["batch_size"])}
     server = {
-        "base_url": asked["url"],
-        "model": asked["model"],
-        "tokenizer": asked["tokenizer"],
+        "base_url": model["url"],
+        "model": model["model"],
+        "tokenizer": model["tokenizer"],
         "tokenizer_backend": "huggingface",
         "tokenized_requests": False,
-        "num_concurrent": asked["num_concurrent"],
+        "num_concurrent": model["num_concurrent"],
         "max_retries": 3,
     }
     return {"model": "local-completions", "model_args": server}

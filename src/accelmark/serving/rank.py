@@ -152,13 +152,13 @@ class _ServingRun:
                     TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event).run()
             if settings.benchmarks:
                 self._report("answering benchmarks")
-                asked = {
+                arguments = {
                     "url": target.url("completions"),
                     "model": target.model,
                     "tokenizer": str(model.directory) if model.directory is not None else None,
                     "num_concurrent": max(settings.load.concurrency, default=1),
                 }
-                run_benchmarks(settings, asked, self.job.data_dirs, self.node_dir, self._watcher(check))
+                run_benchmarks(settings, arguments, self.job.data_dirs, self.node_dir, self._watcher(check))
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
             compare_answers(settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE)
