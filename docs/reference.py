@@ -12,6 +12,7 @@ from typing import Any, Final
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from support import case_support
 
 import accelmark
 from accelmark import api
@@ -19,9 +20,8 @@ from accelmark.cli.main import app
 from accelmark.compat.flagperf.coverage import coverage
 from accelmark.datasets.catalogue import known_datasets
 from accelmark.explain.entries import entries, settings
-from accelmark.explain.support import case_support
 from accelmark.explain.terms import all_terms
-from accelmark.results.figures import FIGURE_GROUPS, FIGURES, title_of
+from accelmark.results.figures import FIGURE_GROUPS, title_of
 from accelmark.spec.number_format import quantity
 from accelmark.spec.plugins.catalog import folders, load_case, load_framework
 
@@ -123,8 +123,8 @@ def _figures() -> str:
     parts = ["# Figures\n\nA figure that was not measured is null and has a reason.\n"]
     for group, names in FIGURE_GROUPS.items():
         rows = (
-            (f"`{name}`", title_of(name, "unit"), FIGURES[name].unit.format(unit="unit"),
-             FIGURES[name].explanation.format(unit="unit"))
+            (f"`{name}`", title_of(name, "unit"), name.info.unit.format(unit="unit"),
+             name.info.explanation.format(unit="unit"))
             for name in names
         )  # fmt: skip
         parts.append(f"## {group}\n\n" + _table("Name", "Title", "Unit", "Definition", rows=rows))

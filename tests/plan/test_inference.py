@@ -234,7 +234,7 @@ def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
     (folder / "infer.yaml").write_text("batch_size: 4\nside: 9\nacme_cache: /tmp/x\n")
     with pytest.raises(SpecError) as caught:
         _plan({"key": "toy"})
-    assert "batch_size: overrides nothing" in str(caught.value)
+    assert "batch_size: has no effect" in str(caught.value)
     assert "side: is a parameter" in str(caught.value)
     (folder / "infer.yaml").write_text("batch_size: 16\nacme_cache: /tmp/x\n")
     plan = _plan({"key": "toy"})

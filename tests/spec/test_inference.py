@@ -88,7 +88,7 @@ def test_a_changed_value_is_noted_with_old_and_new() -> None:
      {"warmup_batches": 5}, {"exist_onnx_path": None}],
 )  # fmt: skip
 def test_an_override_without_effect_is_an_error(same: dict[str, Any]) -> None:
-    assert "overrides nothing" in _problem(same)
+    assert "has no effect" in _problem(same)
 
 
 def _skipped(**switches: Any) -> set[InferStep]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.results.figures import FIGURES, FigureName
 from accelmark.spec.number_format import THIN, duration, quantity, subtracted
 
 
@@ -61,7 +60,3 @@ def test_two_numbers_are_shown_so_that_they_give_their_difference(
 @pytest.mark.parametrize(("seconds", "shown"), [(8.2, "8 s"), (125, "2 m 05 s"), (11_070, "3 h 04 m")])
 def test_elapsed_times_are_in_whole_seconds(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
-
-
-def test_every_figure_has_a_definition() -> None:
-    assert set(FIGURES) == set(FigureName)

@@ -133,7 +133,7 @@ def test_three_stages_rise_stay_and_fall_to_a_share_above_zero() -> None:
     factor = learning_rate_factor(ScheduleSettings(name="tri_stage", warmup_ratio=0.1, final_lr_ratio=0.05), 1000, 1)
     found = [factor(step) for step in (0, 49, 99, 300, 499, 749, 999, 5000)]
     assert found == pytest.approx([0.0199, 0.505, 1, 1, 1, 0.05**0.5, 0.05, 0.05])
-    with pytest.raises(ValidationError, match="final_lr_ratio, which has to be greater than 0"):
+    with pytest.raises(ValidationError, match="final_lr_ratio, which must be greater than 0"):
         ScheduleSettings(name="tri_stage")
 
 

@@ -26,7 +26,7 @@ _ONE_IN_1000: Final = {2: 318.3, 3: 22.33, 4: 10.21, 5: 7.173, 6: 5.893, 7: 5.20
 """Number of values -> the quantile 0.999 of Student's t with one degree of freedom less."""
 
 _EPOCHS_DIFFER: Final = 0.02
-"""Largest difference of two epochs' samples, of which those that fill no batch are left out, that is no finding."""
+"""Largest accepted relative difference of two epochs' samples, since samples that fill no batch are left out."""
 
 _MEASURED_TOLERANCE: Final = 1.05
 """Largest MFU against the probe's ceiling, which is a measurement too and may be slightly low."""
@@ -75,9 +75,7 @@ def planned_rounds(evidence: Evidence) -> Findings:
     seeds = [_seed(job) for job in jobs]
     expected = [seeds[0] + at for at in range(len(seeds))] if isinstance(seeds[0], int) else seeds
     if seeds != expected:
-        yield finding(
-            "error", "rounds-not-planned", "seeds that count the rounds", f"seeds {', '.join(map(str, seeds))}"
-        )
+        yield finding("error", "rounds-not-planned", "consecutive seeds", f"seeds {', '.join(map(str, seeds))}")
     if evidence.not_planned:
         actual = f"events.jsonl has {', '.join(evidence.not_planned)}, which plan.json does not have"
         yield finding("error", "rounds-not-planned", "the rounds that were carried out", actual)

@@ -204,12 +204,12 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
 
 
 def _changed_keys(result: RoundResult) -> Iterator[ChangedKey]:
-    """Yield the settings to which the vendor gives another value than the layers beneath."""
+    """Yield the settings that the vendor's files change."""
     of_vendor = f"vendors/{result.vendor}/"
     for name, setting in sorted(result.settings.items()):
-        beneath = [value for layer, value in setting.replaced if not layer.startswith(of_vendor)]
-        if setting.layer.startswith(of_vendor) and beneath[-1:] != [setting.value]:
-            standard = beneath[-1] if beneath else None
+        weaker = [value for layer, value in setting.replaced if not layer.startswith(of_vendor)]
+        if setting.layer.startswith(of_vendor) and weaker[-1:] != [setting.value]:
+            standard = weaker[-1] if weaker else None
             yield ChangedKey(key=name, standard=standard, value=setting.value, layer=setting.layer)
 
 

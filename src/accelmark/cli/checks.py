@@ -172,7 +172,7 @@ def _resolved_server(name: str, folder: Path) -> object:
     find("servers", name, f"servers/{name}.yaml")
     server, layers = adapted_server(load_server(name), folder)
     base, declared = Layer(_FILE, {}), option_layer(server)
-    return resolve_as(ServeSettings, base, layers, mutable=("server_options",), is_open=False, beneath=declared)
+    return resolve_as(ServeSettings, base, layers, mutable=("server_options",), is_open=False, defaults=declared)
 
 
 def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
@@ -194,7 +194,7 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
         what, _, do = str(error).partition("; ")
         yield Check("missing", f"{where}: {what}", do)
     for path in sorted([*folder.glob("*.yaml"), *folder.glob("config/*.yaml")]):
-        # Which files apply beneath an infer_*.yaml depends on the device.
+        # Which weaker files apply to an infer_*.yaml depends on the device.
         if path.match("config*.yaml") or path.match("serve*.yaml") or path.name == "infer.yaml":
             yield from _settings_checks(path, f"{where}/{path.relative_to(folder)}", case)
     for path in unread_files(folder):
@@ -240,7 +240,7 @@ def _resolved_serving(layer: Layer, case: ServeCaseSpec) -> object:
     else:
         values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
     base, over = Layer.of(_FILE, case.settings), [Layer(layer.name, values)]
-    return resolve_as(ServeSettings, base, over, mutable=case.mutable, is_open=False, beneath=declared)
+    return resolve_as(ServeSettings, base, over, mutable=case.mutable, is_open=False, defaults=declared)
 
 
 def _extern_checks(file: Path, where: str, framework: str) -> Checks:

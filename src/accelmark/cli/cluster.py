@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
+from accelmark.cli.output import Output
 from accelmark.spec.errors import RequestError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def cluster(
     dry_run: options.DryRun = False,
     commands: options.Commands = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output | None:
     """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
 
     --dry-run shows the two runs, that of scaling and checkpoints and that of recovery; with --json, a line each.
@@ -67,36 +67,32 @@ def cluster(
         plan = plan_request(request, settings or (), synthetic=synthetic, where="accelmark cluster")
         return plan.model_copy(update={"offline": offline})
 
-    request = ClusterRequest(
-        scaling=planned("scaling", *keys),
-        recovery=planned("recovery", keys[-1]),
-        kill_step=every + max(1, every // 2),
-        probe_budget_s=budget,
-        working=options.working,
-        as_json=as_json,
-    )
+    scaling, recovery = planned("scaling", *keys), planned("recovery", keys[-1])
     directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
     if dry_run or commands:
         from accelmark.cli.dry_run import print_plan
 
-        for part, name in ((request.scaling, SCALING_DIR), (request.recovery, RECOVERY_DIR)):
+        for part, name in ((scaling, SCALING_DIR), (recovery, RECOVERY_DIR)):
             print_plan(part, directory / name, as_json=as_json, with_commands=commands)
-        return
+        return None
     if not as_json:
-        for warning in request.scaling.warnings:
+        for warning in scaling.warnings:
             options.warn(warning)
-        if create_launcher(request.scaling, directory / SCALING_DIR).allocation_commands():
+        if create_launcher(scaling, directory / SCALING_DIR).allocation_commands():
             options.warn("each part requests an allocation, and recovery includes the wait for it: run this inside one")
+    kill_step = every + max(1, every // 2)
+    request = ClusterRequest(scaling, recovery, kill_step, budget, options.working, as_json=as_json)
     with options.host_problems_printed(as_json=as_json):
         report = measure(request, directory)
     page = write_cluster_page(directory)
-    if as_json:
-        typer.echo(json.dumps({"page": str(page), "report": report.model_dump(mode="json")}))
-        return
-    from rich.console import Console
 
-    table = options.plain_table("part", "result", "note")
-    for headline in headlines(directory, report):
-        table.add_row(*headline)
-    Console(highlight=False).print(table)
-    typer.echo(f"page: {page}")
+    def show() -> None:
+        from rich.console import Console
+
+        table = options.plain_table("part", "result", "note")
+        for headline in headlines(directory, report):
+            table.add_row(*headline)
+        Console(highlight=False).print(table)
+        typer.echo(f"page: {page}")
+
+    return Output({"page": str(page), "report": report}, show)

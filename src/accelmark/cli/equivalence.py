@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -17,7 +16,8 @@ from accelmark.cli import options
 from accelmark.cli.machine import detect_devices
 from accelmark.cli.output import Output
 from accelmark.cli.runs import plan_request, setting_values
-from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.plan import PlannedJob
+from accelmark.plan.request import Detected
 from accelmark.results.equivalence import describe
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.display.displays import RunObserver, print_hanging
@@ -55,78 +55,69 @@ class _Progress(RunObserver):
         print_hanging(self._console, Text(text))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CheckRequest:
-    """A check as the command line gives it."""
-
-    case: str
-    frameworks: str
-    """Names, separated by commas."""
-    data: Path | None
-    vendor: str | None
-    settings: Sequence[str]
-    synthetic: bool
-    num_steps: int
-
-
-def compare_frameworks(request: CheckRequest, out: Path | None, *, as_json: bool) -> Output:
-    """Check that each framework computes the same as the reference.
+def compare_frameworks(
+    name: str,
+    frameworks: str,
+    data: Path | None,
+    vendor: str | None,
+    settings: Sequence[str],
+    num_steps: int,
+    out: Path | None,
+    *,
+    synthetic: bool,
+    as_json: bool,
+) -> Output:
+    """Check that each of ``frameworks``, separated by commas, computes the same in a case as the reference.
 
     ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
     """
-    train = load_case(request.case).train
+    train = load_case(name).train
     if train is None:
-        raise RequestError(f"case {request.case!r} is not trained: there are no steps to compare")
-    frameworks = _frameworks(request)
-    standard = flatten(TrainSettings.model_validate(train.settings).model_dump(mode="json"))
-    given = setting_values(request.settings, synthetic=request.synthetic)
-    values = standard | given
+        raise RequestError(f"case {name!r} is not trained: there are no steps to compare")
+    names = _frameworks(name, frameworks)
+    if any(setting.startswith("gradient_accumulation_steps=") for setting in settings):
+        raise RequestError(f"--set gradient_accumulation_steps: a step has {_NUM_BATCHES} batches here; leave it out")
+    given = setting_values(settings, synthetic=synthetic)
+    values = flatten(TrainSettings.model_validate(train.settings).model_dump(mode="json")) | given
     own = str(values["precision"])
     precisions = [own] if "precision" in given else list(dict.fromkeys(["fp32", own]))
     unknown = [precision for precision in precisions if precision not in TOLERANCES]
     if unknown:
         known = ", ".join(TOLERANCES)
         raise RequestError(f"precision {unknown[0]}: no tolerance was measured for it ({known} have one)")
-    changed = {"batch_size": max(1, values["batch_size"] // _NUM_BATCHES), "end.max_steps": request.num_steps}
+    request = _request(name, names, data, detect_devices(vendor))
+    changed = [f"batch_size={max(1, values['batch_size'] // _NUM_BATCHES)}", f"end.max_steps={num_steps}"]
     checks: list[EquivalenceCheck] = []
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as temporary:
         for precision in precisions:
-            plan = _plan(request, frameworks, changed | {"precision": precision})
+            plan = plan_request(request, [*settings, *changed, f"precision={precision}"], synthetic=synthetic)
             path = (out or Path(temporary)) / precision
             console = Console(highlight=False, quiet=as_json)
             with console.status(f"{precision}: checking this machine …") as status:
                 progress = _Progress(console, status, precision, len(plan.jobs))
-                checks += check_equivalence(
-                    plan, path, DataFetcher(), run_preflight, progress, request.num_steps, _NUM_BATCHES
-                )
+                checks += check_equivalence(plan, path, DataFetcher(), run_preflight, progress, num_steps, _NUM_BATCHES)
     if not checks:
-        raise RequestError(
-            f"{request.frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare"
-        )
+        raise RequestError(f"{frameworks}: no job computed in {', '.join(precisions)}: there is nothing to compare")
     results = [check.model_dump(mode="json") | {"equivalent": check.equivalent} for check in checks]
     exit_code = EXIT_OK if all(check.equivalent for check in checks) else EXIT_FAILED
     return Output(results, lambda: _show(checks), exit_code)
 
 
-def _frameworks(request: CheckRequest) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in request.frameworks.split(",") if part.strip()))
-    known, folder = folders("frameworks"), find("cases", request.case).path
-    own = [name for name in known if (folder / f"{name}.py").is_file()]
+def _frameworks(case: str, listed: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in listed.split(",") if part.strip()))
+    folder = find("cases", case).path
+    own = [name for name in folders("frameworks") if (folder / f"{name}.py").is_file()]
     for name in names:
         if name not in own:
             hint = f"it has: {', '.join(own) or 'none'}"
-            raise RequestError(f"--frameworks: the case {request.case!r} has no framework {name!r} ({hint})")
+            raise RequestError(f"--frameworks: the case {case!r} has no framework {name!r} ({hint})")
     if not names or REFERENCE not in own:
         raise RequestError(f"--frameworks: name frameworks of a case that has {REFERENCE}")
     return names
 
 
-def _plan(request: CheckRequest, frameworks: Sequence[str], changed: Mapping[str, object]) -> Plan:
-    """Plan the reference on one rank, then each framework on one rank and on two."""
-    if any(setting.startswith("gradient_accumulation_steps=") for setting in request.settings):
-        raise RequestError(f"--set gradient_accumulation_steps: a step has {_NUM_BATCHES} batches here; leave it out")
-    here = detect_devices(request.vendor)
+def _request(case: str, frameworks: Sequence[str], data: Path | None, here: Detected) -> RunSpec:
+    """Return the request of the reference on one rank, then of each framework on one rank and on two."""
     most = here.num_devices if here.num_devices is not None else 2
     cases = []
     for framework in dict.fromkeys([REFERENCE, *frameworks]):
@@ -134,17 +125,13 @@ def _plan(request: CheckRequest, frameworks: Sequence[str], changed: Mapping[str
             if nproc > most or (framework == REFERENCE and nproc == 2 and REFERENCE not in frameworks):
                 continue
             num_ranks = load_framework(framework).ranks_per_host(nproc)
-            key = f"{request.case}:{framework}:{here.hardware}:1:{nproc}"
+            key = f"{case}:{framework}:{here.hardware}:1:{nproc}"
             accumulated = {"gradient_accumulation_steps": _NUM_BATCHES // num_ranks}
-            data = request.data and request.data.expanduser()
-            cases.append(CaseRequest(key=key, data=data, settings=accumulated))
-    run = RunSpec(name="check", vendor=here.vendor, open=True, cases=tuple(cases))
-    settings = [*request.settings, *(f"{key}={value}" for key, value in changed.items())]
-    plan = plan_request(run, settings, synthetic=request.synthetic)
-    if len(plan.jobs) == 1:
+            cases.append(CaseRequest(key=key, data=data and data.expanduser(), settings=accumulated))
+    if len(cases) == 1:
         what = f"this machine has one device: {REFERENCE} on two ranks cannot be compared with one"
         raise RequestError(f"{what}; name another framework with --frameworks")
-    return plan
+    return RunSpec(name="check", vendor=here.vendor, open=True, cases=tuple(cases))
 
 
 def _show(checks: Sequence[EquivalenceCheck]) -> None:

@@ -84,7 +84,7 @@ def init(
 
 
 def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, devices: int) -> dict[str, str]:
-    """Return file name -> text; raise RequestError for what no run could be made of."""
+    """Return file name -> text. Raises RequestError: no run can be planned from the options."""
     from accelmark.spec.errors import RequestError, nearest
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import parse_cluster
@@ -105,7 +105,7 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
 
 
 def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -> dict[str, str]:
-    """Return file name -> text; raise RequestError for what this machine has not."""
+    """Return file name -> text. Raises RequestError: this machine has no such device."""
     from accelmark.cli.machine import detect_devices
     from accelmark.spec.errors import RequestError
     from accelmark.spec.plugins.catalog import load_vendor

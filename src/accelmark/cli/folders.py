@@ -276,10 +276,11 @@ def check(
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
-        from accelmark.cli.equivalence import CheckRequest, compare_frameworks
+        from accelmark.cli.equivalence import compare_frameworks
 
-        request = CheckRequest(name, frameworks, data, vendor, settings or (), synthetic, steps)
-        return compare_frameworks(request, out, as_json=as_json)
+        return compare_frameworks(
+            name, frameworks, data, vendor, settings or (), steps, out, synthetic=synthetic, as_json=as_json
+        )
     if data or vendor or settings or synthetic or out:
         raise RequestError(
             "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"

@@ -154,7 +154,7 @@ def echo_wrapped(line: str, fg: str | None = None) -> None:
 
 @contextmanager
 def working(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal (stderr) that a step without output of its own goes on; yields what prints a line above."""
+    """Show on a terminal (stderr) that a step is in progress; yields a function that prints a line above it."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.execution import execute, finish, submitted_job
+from accelmark.cli.output import Output
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -204,36 +204,32 @@ def resume(
     finish(outcome, as_json=as_json)
 
 
-def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = False) -> None:
+def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = False) -> Output:
     """Show the state and progress of every round of a run."""
     from accelmark.run.display.summary import print_status, read_status
 
     if (waiting := submitted_job(run)) is not None:
         where, job = waiting
-        if as_json:
-            none_yet: dict[str, object] = {"coordinator": None, "machine": None, "jobs": {}}
-            typer.echo(json.dumps({"run": str(where), **none_yet, "submitted": str(job)}))
-        else:
-            options.echo_wrapped(f"{run}: {job}")
-        return
+        none_yet: dict[str, object] = {"coordinator": None, "machine": None, "jobs": {}}
+        return Output(
+            {"run": str(where), **none_yet, "submitted": str(job)}, lambda: options.echo_wrapped(f"{run}: {job}")
+        )
     current = read_status(options.own_run(run))
-    if not as_json:
-        print_status(current)
-        return
     jobs = {
         name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
         for name, state in current.statuses.items()
     }
     away = current.elsewhere
     coordinator = {"coordinator": away.pid if away else current.coordinator, "machine": away.hostname if away else None}
-    typer.echo(json.dumps({"run": str(current.directory.path), **coordinator, "jobs": jobs}))
+    content = {"run": str(current.directory.path), **coordinator, "jobs": jobs}
+    return Output(content, lambda: print_status(current))
 
 
 def stop(
     run: options.RunPath = options.LATEST,
     at_once: Annotated[bool, Option("--now", help="Kill the ranks instead of letting them end.")] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Output:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
     from accelmark.run.controller.stop import stop as stop_run
     from accelmark.run.display.summary import how_to_continue
@@ -243,20 +239,18 @@ def stop(
         where, job = waiting
         if job.may_start:
             job.cancel()
-        if as_json:
-            typer.echo(json.dumps({"run": str(where), "stopped": job.may_start}))
-        else:
-            options.echo_wrapped(f"{run}: {f'job {job.number} was cancelled' if job.may_start else job}")
-        return
+        text = f"{run}: {f'job {job.number} was cancelled' if job.may_start else job}"
+        return Output({"run": str(where), "stopped": job.may_start}, lambda: options.echo_wrapped(text))
     run = options.own_run(run)
     with options.working("stopping"):
         was_running = stop_run(run, at_once=at_once)
-    if as_json:
-        typer.echo(json.dumps({"run": str(run), "stopped": was_running}))
-    else:
+
+    def show() -> None:
         typer.echo(f"{run}: stopped" if was_running else f"{run}: not running")
         if advice := how_to_continue(run, {status.state for status in RunDirectory.open(run).statuses().values()}):
             typer.echo(advice)
+
+    return Output({"run": str(run), "stopped": was_running}, show)
 
 
 def plan_request(

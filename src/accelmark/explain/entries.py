@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from accelmark.datasets.spec import DataEntry
 from accelmark.explain.schemas import FILES, DocumentedField, as_yaml, documented_fields
 from accelmark.explain.terms import all_terms
-from accelmark.results.figures import FIGURES, title_of
+from accelmark.results.figures import FigureName, title_of
 from accelmark.spec.errors import RequestError, SpecError, closest
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, folders, load_server, readable
@@ -61,7 +61,8 @@ def settings() -> dict[str, list[DocumentedField]]:
 
 def entries() -> Iterator[Entry]:
     """Yield everything that can be explained; a name may occur once in each kind."""
-    for figure, info in FIGURES.items():
+    for figure in FigureName:
+        info = figure.info
         unit = info.unit.format(unit="unit")
         measure = "a ratio" if unit == "ratio" else f"in {unit}" if unit else "a number"
         better = "" if info.better == "neither" else f" {info.better.capitalize()} is better."
@@ -73,7 +74,7 @@ def entries() -> Iterator[Entry]:
             default = f" Default: {field.default}." if field.default not in ("", "-") else ""
             yield Entry(field.key, kind, f"{field.text} Type: {field.type}.{default}")
     for group, names in MUTABLE_GROUPS.items():
-        yield Entry(group, "name in mutable", f"In ``mutable`` of case.yaml it stands for {', '.join(names)}.")
+        yield Entry(group, "name in mutable", f"In ``mutable`` of case.yaml it is short for {', '.join(names)}.")
     for kind, terms in all_terms().items():
         for name, term in terms.items():
             severity = f" Severity: {', '.join(term.severity)}." if term.severity else ""

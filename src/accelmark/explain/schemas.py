@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, final, get_args
+from typing import Any, Final, final
 
 from pydantic import BaseModel
 
@@ -19,6 +19,7 @@ from accelmark.automl.config import AutomlConfig
 from accelmark.datasets.spec import Checkpoint, DatasetSpec
 from accelmark.results.schema import json_schema as results_schema
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.model import models_in
 from accelmark.spec.plugins.case import MUTABLE_GROUPS, CaseSpec, TrainCaseSpec
 from accelmark.spec.plugins.catalog import folders
 from accelmark.spec.plugins.framework import FrameworkSpec
@@ -194,13 +195,6 @@ def _classes(file: str) -> dict[str, ast.ClassDef]:
     """Return name -> class of a source file, which is parsed once for all its models."""
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that a type annotation mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[DocumentedField]:

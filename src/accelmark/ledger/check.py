@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-from pydantic_core import from_json
+from typing import Final, NamedTuple
 
 from accelmark.audit.verify import verify_run
 from accelmark.ledger.record import (
@@ -29,7 +26,8 @@ from accelmark.ledger.record import (
     write_record,
 )
 from accelmark.results.claims import load_result
-from accelmark.results.store.bundle import SUFFIX, is_bundle, unpack
+from accelmark.results.read.round_dir import read_json
+from accelmark.results.store.bundle import SUFFIX, file_sha256, is_bundle, unpack
 from accelmark.results.store.files import make_directory, write_errors
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.results.store.signature import Trust
@@ -66,7 +64,7 @@ def add_bundle(root: Path, bundle: Path, *, by: str, at: str | None = None, note
     """
     if not bundle.is_file() or not is_bundle(bundle):
         raise RequestError(f"{bundle}: is not a bundle: write it with 'accelmark bundle RUN'")
-    digest = _sha256(bundle)
+    digest = file_sha256(bundle)
     name = f"{BUNDLES}/{bundle.name.removesuffix(SUFFIX).removesuffix('.tar')}-{digest[:12]}{SUFFIX}"
     record = verified_record(root, bundle, Evidence(kind="bundle", sha256=digest, where=at or name), by=by, note=note)
     path = _add(root, record)
@@ -83,7 +81,7 @@ def add_result(root: Path, result: Path, *, by: str, at: str | None = None, note
     Raises RunError if the file cannot be read, or its run has a record already.
     """
     run = load_result(result)
-    digest = _sha256(result)
+    digest = file_sha256(result)
     record = _record(
         run, Evidence(kind="result file", sha256=digest, where=at or ""), digest, None, "not known", by, note
     )
@@ -138,7 +136,7 @@ def _recomputed(
                 else ""
             )
             problems.append(f"{signature.text}{who}")
-        registration = _json(run_dir / REGISTRATION_FILE)
+        registration = read_json(run_dir / REGISTRATION_FILE)
         if not registration.get("nonce"):
             problems.append(f"{REGISTRATION_FILE} is missing: the run was not registered before it started")
         for case in found.summary.measured:
@@ -177,7 +175,7 @@ def check_ledger(root: Path, since: str | None = None) -> Checked:
     are recomputed all the same, and an INVALID run is a problem for any version.
 
     ``since``: a commit; records that were changed or removed since then are problems, and the verdicts of those that
-    were added have to be repeated by this version. Raises RunError if there is no ledger, or git cannot compare.
+    were added must be repeated by this version. Raises RunError if there is no ledger, or git cannot compare.
     """
     ledger = read_ledger(root)
     added, not_appended = _changes(root, since) if since else (frozenset[str](), [])
@@ -206,7 +204,7 @@ def _bundle_problems(root: Path, entry: Entry, bundle: Path) -> tuple[list[str],
     """Return what is wrong with a record's bundle, and the verdicts that only another version gives."""
     if not bundle.is_file():
         return [f"{entry.id}: its bundle {bundle} is missing"], ()
-    if _sha256(bundle) != entry.record.evidence.sha256:
+    if file_sha256(bundle) != entry.record.evidence.sha256:
         return [f"{entry.id}: its bundle {bundle} was changed"], ()
     try:
         again, verdicts = _recomputed(root, bundle, entry.record.evidence)
@@ -241,22 +239,6 @@ def open_ledger(root: Path) -> Ledger:
     if ledger.problems:
         raise RunError(f"{ledger.problems[0]}; see 'accelmark ledger check {root}'")
     return ledger
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        loaded = from_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _now() -> str:

@@ -63,7 +63,7 @@ class RecordedCase(Spec):
     marks: tuple[Mark, ...] = ()
     num_rounds: int
     work: dict[str, str]
-    """What has to be equal in results that are compared: version of the case, data, scale, …"""
+    """Conditions that must be equal in results that are compared: version of the case, data, scale, …"""
     figures: dict[FigureName, Measured]
     units_per_epoch: float | None = None
     changed: tuple[str, ...] = ()

@@ -243,7 +243,7 @@ class _Planner:
         without = [host.name for host in used if not host.service_ports]
         if without and len(without) < len(used):
             what = f"{', '.join(without)} has no service_ports, but other hosts of the job have"
-            yield Problem(where, written, what, "give every host at least one, or none any")
+            yield Problem(where, written, what, "give every host at least one, or give none")
         if self.run.is_here and devices is not None and key.nproc > devices:
             what = f"requests {key.nproc} devices a host, this one has {devices}"
             self.missing.append(Problem(where, written, what, "lower the fifth part of the key"))

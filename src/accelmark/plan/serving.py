@@ -36,7 +36,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         server, options = adapted_server(server, run.vendor_folder)
         over = [*options, *over]
     resolved = resolve_as(
-        ServeSettings, base, over, mutable=case.mutable, is_open=run.options.open, beneath=option_layer(server)
+        ServeSettings, base, over, mutable=case.mutable, is_open=run.options.open, defaults=option_layer(server)
     )
     settings, given = resolved.settings, request.request.data
     dirs = request.data_of(case.data if settings.prompts.source == "text" else ()) | request.benchmark_dirs(settings)

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.inference import engine_words
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figures import FIGURES, FigureName
+from accelmark.results.figures import FigureName
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.layers import Provenance, flatten, setting_defaults
@@ -78,7 +78,7 @@ def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
     figure = _FIGURES[scenario] if scenario else _WITHOUT_SCENARIO[settings.optimized_for]
     tuning = TuningSpec(
         figure=figure.value,
-        better="lower" if FIGURES[figure].better == "lower" else "higher",
+        better="lower" if figure.info.better == "lower" else "higher",
         budget_s=budget.time_s,
         max_trials=budget.num_trials,
         num_rounds=rounds,
@@ -127,10 +127,10 @@ def vendor_values(shipped: JobSpec, tuned: JobSpec) -> dict[str, Any]:
         if provenance.layer != TUNING_LAYER and not provenance.layer.endswith(scale):
             continue
         before = shipped.provenance.get(name)
-        beneath = before.value if before is not None else None
+        weaker = before.value if before is not None else None
         if before is not None and before.layer.endswith(scale):
-            beneath = before.replaced[-1][1] if before.replaced else setting_defaults(InferSettings).get(name)
-        if provenance.value != beneath:
+            weaker = before.replaced[-1][1] if before.replaced else setting_defaults(InferSettings).get(name)
+        if provenance.value != weaker:
             values[name] = provenance.value
     return values
 

@@ -334,7 +334,7 @@ _MAX_POINTS: Final = 4000
 
 _MARGIN: Final = 0.25
 _LEAST_MARGIN_S: Final = 2.0
-"""Time before and after the curves of which telemetry is drawn: a share of theirs, and the least."""
+"""Telemetry is drawn this long before and after the curves: a share of their duration, and the minimum."""
 
 _TELEMETRY: Final = (
     ("utilisation", "Device utilisation", "%", 100.0),

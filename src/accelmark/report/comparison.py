@@ -21,7 +21,7 @@ from accelmark.results.comparison import (
     RunComparison,
     Side,
 )
-from accelmark.results.figures import FIGURES, RATES, FigureName, in_groups
+from accelmark.results.figures import RATES, FigureName, in_groups
 from accelmark.results.prices import Prices, costs_of
 from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, quantity, scale_of, signed_percent
 
@@ -215,7 +215,7 @@ def _line(found: FigureDifference) -> Line:
     unit = f"\u202f{scale.unit}" if scale.unit else ""
     return Line(
         title=found.title,
-        explanation=FIGURES[found.figure].explanation,
+        explanation=found.figure.info.explanation,
         baseline=f"{scale.number(found.baseline)}{unit}",
         other=f"{scale.number(found.other)}{unit}",
         change=_change(found),

@@ -17,7 +17,6 @@ from accelmark.report.tables import adaptation_rows
 from accelmark.report.templating import page
 from accelmark.results.figures import (
     FIGURE_GROUPS,
-    FIGURES,
     HEADLINES,
     FigureName,
     format_figure,
@@ -165,7 +164,7 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
         tiles=[
             _tile(title(name), name, result)
             for name in HEADLINES
-            if name in known and not (result.is_timing_unreliable and FIGURES[name].unit.endswith("/s"))
+            if name in known and not (result.is_timing_unreliable and name.info.unit.endswith("/s"))
         ][:NUM_TILES],
         groups=[(group, rows) for group, rows in groups if rows],
         missing=missing,
@@ -215,7 +214,7 @@ def _tile(title: str, name: FigureName, result: CaseResult) -> Tile:
     if spread.relative_half95 is not None:
         note = f"± {percent(spread.relative_half95)} over {spread.num_rounds} rounds"
     else:
-        note = FIGURES[name].explanation if spread.num_rounds < 2 else f"{spread.num_rounds} rounds"
+        note = name.info.explanation if spread.num_rounds < 2 else f"{spread.num_rounds} rounds"
     metrics = _metric_texts(result.mean_of)
     if name is F.ENGINE_METRIC and name in metrics:
         note = f"framework {metrics[F.FRAMEWORK_METRIC]} {spread.reason}"
@@ -227,17 +226,17 @@ def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[Roun
     scale = scale_of(spread.mean or 0.0, unit_of(name, result.unit))
     return FigureRow(
         title=title,
-        explanation=FIGURES[name].explanation,
+        explanation=name.info.explanation,
         value=_metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
         interval=interval_text(name, spread),
-        wide=not FIGURES[name].is_difference and (spread.relative_half95 or 0.0) > NARROW,
+        wide=not name.info.is_difference and (spread.relative_half95 or 0.0) > NARROW,
         rounds=[_metric_texts(each.value_of).get(name) or scale.number(each.value_of(name)) for each in rounds],
     )
 
 
 def interval_text(name: FigureName, spread: Spread) -> str:
     """Return half the 95 % interval relative to the mean; of a difference, whose mean is near 0, half the interval."""
-    if FIGURES[name].is_difference and spread.half95 is not None:
+    if name.info.is_difference and spread.half95 is not None:
         return f"± {digits(spread.half95, 2)}"
     return NOTHING if spread.relative_half95 is None else f"± {percent(spread.relative_half95)}"
 

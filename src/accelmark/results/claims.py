@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, PositiveFloat, model_validator
 
 from accelmark.results.comparison import value_text
-from accelmark.results.figures import FIGURES, FigureName, unit_of
+from accelmark.results.figures import FigureName, unit_of
 from accelmark.results.rounds.summary import spread
 from accelmark.results.schema import Figure, Mark, RoundResult, Spread
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
@@ -143,7 +143,7 @@ class Claim(FiniteSpec):
 
     @model_validator(mode="after")
     def _directed(self) -> Claim:
-        if FIGURES[self.figure].better == "neither" and self.better is None:
+        if self.figure.info.better == "neither" and self.better is None:
             raise ValueError(f"{self.figure.value}: state with 'better' whether higher or lower is better")
         return self
 
@@ -155,12 +155,12 @@ class Claim(FiniteSpec):
     @property
     def is_rate(self) -> bool:
         """Whether higher is better."""
-        return (self.better or FIGURES[self.figure].better) == "higher"
+        return (self.better or self.figure.info.better) == "higher"
 
     @property
     def is_per_device(self) -> bool:
         """Whether the figure does not grow with the number of devices."""
-        info = FIGURES[self.figure]
+        info = self.figure.info
         return "per_device" in self.figure.value or info.unit in ("ratio", "") or info.better == "neither"
 
 
@@ -181,7 +181,7 @@ class Reproduction(Spec):
     measured: float | None
     unit: str
     advantage: float | None
-    """Speed of the run over that of the claim, minus 1; of a figure of which less is better, the inverse ratio."""
+    """Speed of the run over the claimed speed, minus 1; where lower is better, the inverse ratio."""
     interval: tuple[float, float] | None
     """Its 95 % interval over rounds."""
     interval_reason: str | None
@@ -445,7 +445,7 @@ def load_result(path: Path) -> LoadedRun:
     result = load_round(path)
     name = f"{result.key.slug}/round{result.round}"
     synthetic = "synthetic" in result.marks
-    reason = "only result.json is at hand: nothing could be verified" + ("; synthetic data" if synthetic else "")
+    reason = "only result.json is available: nothing could be verified" + ("; synthetic data" if synthetic else "")
     case = CaseResult(
         key=result.key, task=result.task, unit=result.unit, state=result.state, converged=result.converged,
         verdict="INVALID" if synthetic else "OPEN", reasons=(reason,), marks=result.marks, figures=aggregate([result]),

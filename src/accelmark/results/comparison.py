@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
-from accelmark.results.figures import FIGURES, FigureName, in_groups, title_of, unit_of
+from accelmark.results.figures import FigureName, in_groups, title_of, unit_of
 from accelmark.results.prices import units_per_epoch
 from accelmark.results.read.round_dir import planned_jobs
 from accelmark.results.schema import AdaptationCost, Mark, Quantile, RoundResult, Task
@@ -197,7 +197,7 @@ _TIMES: Final = " × "
 _WORKLOAD: Final[dict[Task, tuple[str, ...]]] = {
     "infer": ("batch_size",), "serve": ("prompts.", "slo.", "api"),
 }  # fmt: skip
-"""Settings that have to be equal for figures to be comparable, by their beginning."""
+"""Prefixes of settings that must be equal for figures to be comparable."""
 
 _TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "serve": "serving", "automl": "search"}
 _SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
@@ -458,7 +458,7 @@ def _difference(
     name: FigureName, title: str, before: Sequence[float], after: Sequence[float], unit: str
 ) -> FigureDifference:
     difference, interval = mean_difference(before, after)
-    relative, relative_interval = (None, None) if FIGURES[name].is_difference else relative_difference(before, after)
+    relative, relative_interval = (None, None) if name.info.is_difference else relative_difference(before, after)
     return FigureDifference(
         figure=name,
         title=title,
@@ -481,7 +481,7 @@ def _effect(name: FigureName, difference: float, interval: tuple[float, float] |
         return "equal"
     if interval[0] <= 0 <= interval[1]:
         return "within noise"
-    better = FIGURES[name].better
+    better = name.info.better
     if better == "neither":
         return "different"
     return "better" if (difference > 0) == (better == "higher") else "worse"

@@ -278,10 +278,9 @@ class FigureName(StrEnum):
     # fmt: on
 
 
-FIGURES: Final = {name: name.info for name in FigureName}
 FIGURE_GROUPS: Final = {
     group: tuple(name for name in FigureName if name.info.group == group)
-    for group in dict.fromkeys(info.group for info in FIGURES.values())
+    for group in dict.fromkeys(name.info.group for name in FigureName)
 }
 """Title of a group -> its figures, in the order of pages and tables."""
 HEADLINES: Final = tuple(sorted((name for name in FigureName if name.info.rank), key=lambda name: name.info.rank))
@@ -312,13 +311,13 @@ def in_groups(names: Collection[FigureName]) -> dict[str, list[FigureName]]:
 
 def title_of(name: FigureName, unit: str, metric: str | None = None) -> str:
     """Return a figure's title for a case that counts ``unit`` and has the ``metric``."""
-    title = FIGURES[name].title.format(unit=unit, metric=metric or "metric")
+    title = name.info.title.format(unit=unit, metric=metric or "metric")
     return title[:1].upper() + title[1:]
 
 
 def unit_of(name: FigureName, unit: str) -> str:
     """Return a figure's unit for a case that counts ``unit``."""
-    return FIGURES[name].unit.format(unit=unit)
+    return name.info.unit.format(unit=unit)
 
 
 def format_figure(name: FigureName, value: float | None, unit: str) -> str:

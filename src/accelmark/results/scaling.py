@@ -123,6 +123,6 @@ def _point(case: LoadedCase, base: CaseResult) -> ScalePoint:
 
 
 def _settings(result: RoundResult) -> str:
-    """Return the settings that have to be equal at every scale, as canonical text."""
+    """Return the settings that must be equal at every scale, as canonical text."""
     kept = {name: one.value for name, one in result.settings.items() if not name.startswith(_SCALE_SETTINGS)}
     return json.dumps(kept, default=str, sort_keys=True)

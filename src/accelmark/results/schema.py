@@ -502,7 +502,7 @@ class RankTime(Spec):
 
     @property
     def busy_ms(self) -> float:
-        """Time until the other ranks could go on."""
+        """Time until the other ranks could continue."""
         return self.data_wait_ms + self.own_ms
 
 

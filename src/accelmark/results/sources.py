@@ -160,16 +160,11 @@ def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> l
     Of several with equal summaries, those whose path is in ``named`` are kept, else the one with the fewest unreadable
     rounds, a directory before a bundle.
     """
-    copies: dict[tuple[str, str], list[list[LoadedRun]]] = {}
+    copies: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        same_name = copies.setdefault((run.summary.run, run.summary.started_at), [])
-        same = next((group for group in same_name if is_copy(group[0], run)), None)
-        if same is None:
-            same_name.append([run])
-        else:
-            same.append(run)
+        copies.setdefault(_unmarked(run).model_dump_json(), []).append(run)
     kept: list[LoadedRun] = []
-    for group in (group for same_name in copies.values() for group in same_name):
+    for group in copies.values():
         best = min(group, key=lambda run: (len(run.problems), run.packed is not None))
         kept += [run for run in group if run.path in named] or [best]
     return kept

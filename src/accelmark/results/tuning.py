@@ -15,7 +15,7 @@ _ALLOWED: Final = ("synthetic-data", "too-few-rounds")
 """Rules whose errors do not exclude a trial: all rounds of the search have the same data, and a trial has one."""
 
 _NOT_ENDED: Final[tuple[JobState, ...]] = ("queued", "preparing", "running", "cancelled", "lost")
-"""States with which a search goes on, or can be continued."""
+"""States in which a search is in progress or can be resumed."""
 
 
 class Trial(NamedTuple):

@@ -53,7 +53,7 @@ class ClusterRequest:
     """Optimizer steps after which the last rank is killed."""
     probe_budget_s: float
     working: Callable[[str], AbstractContextManager[Callable[[str], None]]]
-    """Shows that a step without output of its own goes on; gives what prints a line meanwhile."""
+    """Shows that a step without output of its own is in progress; yields what prints a line meanwhile."""
     as_json: bool = False
 
 

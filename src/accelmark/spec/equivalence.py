@@ -61,13 +61,10 @@ class ComparedJob(Spec):
     """One job of a check, compared with the reference job."""
 
     framework: str
-    """Name of the framework."""
     framework_version: str
-    """Version that the ranks report."""
     library_versions: dict[str, str]
     """Versions of other libraries that the ranks report."""
     num_ranks: int
-    """Number of ranks of the job."""
     errors: Errors
     """The largest over all steps."""
     first_difference: Difference | None
@@ -78,27 +75,19 @@ class EquivalenceCheck(Spec):
     """``accelmark check case NAME --frameworks ...`` of one framework at one precision on one kind of device."""
 
     schema_version: Literal[1] = 1
-    """Version of this format."""
     case: str
-    """Name of the case."""
     case_version: int
-    """Version of the case."""
     framework: str
-    """The framework that was checked."""
     device_type: str
     """The framework's name of the device (``cuda``, ``cpu``)."""
     precision: Precision
-    """Precision of matrix products of all jobs."""
     reference: str
     """The reference framework."""
     reference_version: str
-    """Its version."""
     num_steps: int = Field(ge=1)
-    """Optimizer steps of each job."""
     synthetic: bool
     """Whether the batches were synthetic."""
     tolerance: Errors
-    """Limits of the errors."""
     jobs: tuple[ComparedJob, ...] = Field(min_length=1)
     """The framework's jobs, by number of ranks."""
     checked_at: str

@@ -135,8 +135,7 @@ class EvaluateJob(BaseWork):
     replays: tuple[ReplayedPair, ...] = ()
     """Steps to replay, those from the initial weights first."""
     others: tuple[ReplayedPair, ...] = ()
-    """Steps of which one pair is replayed in addition if the parameters moved much farther in it than in those around
-    it."""
+    """Candidates for one further replay: the pair in which the parameters moved much farther than in its neighbours."""
     draw: str = ""
     """The secret that drew these pairs: the coordinator chose it after the logs of the round had been sealed."""
     sha256: dict[str, str] = Field(default_factory=dict)

@@ -128,7 +128,7 @@ def may_change(key: str, mutable: Sequence[str]) -> bool:
 
 
 def _used(key: str, values: Mapping[str, Any]) -> bool:
-    """Return False for a setting of a section that ``values`` make no use of."""
+    """Return whether ``values`` use the section of a setting; True outside of such sections."""
     needed = REFINES.get(key.partition(".")[0])
     return needed is None or has_part(values["parallelism"], needed)
 
@@ -211,18 +211,18 @@ def resolve_as(
     *,
     mutable: Sequence[str],
     is_open: bool,
-    beneath: Layer | None = None,
+    defaults: Layer | None = None,
 ) -> Resolved[S]:
     """Merge ``over`` (weakest first) into a case's own settings of type ``model``.
 
-    ``beneath`` is weaker than the case and declares further settings (the options of a server).
+    ``defaults`` is weaker than the case and declares further settings (the options of a server).
 
     Raises SpecError with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
     settings that are not mutable.
     """
     merger = _Merger(model, base.name)
-    declared = {*setting_defaults(model), *(beneath.values if beneath is not None else ())}
-    weakest = [base] if beneath is None else [beneath, base]
+    declared = {*setting_defaults(model), *(defaults.values if defaults is not None else ())}
+    weakest = [base] if defaults is None else [defaults, base]
     for layer in weakest:
         for key, value in layer.values.items():
             if key not in declared and key.partition(".")[0] not in _OPEN_MAPPINGS:
@@ -313,8 +313,8 @@ class _InferenceMerger(_Merger[InferSettings]):
                 continue
             old = self.current(key)
             if is_vendor and type(old) is type(value) and old == value:
-                what = f"overrides nothing: it is {value!r} already"
-                self.problems.append(Problem(layer.name, key, what, "take it out"))
+                what = f"has no effect: it is already {value!r}"
+                self.problems.append(Problem(layer.name, key, what, "remove the setting"))
                 continue
             if is_vendor:
                 what = f"changed from {old!r} to {value!r}"
@@ -334,8 +334,8 @@ class _InferenceMerger(_Merger[InferSettings]):
         for key, value in values.items():
             name = key.removeprefix(_OPTIONS).removeprefix("parameters.")
             if name in self._parameters and not prefix:
-                what = "is a parameter of the case, which nothing may override"
-                self.problems.append(Problem(layer.name, key, what, "take it out"))
+                what = "is a parameter of the case and cannot be overridden"
+                self.problems.append(Problem(layer.name, key, what, "remove the setting"))
             elif name in self._reserved and not prefix:
                 what = "is a name that the framework sets itself"
                 self.problems.append(Problem(layer.name, key, what, "rename or remove it"))

@@ -115,14 +115,15 @@ def _located(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int
             continue
         keys.append(part)
         fields = (candidate.model_fields.get(str(part)) for candidate in current)
-        current = [inner for field in fields if field for inner in _models_in(field.annotation)] or current
+        current = [inner for field in fields if field for inner in models_in(field.annotation)] or current
     return keys, current
 
 
-def _models_in(annotation: object) -> list[type[BaseModel]]:
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    """Return the models that a type annotation mentions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
 class _Loader(_SafeLoader):

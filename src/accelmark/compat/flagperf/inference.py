@@ -36,7 +36,7 @@ def case_of(path: Path) -> str:
 
 
 def data_directory(given: str, case: str) -> tuple[str, str]:
-    """Return the directory that contains the data sets of an inference case, and what has to be known about it.
+    """Return the directory that contains the data sets of an inference case, and a note about it.
 
     FlagPerf names the data set itself (``/raid/imagenet/val``), AccelMark the directory that contains ``imagenet/``.
     """

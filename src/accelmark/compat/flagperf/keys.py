@@ -31,7 +31,7 @@ class Entry:
     task: Task
     data: str | None
     differs: str
-    """What differs from the key as written, or has to be known about its data."""
+    """Differences from the written key, and notes on its data."""
     needed: Mapping[str, Any]
     """Settings that are part of the framework's name."""
     settings: dict[str, Given] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class Parsed:
 def parse_file(path: Path) -> Parsed:
     """Read a ``.py`` or ``.yaml`` file of FlagPerf; raise SpecError if it is neither or cannot be read."""
     if path.is_dir():
-        raise SpecError([Problem(str(path), "", "is a directory", "name the files to convert, as they lie in it")])
+        raise SpecError([Problem(str(path), "", "is a directory", "name the files in it")])
     if path.suffix in (".yaml", ".yml"):
         text = read_text(path)
         content = Parsed(str(path), load_yaml(_ASSIGNED.sub(r"\1: ", text), path))

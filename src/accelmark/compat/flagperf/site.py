@@ -28,7 +28,7 @@ _KNOWN: Final = frozenset(_PLAIN) | {
 _LONG: Final[dict[str, str]] = TABLES["long_options"]
 _SWITCHES: Final = frozenset({"--privileged", "--init", "--rm", "--detach", "--interactive", "--tty", "--read-only"})
 """Options without a value."""
-_SAID_ANYWAY: Final = frozenset(
+_ALWAYS_SET: Final = frozenset(
     {("--network", "host"), ("--ipc", "host"), ("--init", None), ("--init", "true"), ("--rm", None), ("--rm", "true")}
 )
 """Options of all FlagPerf containers that AccelMark sets itself."""
@@ -62,7 +62,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
     if "HOSTS" in given:
         cluster["hosts"] = [{"address": address} for address in given["HOSTS"].read(texts)]
     if "HOSTS_PORTS" in given:
-        _deal_ports(given["HOSTS_PORTS"], cluster.get("hosts", []), left_over)
+        _assign_ports(given["HOSTS_PORTS"], cluster.get("hosts", []), left_over)
     for key, (name, kind) in _PLAIN.items():
         if key in given:
             cluster[name] = given[key].read(kind)
@@ -84,7 +84,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
     return cluster
 
 
-def _deal_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) -> None:
+def _assign_ports(item: Given, hosts: Sequence[Values], left_over: list[Problem]) -> None:
     """Assign ports to hosts: one port for all hosts, or one per host in their order."""
     written = [str(item.value)] if isinstance(item.value, int) else item.read(texts)
     ports = [whole(port) for port in written if port]  # the template has empty entries
@@ -127,23 +127,23 @@ def _container_of(given: Mapping[str, Given], left_over: list[Problem]) -> Value
         mounts: list[str] = []
         for option in _options_in(written.read(lambda value: shlex.split(text(value)))):
             why = ""
-            if (option.name, option.value) in _SAID_ANYWAY:
+            if (option.name, option.value) in _ALWAYS_SET:
                 continue
             if not option.name or any(sign in str(option) for sign in "$`"):
                 why = "is no option that can be read without a shell"
             elif option.name in _OWN:
-                why = "AccelMark decides it itself"
+                why = "AccelMark sets it"
             elif (option.name, option.value) in same or option.name in single:
-                why = "the vendor's vendor.yaml sets it already"
+                why = "vendor.yaml already sets it"
             elif option.name == "--privileged":
                 container["privileged"] = option.value != "false"
             elif option.name == "--shm-size":
                 if container.setdefault("shm_size", option.value) != option.value:
-                    why = f"the size is {container['shm_size']} already"
+                    why = f"the size is already {container['shm_size']}"
             elif option.name != "--volume" or option.value is None:
                 options.setdefault((option.name, option.value), option)
             elif _target(option.value) in mounted:
-                why = f"vendor.yaml or another option mounts {_target(option.value)} already"
+                why = f"vendor.yaml or another option already mounts {_target(option.value)}"
             else:
                 mounts.append(option.value)
                 mounted.add(_target(option.value))

@@ -121,4 +121,4 @@ def _take_precision(item: Given, taken: dict[str, Given]) -> str:
 
 def _take(dotted: str, item: Given, taken: dict[str, Given]) -> str:
     before = taken.setdefault(dotted, item)
-    return "" if value_of(before) == value_of(item) else f"{before.key} gives {dotted} already, as {value_of(before)!r}"
+    return "" if value_of(before) == value_of(item) else f"{before.key} already gives {dotted}, as {value_of(before)!r}"

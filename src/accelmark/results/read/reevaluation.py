@@ -84,7 +84,7 @@ class Reevaluation(NamedTuple):
     evaluation_s: float | None
     """Of the longest evaluation of this job; None where it evaluated nothing."""
     unpaired: tuple[range, ...]
-    """Steps of each attempt at a resumed round of which no pair of checkpoints was kept."""
+    """Steps of each attempt at a resumed round for which no pair of checkpoints was kept."""
     warnings: tuple[str, ...]
     """Of its ranks."""
     duration_s: float | None

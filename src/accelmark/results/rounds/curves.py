@@ -156,7 +156,7 @@ def _package_lines(hosts: HostSamples) -> Iterable[_Line]:
 
 
 def _line(label: str, times: Column, values: Column, spans: Spans) -> _Line:
-    """Return samples over the time in ``spans``; before the first time is negative, after the last it goes on."""
+    """Return samples over the time in ``spans``; times before the first are negative, those after the last continue."""
     t, measured = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
     clock_began = max((at for at in range(1, len(spans)) if spans[at][0] < spans[at - 1][1]), default=0)
     first = next((at for at in range(clock_began, len(spans)) if not len(t) or spans[at][1] >= t[0]), len(spans) - 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -113,22 +113,8 @@ def interval_ranks(count: int, share: float) -> tuple[int, int]:
     """
     from scipy.special import bdtr
 
-    def below(rank: int) -> float:
-        """P(B < rank)."""
-        return float(bdtr(rank - 1, count, share)) if rank > 0 else 0.0
-
-    low = _first(lambda rank: below(rank) > _TAIL, count) - 1
-    high = _first(lambda rank: below(rank) >= 1 - _TAIL, count)
-    return low, high
-
-
-def _first(test: Callable[[int], bool], count: int) -> int:
-    """Return the first rank from 1 that passes a monotonic test; ``count + 1`` where none does."""
-    low, high = 1, count + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if test(middle) else (middle + 1, high)
-    return low
+    below = bdtr(np.arange(count), count, share)  # P(B < rank) of the ranks from 1
+    return int(np.searchsorted(below, _TAIL, side="right")), int(np.searchsorted(below, 1 - _TAIL)) + 1
 
 
 def share_interval(good: int, count: int) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 
 import accelmark
-from accelmark.results.figures import FIGURES, WARNED_FIGURES, FigureName, figures_of
+from accelmark.results.figures import WARNED_FIGURES, FigureName, figures_of
 from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import LedgerState, ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import (
@@ -112,7 +112,7 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
         if found is not None and found.rounds_needed is not None and half is not None and half > NARROW:
             digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
             of = "" if found.num_rounds == num_rounds else f" ({found.num_rounds} rounds)"
-            wide.append(f"{FIGURES[name].title.lower()} ±{digits} %{of}")
+            wide.append(f"{name.info.title.lower()} ±{digits} %{of}")
             needed = max(needed, found.rounds_needed)
     if wide:
         intervals = f"wide 95 % intervals after {num_rounds} rounds: {'; '.join(wide)}"
@@ -313,7 +313,7 @@ def _variant(result: RoundResult) -> str | None:
 
 
 def _planned_variant(planned: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the variant of an inference of which no round started."""
+    """Return the variant of an inference that did not start."""
     for job in planned:
         work = job.get("work") or {}
         if work.get("kind") == "infer":

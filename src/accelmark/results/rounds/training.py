@@ -305,7 +305,7 @@ def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> RankTimes | 
 
 
 def why_unknown(timeline: Timeline) -> str | None:
-    """Return why :func:`times_of_ranks` has nothing to return; None where it has, and with one rank."""
+    """Return why the times of several ranks are not known; None where they are, and with one rank."""
     if len(timeline.ranks) < 2 or len(timeline.own) == len(timeline.ranks):
         return None
     started = timeline.lead_end.started

@@ -53,7 +53,7 @@ def write_manifest(run_dir: Path) -> None:
 
     Raises RunError if it cannot be written or signed.
     """
-    _write(run_dir, {path.relative_to(run_dir).as_posix(): _sha256(path) for path in covered_files(run_dir)})
+    _write(run_dir, {path.relative_to(run_dir).as_posix(): file_sha256(path) for path in covered_files(run_dir)})
     signature, key = run_dir / SIGNATURE_FILE, signing_key()
     if key is not None:
         made = sign((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"), key)
@@ -73,7 +73,7 @@ def update_manifest(run_dir: Path, *names: str) -> None:
         return
     lines = manifest.read_text(encoding="utf-8").splitlines()
     hashes = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
-    _write(run_dir, hashes | {name: _sha256(run_dir / name) for name in names})
+    _write(run_dir, hashes | {name: file_sha256(run_dir / name) for name in names})
 
 
 def _write(run_dir: Path, hashes: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ def check_manifest(run_dir: Path) -> list[str]:
             problems.append(f"{path}: line {number} is not a line of a manifest")
         elif not (run_dir / name).is_file():
             problems.append(f"{name}: is missing")
-        elif _sha256(run_dir / name) != expected:
+        elif file_sha256(run_dir / name) != expected:
             problems.append(f"{name}: was changed (expected SHA-256 {expected[:12]}…)")
     found = {file.relative_to(run_dir).as_posix() for file in covered_files(run_dir)} - named
     # The evaluation of a round may be repeated later.
@@ -160,7 +160,8 @@ def _excluded() -> set[str]:
     return {COORDINATOR_LOG, SIGNATURE_FILE, SIGNED_MANIFEST_FILE} | run_files()
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file. Raises RunError: it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -30,8 +30,8 @@ from accelmark.spec.module_command import module_command
 MOST_DRAWN: Final = 128
 """Most steps that are replayed of pairs of checkpoints, which have at most as many."""
 MOST_REPLAYED: Final = 8 + 5 * MOST_DRAWN
-"""Most steps that are replayed after a round: the first, those up to the weights that are evaluated, of drawn pairs, of
-one that stands out, and of that before it."""
+"""Most steps that are replayed after a round: its first steps, the pairs that end in evaluated weights, drawn pairs,
+and a pair whose update is an outlier with the pair before it."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -145,7 +145,7 @@ def _replays(saved: SavedCheckpoints, draw: str) -> Iterator[ReplayedPair]:
 
 
 def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
-    """Yield the pairs of checkpoints, without that from the initial weights."""
+    """Yield the pairs of checkpoints except the one from the initial weights."""
     for start, end in saved.hashes.pairs if saved.hashes is not None else ():
         if start is not None and start in saved.steps and end in saved.steps:
             begin = saved.steps[start]

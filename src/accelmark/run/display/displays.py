@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.results.figures import FIGURES, FigureName, format_figure
+from accelmark.results.figures import FigureName, format_figure
 from accelmark.results.schema import JobState, RoundResult
 from accelmark.run.display.progress import JobProgress, metric_text
 from accelmark.run.record.states import JobStatus, utc_now
@@ -112,7 +112,7 @@ def headline(result: RoundResult) -> str:
             parts.append(f"{result.metric_title} {shown}")
         else:
             shown = format_figure(name, figure.value, result.unit)
-            parts.append(f"{FIGURES[name].title} {shown}" if FIGURES[name].unit in ("ratio", "ms") else shown)
+            parts.append(f"{name.info.title} {shown}" if name.info.unit in ("ratio", "ms") else shown)
     return ", ".join(parts)
 
 

@@ -275,7 +275,7 @@ class SavedCheckpoint(Spec):
     """Directory in the job's ``checkpoint_dir``."""
     global_steps: int
     duration_s: float
-    """Until training goes on; writing includes no wait for the disk but what the file system itself waits for."""
+    """Until training continues; writing includes no wait for the disk but what the file system itself waits for."""
     background_s: float | None = None
     """How long a thread wrote while training went on; null: training waited for all of it."""
     num_bytes: int | None = None

@@ -47,7 +47,7 @@ class Target(Spec):
     metric: str
     """Name of a metric that the case's evaluation returns."""
     direction: Literal["at_least", "at_most"]
-    """Whether the metric has to be at least or at most ``value``."""
+    """Whether the metric must be at least or at most ``value``."""
     value: float
     """Value of the metric that ends the benchmark successfully."""
     why: str

@@ -170,7 +170,7 @@ def requirement_names(file: Path) -> Iterator[str]:
 
 
 def _groups(requirement: str) -> Iterator[list[Requirement]]:
-    """Yield groups of alternatives, of each of which one is needed; expand extras of AccelMark."""
+    """Yield groups of alternatives: one package of each group is needed. Expands extras of AccelMark."""
     from packaging.requirements import Requirement
 
     alternatives = [Requirement(part) for part in requirement.split("|")]

@@ -61,7 +61,7 @@ class Chip(Spec):
     """Published thermal design power in watts."""
     peaks: Peaks
     capabilities: tuple[str, ...] = ()
-    """Capabilities (``fp8``), for each of which ``config_<capability>.yaml`` in a case's folder applies."""
+    """Capabilities (``fp8``), which ``config_<capability>.yaml`` in a case's folder is named after."""
     source: str
     """Source of the figures: a document and its address or number."""
 

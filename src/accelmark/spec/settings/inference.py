@@ -293,7 +293,7 @@ class InferCaseSpec(FiniteSpec):
     """Whether the model computes an answer in steps that depend on each other, such as tokens or denoising: engines
     that compile one static graph cannot run it, and answers are compared step by step."""
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
-    """Task of lm-evaluation-harness -> published accuracy of these weights; one of them has to be reproduced."""
+    """Task of lm-evaluation-harness -> published accuracy of these weights; one of them must be reproduced."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)
     """Parameters of the case (sequence length, image size): the same on every chip, never overridden."""
 

@@ -251,7 +251,7 @@ class ServeCaseSpec(FiniteSpec):
     agreement_why: str = ""
     """Reason for ``min_agreement``."""
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
-    """Task of lm-evaluation-harness -> published accuracy of these weights; one of them has to be reproduced."""
+    """Task of lm-evaluation-harness -> published accuracy of these weights; one of them must be reproduced."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Defaults of :class:`ServeSettings`."""
     mutable: tuple[str, ...] = (

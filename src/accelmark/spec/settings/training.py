@@ -89,12 +89,12 @@ class ScheduleSettings(FiniteSpec):
     @model_validator(mode="after")
     def _falls(self) -> ScheduleSettings:
         if self.name == "tri_stage" and self.final_lr_ratio == 0:
-            raise ValueError("tri_stage falls exponentially to final_lr_ratio, which has to be greater than 0")
+            raise ValueError("tri_stage falls exponentially to final_lr_ratio, which must be greater than 0")
         return self
 
 
 class EndSettings(FiniteSpec):
-    """Bounds of training: the first that is reached ends it. At least one has to be set."""
+    """Bounds of training: the first that is reached ends it. At least one must be set."""
 
     at_target: bool = False
     """End at the first evaluation that reaches the target."""
@@ -134,7 +134,7 @@ class CheckpointSettings(FiniteSpec):
     keep: PositiveInt = 1
     """Number of checkpoints kept; older ones are deleted."""
     asynchronous: bool = False
-    """Training goes on while files are written, from a copy in host memory. One checkpoint at most is being written;
+    """Training continues while files are written, from a copy in host memory. One checkpoint at most is being written;
     the one before it stays until it is complete."""
     replay_mib: int = Field(default=512, ge=0)
     """Disk space of a round for pairs of checkpoints, between which steps are replayed after it; 0: none, which makes a

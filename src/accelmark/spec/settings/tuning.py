@@ -19,7 +19,7 @@ OPTIONS: Final = "engine_options."
 TUNING_LAYER: Final = "tuning"
 """Configuration layer of the settings that a search chose."""
 LEAST_GAIN: Final = 1.01
-"""Smallest factor by which settings must be better for the search to go on from them: less is noise."""
+"""Smallest factor by which settings must be better for the search to continue from them: less is noise."""
 
 
 class Choice(FiniteSpec):
@@ -28,7 +28,7 @@ class Choice(FiniteSpec):
     values: tuple[dict[str, Any], ...]
     """Dotted setting -> value; an option of an engine with the value null is left out."""
     ordered: bool = False
-    """Whether the values are a scale, on which the search goes on in a direction only while that is better."""
+    """Whether the values are a scale, along which the search continues in one direction while results improve."""
     once: bool = False
     """Whether it is searched once only, and not again after other settings have changed."""
     engine: str | None = None
