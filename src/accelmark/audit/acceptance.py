@@ -37,14 +37,14 @@ class Criterion(NamedTuple):
 
 def newest_cases(runs: Iterable[LoadedRun], vendor: str, model: str, framework: str) -> dict[Scale, LoadedCase]:
     """Return the case of the newest run of each scale, smallest first."""
-    found = {
+    newest = {
         (case.result.key.nnodes, case.result.key.nproc): case
         for run in sorted(runs, key=lambda run: run.summary.started_at)
         for case in run.cases
         if run.summary.vendor == vendor and case.result.task == "train"
         if (case.result.key.model, case.result.key.framework) == (model, framework)
     }
-    return dict(sorted(found.items(), key=lambda entry: (math.prod(entry[0]), entry[0])))
+    return dict(sorted(newest.items(), key=lambda entry: (math.prod(entry[0]), entry[0])))
 
 
 def judge(cases: dict[Scale, LoadedCase], scales: Sequence[Scale], efficiency: float | None) -> list[Criterion]:
@@ -114,7 +114,7 @@ class Support(NamedTuple):
 def support(runs: Sequence[LoadedRun]) -> list[Support]:
     """Return the state of each training case in each of its frameworks on each vendor."""
     vendors = {name: load_vendor(name) for name in folders("vendors")}
-    found: list[Support] = []
+    states: list[Support] = []
     for case, folder in folders("cases").items():
         for framework in (name for name in folders("frameworks") if (folder.path / f"{name}.py").is_file()):
             for vendor, spec in vendors.items():
@@ -122,11 +122,11 @@ def support(runs: Sequence[LoadedRun]) -> list[Support]:
                 names = ", ".join(dict.fromkeys(each.run.summary.run for each in cases.values()))
                 if cases:
                     is_rejected = any(each.passed is False for each in judge(cases, list(cases), None))
-                    found.append(Support(case, framework, vendor, "ran" if is_rejected else "accepted", names))
+                    states.append(Support(case, framework, vendor, "ran" if is_rejected else "accepted", names))
                     continue
                 try:
                     framework_device(spec, framework)
-                    found.append(Support(case, framework, vendor, "described", str(folders("vendors")[vendor].path)))
+                    states.append(Support(case, framework, vendor, "described", str(folders("vendors")[vendor].path)))
                 except RequestError as error:
-                    found.append(Support(case, framework, vendor, "not possible", str(error)))
-    return found
+                    states.append(Support(case, framework, vendor, "not possible", str(error)))
+    return states

@@ -162,7 +162,7 @@ def for_each(
         @functools.wraps(check)
         def rule(evidence: Evidence) -> Findings:
             for parts in select(evidence):
-                yield from (found.model_copy(update={"round": parts[0].number}) for found in check(*parts))
+                yield from (finding.model_copy(update={"round": parts[0].number}) for finding in check(*parts))
 
         return rule
 
@@ -199,12 +199,12 @@ def source_of(run_dir: Path) -> SourceRecord | None:
 
 
 def _vendor_copies(cases: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for folder in cases.iterdir() if cases.is_dir() else ():
         contents = list(tree_files(folder, whole=True))
         if not any(LEFT_OUT.encode() in content for _, content in contents):
-            found[folder.name] = files_hash(contents)
-    return found
+            hashes[folder.name] = files_hash(contents)
+    return hashes
 
 
 def _plan_file(path: Path) -> PlanFile | None:

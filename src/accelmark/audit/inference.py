@@ -48,7 +48,7 @@ def _inferences(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRo
 
 def _engines(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
     """Yield those rounds that used an inference engine."""
-    yield from (found for found in _inferences(evidence) if found[2].settings.compiler is not None)
+    yield from (parts for parts in _inferences(evidence) if parts[2].settings.compiler is not None)
 
 
 def details(inference: InferenceRound, step: InferStep) -> dict[str, Scalar]:
@@ -153,9 +153,9 @@ def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) ->
         actual = "no input could be changed before the engine got it, so answers may be looked up"
         yield finding("warning", "answers", "inputs that the case's method perturbed() changes", actual)
     for result in inference.scenarios:
-        for kind, found in (("accuracy", result.accuracy_answers), ("performance", result.performance_answers)):
+        for kind, compared in (("accuracy", result.accuracy_answers), ("performance", result.performance_answers)):
             where = f" in scenario {result.scenario} ({kind} mode)"
-            for reason in answer_reasons(found, infer.settings.precision, where) if found is not None else ():
+            for reason in answer_reasons(compared, infer.settings.precision, where) if compared is not None else ():
                 yield finding("error", "answers", "", reason)
 
 
@@ -165,21 +165,21 @@ def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) 
     declared = infer.settings.precision
     expected = "int8" if declared == "int8" else TYPE_OF_PRECISION[declared]
     engine = engine_details(inference)
-    counted = dict(each.rsplit(":", 1) for each in str(engine.get("graph_types") or "").split())
-    found = {_SPELT.get(name, name): int(number) for name, number in counted.items()}
-    narrower = sorted(name for name in found if _WIDTHS.get(name, 0) < _WIDTHS[expected])
-    if not found:
+    counted = dict(entry_.rsplit(":", 1) for entry_ in str(engine.get("graph_types") or "").split())
+    counts = {_SPELT.get(name, name): int(number) for name, number in counted.items()}
+    narrower = sorted(name for name in counts if _WIDTHS.get(name, 0) < _WIDTHS[expected])
+    if not counts:
         actual = f"the types in the graph of {infer.settings.compiler} cannot be read"
         yield finding("open", "precision", f"{declared} ({expected})", actual)
-    elif narrower or (expected in _HALF and _HALF & found.keys() - {expected}):
-        actual = f"the engine computes in {', '.join(sorted(found))}"
+    elif narrower or (expected in _HALF and _HALF & counts.keys() - {expected}):
+        actual = f"the engine computes in {', '.join(sorted(counts))}"
         yield deviation(entry, "precision", f"{declared} ({expected})", actual)
-    elif found.get(expected, 0) < sum(found.values()) / 2:
-        types = ", ".join(f"{name} ({number})" for name, number in sorted(found.items()))
+    elif counts.get(expected, 0) < sum(counts.values()) / 2:
+        types = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
         actual = f"most matrix products have a wider type: {types}"
         yield finding("warning", "precision", f"{declared} ({expected})", actual)
     limit, error = MAX_UNREAD_ERROR.get(declared), inference.answers.median_error if inference.answers else None
-    if found and "engine_code" in engine and limit is not None and (error is None or error > limit):
+    if counts and "engine_code" in engine and limit is not None and (error is None or error > limit):
         actual = f"only the engine {infer.settings.compiler} states its types, and its answers do not confirm them"
         yield finding("open", "precision", f"{declared} ({expected}), a median error of at most {limit:g}", actual)
 

@@ -98,7 +98,7 @@ def registered(evidence: Evidence) -> Findings:
     if entry.number is None:
         yield finding("info", "run-registered", "", f"the run is in no registry: {entry.reason}")
     elif entry.earlier:
-        listed = ", ".join(f"number {one.number} ({one.ended or 'no end'})" for one in entry.earlier[-_MAX_EARLIER:])
+        listed = ", ".join(f"number {run.number} ({run.ended or 'no end'})" for run in entry.earlier[-_MAX_EARLIER:])
         count = len(entry.earlier)
         actual = f"number {entry.number} in the registry; {count} earlier of the same work, the last: {listed}"
         yield finding("info", "run-registered", "", actual)
@@ -217,9 +217,9 @@ def not_resumed(entry: RoundEvidence) -> Findings:
 @for_each(Evidence.all_rounds)
 def framework_version(entry: RoundEvidence) -> Findings:
     """Check that the framework has the version that the key names."""
-    named, found = entry.result.key.framework_version, entry.result.environment.started.get("framework_version")
-    if named is not None and isinstance(found, str) and not is_version(found, named):
-        yield deviation(entry, "framework-mismatch", f"version {named}, as in the key", f"ranks ran with {found}")
+    named, installed = entry.result.key.framework_version, entry.result.environment.started.get("framework_version")
+    if named is not None and isinstance(installed, str) and not is_version(installed, named):
+        yield deviation(entry, "framework-mismatch", f"version {named}, as in the key", f"ranks ran with {installed}")
 
 
 @for_each(Evidence.succeeded_rounds)
@@ -242,7 +242,7 @@ def chip_identity(entry: RoundEvidence) -> Findings:
         if not chip.matches_name(device):
             yield finding("error", "chip-mismatch", chip.title, f"the device is {device!r}")
         return
-    described = [one.key_names for one in vendor.chips if one.matches_name(device)] if vendor is not None else []
+    described = [known.key_names for known in vendor.chips if known.matches_name(device)] if vendor is not None else []
     if described:
         yield from _named_otherwise(entry, frozenset[str]().union(*described), [device])
     else:

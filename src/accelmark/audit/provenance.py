@@ -140,13 +140,13 @@ def hooks(evidence: Evidence) -> Findings:
 def preloaded_code(entry: RoundEvidence) -> Findings:
     """Check that nothing loads code into the ranks before AccelMark's own."""
     by_script = {name for record in entry.adaptations for name in record.environment}
-    found = {"environment_variables.sh": by_script & set(LOADER_VARIABLES)}
-    found["vendor.yaml"] = _not_shipped(entry) & set(LOADER_VARIABLES)
+    loaders = {"environment_variables.sh": by_script & set(LOADER_VARIABLES)}
+    loaders["vendor.yaml"] = _not_shipped(entry) & set(LOADER_VARIABLES)
     for record in entry.environments:
         for name, variable in record.loaders.items():
-            if not any(name in names for names in found.values()):
-                found.setdefault(f"the {variable.origin}", set()).add(name)
-    for origin, names in found.items():
+            if not any(name in names for names in loaders.values()):
+                loaders.setdefault(f"the {variable.origin}", set()).add(name)
+    for origin, names in loaders.items():
         if names:
             actual = f"{origin} sets {', '.join(sorted(names))}: code loaded that way cannot be audited"
             yield finding("open", "loaded-before", "", actual)
@@ -158,13 +158,13 @@ def preloaded_code(entry: RoundEvidence) -> Findings:
 @for_each(Evidence.all_rounds)
 def numeric_switches(entry: RoundEvidence) -> Findings:
     """Check that no variable makes the framework compute in another precision than declared."""
-    found = {
+    switches = {
         f"{name}={variable.value} (from the {variable.origin})"
         for record in entry.environments
         for name, variable in record.numeric_switches.items()
     }
-    if found:
-        yield deviation(entry, "numeric-switches", "the declared precision", f"set: {', '.join(sorted(found))}")
+    if switches:
+        yield deviation(entry, "numeric-switches", "the declared precision", f"set: {', '.join(sorted(switches))}")
 
 
 @for_each(Evidence.all_rounds)

@@ -80,20 +80,20 @@ MIN_UNTIMED_S: Final = 2.0
 @for_each(Evidence.succeeded_rounds)
 def reproduced(entry: RoundEvidence) -> Findings:
     """Check that each round's weights were evaluated and its steps replayed without vendor code, with its results."""
-    work, found = entry.job.work if entry.job is not None else None, entry.reevaluation
+    work, reevaluation = entry.job.work if entry.job is not None else None, entry.reevaluation
     if not isinstance(work, TrainJob) or (work.settings.loader.synthetic and not work.is_checked):
         return
-    if found is None and work.is_checked:
+    if reevaluation is None and work.is_checked:
         actual = "the weights were not evaluated after training; 'accelmark evaluate' does it"
         yield finding("error", "reevaluation", "an evaluation in a fresh process", actual)
-    elif found is not None:
-        if work.is_checked and found.problem is None and found.metrics is None and found.reported:
+    elif reevaluation is not None:
+        if work.is_checked and reevaluation.problem is None and reevaluation.metrics is None and reevaluation.reported:
             yield deviation(entry, "reevaluation", "metrics", "the evaluation job has none")
-        yield from reevaluation_findings(entry, found)
-        yield from replay_findings(entry, work, found)
+        yield from reevaluation_findings(entry, reevaluation)
+        yield from replay_findings(entry, work, reevaluation)
         if entry.job is not None and entry.job.has_vendors_code:
             train_s = entry.result.value_of(FigureName.TRAIN_NO_EVAL_TIME) or 0.0
-            yield from _untimed_findings(work, found, train_s, is_cpu=entry.job.device_type == "cpu")
+            yield from _untimed_findings(work, reevaluation, train_s, is_cpu=entry.job.device_type == "cpu")
 
 
 def _untimed_findings(work: TrainJob, found: Reevaluation, train_s: float, *, is_cpu: bool) -> Findings:
@@ -244,10 +244,10 @@ def loss_correlation(steps: Iterable[ReplayedStep]) -> float | None:
             return None
         changes = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(losses)]
         try:
-            found = statistics.correlation(*zip(*changes, strict=True))
+            correlation = statistics.correlation(*zip(*changes, strict=True))
         except statistics.StatisticsError:
             return None
-        lowest = found if lowest is None else min(lowest, found)
+        lowest = correlation if lowest is None else min(lowest, correlation)
     return lowest
 
 

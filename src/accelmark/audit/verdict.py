@@ -45,16 +45,16 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 def verdict_on(evidence: Evidence) -> CaseVerdict:
     """Apply all rules. An error makes a case INVALID, an open finding makes it OPEN (a person has to decide)."""
-    found = [finding for rule in RULES for finding in rule(evidence)]
-    found += [
+    findings = [finding for rule in RULES for finding in rule(evidence)]
+    findings += [
         finding.model_copy(update={"round": entry.number})
         for entry in evidence.rounds
         for finding in entry.result.findings
     ]
-    found = sorted(dict.fromkeys(found), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
+    findings = sorted(dict.fromkeys(findings), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
     return CaseVerdict(
-        verdict=verdict_of(found),
-        reasons=tuple(finding_texts(found, "error", "open")),
-        findings=tuple(found),
+        verdict=verdict_of(findings),
+        reasons=tuple(finding_texts(findings, "error", "open")),
+        findings=tuple(findings),
         adaptation=provenance.adaptation_cost(evidence),
     )

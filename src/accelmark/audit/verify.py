@@ -98,14 +98,14 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
     """
     checked = []
     for round_dir, place in places.items():
-        work, found = read_job(round_dir).work, read_reevaluation(round_dir, place)
-        if found is None or not isinstance(work, TrainJob):
+        work, reevaluation = read_job(round_dir).work, read_reevaluation(round_dir, place)
+        if reevaluation is None or not isinstance(work, TrainJob):
             raise RunError(f"{place}: the evaluation job left no records")
         entry = RoundEvidence(load_round(round_dir / RESULT_FILE), read_job(round_dir), ReferenceFolders())
-        findings = [*reevaluation_findings(entry, found), *replay_findings(entry, work, found)]
+        findings = [*reevaluation_findings(entry, reevaluation), *replay_findings(entry, work, reevaluation)]
         name = f"{round_dir.parent.name}/{round_dir.name}"
         counts = work.is_checked and place == reevaluation_dir(round_dir)
-        checked.append(CheckedAgain(name, found, tuple(findings), counts))
+        checked.append(CheckedAgain(name, reevaluation, tuple(findings), counts))
     return checked
 
 
@@ -145,11 +145,11 @@ def _round_facts(result: RoundResult) -> dict[str, Any]:
 
 
 def _finding_counts(result: RoundResult) -> Counter[str]:
-    return Counter(f"findings of rule {found.rule} with severity {found.severity}" for found in result.findings)
+    return Counter(f"findings of rule {finding.rule} with severity {finding.severity}" for finding in result.findings)
 
 
 def _summary_differences(stored: Summary, computed: Summary) -> Iterator[str]:
-    before, after = ({"state": one.state, "vendor": one.vendor} for one in (stored, computed))
+    before, after = ({"state": summary.state, "vendor": summary.vendor} for summary in (stored, computed))
     yield from _differences("summary", before, after)
     by_rounds = {(case.key, case.rounds): case for case in computed.cases}
     for case in stored.cases:

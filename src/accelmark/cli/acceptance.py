@@ -108,17 +108,15 @@ def _newest(runs: Path, vendor: str, model: str, framework: str) -> dict[Scale, 
 
 
 def _scale(text: str) -> Scale:
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
-    if found is None:
+    scale = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
+    if scale is None:
         raise RequestError(f"--scales {text!r}: write HOSTSxDEVICES, e.g. 1x8")
-    return int(found[1]), int(found[2])
+    return int(scale[1]), int(scale[2])
 
 
 def _rows(criteria: list[Criterion]) -> list[tuple[str, ...]]:
     states = {True: "yes", False: "no", None: "-"}
-    return [
-        (each.scale, each.rule, each.expected, each.actual, states[each.passed], each.run or "-") for each in criteria
-    ]
+    return [(*criterion[:4], states[criterion.passed], criterion.run or "-") for criterion in criteria]
 
 
 def _show(criteria: list[Criterion]) -> None:

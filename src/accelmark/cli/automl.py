@@ -101,8 +101,8 @@ def run(
     with _shown(as_json) as (announce, observer):
         from accelmark.automl.controller.session import start_search  # takes a second
 
-        found = start_search(loaded, runs, announce, observer)
-    _finish(found, as_json)
+        search = start_search(loaded, runs, announce, observer)
+    _finish(search, as_json)
 
 
 @app.command(cls=Verb)
@@ -111,13 +111,13 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
     from accelmark.run.preflight.packages import require_here
 
     require_here("accelmark automl resume", "accelmark[automl]")
-    found = _find(name, runs)
+    search = _find(name, runs)
     with _shown(as_json) as (announce, observer):
         from accelmark.automl.controller.session import resume_search  # takes a second
 
-        announce(found)
-        resume_search(found, observer)
-    _finish(found, as_json)
+        announce(search)
+        resume_search(search, observer)
+    _finish(search, as_json)
 
 
 @app.command(cls=Verb)
@@ -129,11 +129,11 @@ def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
 @app.command(cls=Verb)
 def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
     """Ask a running search to cut its trials, write its figures and end; it can be resumed."""
-    found = _find(name, runs)
-    if not found.is_running():
-        raise RequestError(f"{found.path}: no search is running here; see 'accelmark automl status {name}'")
-    found.stop_mark.touch()
-    typer.echo(f"{found.path}: asked to stop")
+    search = _find(name, runs)
+    if not search.is_running():
+        raise RequestError(f"{search.path}: no search is running here; see 'accelmark automl status {name}'")
+    search.stop_mark.touch()
+    typer.echo(f"{search.path}: asked to stop")
 
 
 @app.command(cls=Verb)
@@ -213,9 +213,9 @@ def _shown(as_json: bool) -> Iterator[tuple[Callable[[SearchDirectory], None], A
     """Provide a function that announces a search, and an observer; after an interruption show how to resume."""
     announced: list[SearchDirectory] = []
 
-    def announce(found: SearchDirectory) -> None:
-        announced.append(found)
-        print(f"search: {found.path}", file=sys.stderr)  # not typer's echo, which a live display does not see
+    def announce(search: SearchDirectory) -> None:
+        announced.append(search)
+        print(f"search: {search.path}", file=sys.stderr)  # not typer's echo, which a live display does not see
 
     try:
         if as_json or not sys.stderr.isatty():
@@ -226,8 +226,8 @@ def _shown(as_json: bool) -> Iterator[tuple[Callable[[SearchDirectory], None], A
             with live_view() as observer:
                 yield announce, observer
     except KeyboardInterrupt:
-        for found in announced:
-            typer.echo(_resume_command(found), err=True)
+        for search in announced:
+            typer.echo(_resume_command(search), err=True)
         raise typer.Exit(EXIT_CANCELLED) from None
 
 
@@ -249,16 +249,16 @@ def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:
     return summary
 
 
-def _finish(found: SearchDirectory, as_json: bool) -> None:
+def _finish(search: SearchDirectory, as_json: bool) -> None:
     from accelmark.report.search_page import write_report
 
-    written = write_report(found)
-    summary = _show(found, as_json)
+    written = write_report(search)
+    summary = _show(search, as_json)
     if not as_json:
         typer.echo(f"report: {written[0]}")
     if summary.ended_because == "asked":
         if not as_json:
-            typer.echo(_resume_command(found))
+            typer.echo(_resume_command(search))
         raise typer.Exit(EXIT_CANCELLED)
     if summary.judgement.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)

@@ -88,17 +88,17 @@ def vendor_checks(name: str, *, run: bool = False) -> Checks:
     elif all(check.state != "missing" for check in described):
         from accelmark.telemetry.detect import detect
 
-        found = next(iter(detect([name])), None)
-        if found is None:
+        here = next(iter(detect([name])), None)
+        if here is None:
             do = "repeat the check on a machine that has one, or correct telemetry.detect"
             yield Check("advice", "not tried: no device of this vendor on this machine", do)
             return
         if _has_telemetry(name, folder):
-            names = ", ".join(dict.fromkeys(device.name for device in found.devices)) or "none"
-            if found.problem is not None:
-                yield Check("missing", f"cannot read its devices: {found.problem}", found.hint or "correct telemetry")
+            names = ", ".join(dict.fromkeys(device.name for device in here.devices)) or "none"
+            if here.problem is not None:
+                yield Check("missing", f"cannot read its devices: {here.problem}", here.hint or "correct telemetry")
             else:
-                yield Check("good", f"reads {counted(len(found.devices), 'device')} of this machine: {names}")
+                yield Check("good", f"reads {counted(len(here.devices), 'device')} of this machine: {names}")
         adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
         for model, _, framework in adapted:
             if load_case(model).train is not None and (find("cases", model).path / f"{framework}.py").is_file():
@@ -364,12 +364,7 @@ def _parsed(file: Path, where: str) -> ast.Module | Check:
 
 
 def trial(
-    name: str,
-    vendor: str,
-    framework: str | None = None,
-    *,
-    untried: State = "missing",
-    evaluate: bool = False,
+    name: str, vendor: str, framework: str | None = None, *, untried: State = "missing", evaluate: bool = False
 ) -> Checks:
     """Train three steps on synthetic data and report problems of the run and its audit.
 

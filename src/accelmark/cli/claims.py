@@ -105,17 +105,17 @@ def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> O
     from accelmark.results.claims import reproduce as compare
     from accelmark.results.store.files import write_atomic
 
-    found = compare(name, claim, run)
+    reproduction = compare(name, claim, run)
     if output is not None:
-        write_atomic(output, render_reproduction(found))
-        write_atomic(output.with_suffix(".json"), found.model_dump_json(indent=1) + "\n")
+        write_atomic(output, render_reproduction(reproduction))
+        write_atomic(output.with_suffix(".json"), reproduction.model_dump_json(indent=1) + "\n")
 
     def show() -> None:
-        _show(found)
+        _show(reproduction)
         if output is not None:
             typer.echo(str(output))
 
-    return Output(found, show, EXIT_OK if found.verdict in ("REPRODUCED", "BETTER") else EXIT_FAILED)
+    return Output(reproduction, show, EXIT_OK if reproduction.verdict in ("REPRODUCED", "BETTER") else EXIT_FAILED)
 
 
 def _planned(

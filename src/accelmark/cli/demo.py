@@ -105,9 +105,9 @@ def _lines(cases: dict[str, CaseResult]) -> list[str]:
 
     honest, cheat = cases["honest"], cases["cheat"]
     rates = [_rate(case) or 0.0 for case in (honest, cheat)]
-    found = [finding for finding in cheat.findings if finding.severity == "error"]
-    rules = ", ".join(dict.fromkeys(finding.rule for finding in found))
-    first = next((finding for finding in found if finding.rule == "replayed-update"), found[0] if found else None)
+    errors = [finding for finding in cheat.findings if finding.severity == "error"]
+    rules = ", ".join(dict.fromkeys(finding.rule for finding in errors))
+    first = next((finding for finding in errors if finding.rule == "replayed-update"), errors[0] if errors else None)
     faster = f"{rates[1] / rates[0]:.1f} x" if rates[0] else "no honest rate"
     return [
         f"honest: {digits(rates[0])} images/s, {honest.verdict}",

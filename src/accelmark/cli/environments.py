@@ -170,22 +170,22 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
             launcher = launcher_of_hosts(cluster, Path(directory))
             try:
                 await launcher.allocate()
-                found = await asyncio.gather(
+                results = await asyncio.gather(
                     *(body(launcher, launcher.host(host), report) for host in cluster.hosts),
                     return_exceptions=True,
                 )
             finally:
                 await launcher.close()
         problems = []
-        for one in found:
-            if isinstance(one, HostError):
-                hint = "" if one.advice == HostError.default_advice else one.advice
-                problems.append(Problem(one.host, "", one.problem, hint))
-            elif isinstance(one, BaseException):
-                raise one
+        for result in results:
+            if isinstance(result, HostError):
+                hint = "" if result.advice == HostError.default_advice else result.advice
+                problems.append(Problem(result.host, "", result.problem, hint))
+            elif isinstance(result, BaseException):
+                raise result
         if problems:
             raise HostsNotReadyError(problems, strict=False)
-        return {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
+        return {host.name: result for host, result in zip(cluster.hosts, results, strict=True)}
 
     with host_progress(Console(stderr=True, highlight=False)) as report:
         return run_until_signal(all_hosts(report))

@@ -34,19 +34,19 @@ def explain(
     from accelmark.explain.entries import entries
     from accelmark.explain.entries import explain as find
 
-    found = list(entries()) if name is None else find(name)
+    explained = list(entries()) if name is None else find(name)
 
     def show() -> None:
-        for kind, group in groupby(found if name is None else (), key=lambda entry: entry.kind):
+        for kind, group in groupby(explained if name is None else (), key=lambda entry: entry.kind):
             typer.secho(f"{kind.capitalize()}:", bold=True)
             options.echo_wrapped(f"  {', '.join(entry.name for entry in group)}")
-        for entry in found if name is not None else ():
+        for entry in explained if name is not None else ():
             typer.secho(f"{entry.name} ({entry.kind})", bold=True)
             for label, text in (("", entry.text), ("Why it matters: ", entry.why), ("What to do: ", entry.remedy)):
                 if text:
                     options.echo_wrapped(f"  {label}{text.replace('``', '`')}")
 
-    return Output(found, show)
+    return Output(explained, show)
 
 
 def init(
@@ -112,14 +112,14 @@ def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -
 
     if vendor is not None:
         load_vendor(vendor)
-    found = detect_devices(vendor)
-    if not found.is_present or found.num_devices == 0:
-        what = "can be read" if found.is_present else "was found"
+    detected = detect_devices(vendor)
+    if not detected.is_present or detected.num_devices == 0:
+        what = "can be read" if detected.is_present else "was found"
         raise RequestError(
             f"--vendor {vendor}: no device of it {what} on this machine; `accelmark doctor` lists what was found, and "
             "`accelmark init HOST...` writes files for other machines"
         )
-    text = _run_file(chip or found.hardware, devices or found.num_devices or 1, vendor=vendor)
+    text = _run_file(chip or detected.hardware, devices or detected.num_devices or 1, vendor=vendor)
     _check(text)
     return {RUN_FILE: text}
 

@@ -369,12 +369,12 @@ def import_files(
 
         if url is None:
             raise RequestError("a claim names its source: give its address with --url")
-        found = [claim for file in files for claim in read_published(file, url)]
+        claims = [claim for file in files for claim in read_published(file, url)]
         texts = {
             f"{name}.yaml": yaml.safe_dump(
                 claim.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
             )
-            for name, claim in found
+            for name, claim in claims
         }
         return Output({"written": _written(texts, out, force=force)}, lambda: typer.echo("\n".join(texts)))
     if len(files) > 1 and any(is_run(file) or is_tree(file) for file in files):

@@ -55,25 +55,24 @@ def check(
     """Verify all records of a ledger again. Recomputes each from its bundle."""
     from accelmark.ledger.check import check_ledger
 
-    found = check_ledger(ledger, since)
+    checked = check_ledger(ledger, since)
 
     def show() -> None:
-        for problem in found.problems:
+        for problem in checked.problems:
             options.echo_wrapped(problem, fg="red")
         parts = [
-            f"{found.num_verified} recomputed from their bundles",
-            f"{found.num_other_version} of them with a verdict that only the version that ran repeats",
-            f"{found.num_elsewhere} with a bundle elsewhere",
-            f"{found.num_result_files} of result files, which cannot be verified",
-            f"{found.num_made_up} made up",
-            f"{found.num_withdrawn} withdrawn",
+            f"{checked.num_verified} recomputed from their bundles",
+            f"{checked.num_other_version} of them with a verdict that only the version that ran repeats",
+            f"{checked.num_elsewhere} with a bundle elsewhere",
+            f"{checked.num_result_files} of result files, which cannot be verified",
+            f"{checked.num_made_up} made up",
+            f"{checked.num_withdrawn} withdrawn",
         ]
-        typer.echo(
-            f"{counted(found.num_records, 'record')}: {', '.join(part for part in parts if not part.startswith('0 '))}"
-        )
+        shown = ", ".join(part for part in parts if not part.startswith("0 "))
+        typer.echo(f"{counted(checked.num_records, 'record')}: {shown}")
 
-    content: dict[str, Any] = found._asdict()
-    return Output(content, show, EXIT_FAILED if found.problems else EXIT_OK)
+    content: dict[str, Any] = checked._asdict()
+    return Output(content, show, EXIT_FAILED if checked.problems else EXIT_OK)
 
 
 @app.command("site", cls=Verb)

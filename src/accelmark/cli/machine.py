@@ -25,8 +25,7 @@ _STATES: Final = ("accepted", "ran", "described", "not possible")
 
 def vendors(
     name: Annotated[
-        str | None,
-        Argument(metavar="NAME", help="Vendor whose chips are shown.", autocompletion=completion.vendors),
+        str | None, Argument(metavar="NAME", help="Vendor whose chips are shown.", autocompletion=completion.vendors)
     ] = None,
     matrix: Annotated[bool, Option("--matrix", help="Show what is known of each case on each vendor.")] = False,
     runs: Annotated[Path, Option(metavar="DIR", help="Directory of runs, for --matrix.")] = Path("runs"),
@@ -83,20 +82,20 @@ def _matrix(vendor: str | None, runs: Path) -> Output:
     opened, problems = open_sources([runs]) if runs.is_dir() else ([], [])
     for problem in problems:
         options.warn(problem)
-    found = [row for row in support(opened) if vendor in (None, row.vendor)]
+    rows = [row for row in support(opened) if vendor in (None, row.vendor)]
 
     def show() -> None:
         from rich.console import Console
 
         table = options.plain_table("case", "framework", "accepted", "ran", "described", "not possible")
         vendors: dict[tuple[str, str], dict[str, list[str]]] = {}
-        for row in found:
+        for row in rows:
             vendors.setdefault((row.case, row.framework), {}).setdefault(row.state, []).append(row.vendor)
         for names, states in vendors.items():
             table.add_row(*names, *(", ".join(states.get(title, "-")) for title in _STATES))
         Console(highlight=False).print(table)
 
-    return Output([row._asdict() for row in found], show)
+    return Output([row._asdict() for row in rows], show)
 
 
 def _show_vendors(rows: list[dict[str, Any]]) -> None:
@@ -148,12 +147,15 @@ def doctor(as_json: options.AsJson = False) -> Output:
 
     environments = registered().values()
     with options.working("importing the frameworks of this machine"):
-        seen, broken = inventory({one.framework: one.path for one in environments if one.exists}), broken_frameworks()
-    content = seen.to_json() | {"broken_packages": broken, "environments": [one.to_json() for one in environments]}
+        seen, broken = (
+            inventory({venv.framework: venv.path for venv in environments if venv.exists}),
+            broken_frameworks(),
+        )
+    content = seen.to_json() | {"broken_packages": broken, "environments": [venv.to_json() for venv in environments]}
     if as_json:
         content["machine"] = collect([device for entry in seen.found for device in entry.devices])
     sections = {
-        "Environments": [f"{one.framework}: {one.title} in {one.path}" for one in environments],
+        "Environments": [f"{venv.framework}: {venv.title} in {venv.path}" for venv in environments],
         "Broken packages": broken,
     }
 
@@ -179,16 +181,18 @@ def inventory_lines(seen: Inventory) -> list[str]:
         if entry.problem:
             lines.append(f"  {entry.vendor}: {entry.evidence}, but cannot be read: {entry.problem}")
     for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
-        present = ", ".join(f"{one.name} {one.version}" for one in installed if one.version) or "none"
-        absent = ", ".join(one.name for one in installed if not one.version) or "none"
+        present = ", ".join(f"{package.name} {package.version}" for package in installed if package.version) or "none"
+        absent = ", ".join(package.name for package in installed if not package.version) or "none"
         lines += [heading, f"  installed: {present}", f"  not installed: {absent}"]
     lines += [
-        f"  options of {one.name}: {', '.join(one.options)}" for one in seen.engines if one.version and one.options
+        f"  options of {package.name}: {', '.join(package.options)}"
+        for package in seen.engines
+        if package.version and package.options
     ]
     containers = [name for name, path in seen.containers.items() if path]
     lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
     lines.append("What can run")
-    lines += [f"  {'yes' if each.works else 'no '} {each.what}: {each.why}" for each in seen.support]
+    lines += [f"  {'yes' if support.works else 'no '} {support.what}: {support.why}" for support in seen.support]
     if seen.problems:
         lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
     return lines
@@ -319,14 +323,14 @@ def probe(
     vendor_spec = load_vendor(here.vendor)
     doing = f"measuring {', '.join(items)} for about {duration(budget)}"
     with options.host_problems_printed(as_json=as_json), options.working(doing) as note:
-        found = measure(vendor_spec, here.hardware, nproc, items, budget, hosts, note)
-    if found.disturbed:
+        rates = measure(vendor_spec, here.hardware, nproc, items, budget, hosts, note)
+    if rates.disturbed:
         effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
         effect = effect if hosts is None else "these rates are lower bounds"
-        options.warn(f"other work ran meanwhile: {'; '.join(found.disturbed)}; {effect}. Repeat on idle hosts.")
+        options.warn(f"other work ran meanwhile: {'; '.join(rates.disturbed)}; {effect}. Repeat on idle hosts.")
     # A CPU's name is its architecture.
-    device = here.hardware if found.device_type == "cpu" else found.device_name
-    return Output(found, lambda: _show_rates(found, device))
+    device = here.hardware if rates.device_type == "cpu" else rates.device_name
+    return Output(rates, lambda: _show_rates(rates, device))
 
 
 def _show_rates(rates: Ceilings, device: str) -> None:
@@ -347,9 +351,11 @@ def _show_rates(rates: Ceilings, device: str) -> None:
     console.print(table)
     if rates.sweep:
         sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")
-        for one in rates.sweep:
-            bandwidths = (quantity(one.algorithm_gb_s, "GB/s"), quantity(one.bus_gb_s, "GB/s"))
-            sizes.add_row(one.operation, size_text(one.size_bytes), quantity(one.time_us / 1e6, "s"), *bandwidths)
+        for timing in rates.sweep:
+            bandwidths = (quantity(timing.algorithm_gb_s, "GB/s"), quantity(timing.bus_gb_s, "GB/s"))
+            sizes.add_row(
+                timing.operation, size_text(timing.size_bytes), quantity(timing.time_us / 1e6, "s"), *bandwidths
+            )
         console.print(sizes)
 
 
@@ -362,18 +368,18 @@ def detect_devices(vendor: str | None) -> Detected:
     from accelmark.telemetry.detect import detect, measurable_vendors
 
     name, *others = (vendor,) if vendor else measurable_vendors()
-    found = next((entry for entry in detect([name]) if entry.vendor == name), None)
-    if found is None:
+    present = next((entry for entry in detect([name]) if entry.vendor == name), None)
+    if present is None:
         return Detected(
             vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others)
         )
-    chips = set(found.chips)
+    chips = set(present.chips)
     return Detected(
         vendor=name,
-        hardware=found.hardware or name.upper(),
+        hardware=present.hardware or name.upper(),
         chip=chips.pop() if len(chips) == 1 else None,
-        num_devices=None if found.fallback else len(found.devices),
-        ceilings=remembered(name, found.hardware or name.upper()),
+        num_devices=None if present.fallback else len(present.devices),
+        ceilings=remembered(name, present.hardware or name.upper()),
         capabilities=host_capabilities(load_vendor(name)),
         others=tuple(others),
     )

@@ -78,7 +78,7 @@ def search_lines(plan: Plan) -> list[str]:
         "results beyond the case's accuracy tolerance cannot be chosen",
     ]
     for choice in tuning.choices:
-        tried = ", ".join(" ".join(map(_shown, each.values())) for each in choice.values)
+        tried = ", ".join(" ".join(map(_shown, settings.values())) for settings in choice.values)
         names = " and ".join(choice.values[0])
         lines.append(f"  {f'{choice.engine}: ' if choice.engine else ''}{names}: {tried}")
     rounds = tuning.num_rounds
@@ -105,10 +105,10 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
     if plan.tuning is None or plan.tuning.settings_file is None:
         return
     file, run = plan.tuning.settings_file, load_run(run_dir, curves=False)
-    found = tuned_result(run.summary, run.rounds)
-    if found is None or not found.is_better:
+    search = tuned_result(run.summary, run.rounds)
+    if search is None or not search.is_better:
         if not as_json:
-            why = "the search did not end" if found is None else found.conclusion
+            why = "the search did not end" if search is None else search.conclusion
             options.warn(f"{file}: not written: {why}")
         return
     import yaml
@@ -124,7 +124,7 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
     origin = (
         f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}, AccelMark {plan.accelmark_version}"
     )
-    head = "".join(f"# {line}.\n" for line in (origin, found.conclusion, f"To ship it: {place}"))
+    head = "".join(f"# {line}.\n" for line in (origin, search.conclusion, f"To ship it: {place}"))
     write_atomic(file, head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False))
     if not as_json:
         typer.echo(f"Settings  {file}")

@@ -300,8 +300,8 @@ class _Reader:
             self._problem(key, f"there is no tuner {name!r}", nearest(name, _TUNERS))
         for argument, wanted in (("optimize_mode", "maximize"), ("task", "cv")):
             key = f"tuner.classArgs.{argument}"
-            if (found := self.values.get(key, wanted)) != wanted:
-                self._problem(key, f"must be {wanted}, found {found!r}")
+            if (given := self.values.get(key, wanted)) != wanted:
+                self._problem(key, f"must be {wanted}, found {given!r}")
         return _TUNERS.get(name, "bayesian")
 
     def _network(self) -> tuple[str, str]:

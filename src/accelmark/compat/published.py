@@ -57,16 +57,16 @@ def read_published(path: Path, url: str) -> list[Published]:
         rows = _mlperf_inference(text, path)
     else:
         rows = _flagperf(text, path)
-    found = []
+    claims = []
     for name, values in rows:
         common = {"data": "real", "tolerance": {"ratio": 0.05, "why": _WHY}}
         claim = parse(Claim, common | values | {"source": {"url": url} | values["source"]}, f"{path}: {name}")
         require_unit(claim, f"{path}: {name}")
-        found.append(Published(name, claim))
-    if not found:
+        claims.append(Published(name, claim))
+    if not claims:
         what = "states no figure that AccelMark can compare: read are MLPerf's result files and FlagPerf's tables"
         raise SpecError([Problem(str(path), "", what)])
-    return found
+    return claims
 
 
 def _mlperf_training(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -147,10 +147,10 @@ def _flagperf(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if column is None:
             continue
         task, figure, unit = _FLAGPERF[column]
-        found = equivalent(model, "train" if task == "train" else "infer")
-        if found is None or found.case is None:
+        covered = equivalent(model, "train" if task == "train" else "infer")
+        if covered is None or covered.case is None:
             raise SpecError([Problem(str(path), "", f"no case carries FlagPerf's {folder!r}")])
-        spec = load_case(found.case)
+        spec = load_case(covered.case)
         part = spec.train if task == "train" else spec.infer
         label = row.get("配置") or row.get("配置文件") or row.get("推理工具") or ""
         scale = _SCALE.search(label.replace("×", "x").rpartition("（")[2] or label)
@@ -166,7 +166,7 @@ def _flagperf(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         parts = (model, hardware.lower() if task == "train" else f"{label}-{hardware.lower()}", f"{nodes}x{devices}")
         yield "-".join(("flagperf", *parts, *filter(None, (precision, batch and f"bs{batch}")))), {
             "title": f"{model}, FlagPerf, {label}" + (f", {precision}" if precision else ""),
-            "case": found.case, "task": task, "hardware": hardware, "nnodes": nodes, "nproc": devices,
+            "case": covered.case, "task": task, "hardware": hardware, "nnodes": nodes, "nproc": devices,
             "precision": _PRECISIONS.get(precision, precision) if precision else None,
             "figure": figure, "value": number, "unit": unit or f"{part.unit if part else 'sample'}s/s",
             "settings": {"batch_size": int(batch)} if batch and str(batch).isdigit() else {},

@@ -51,12 +51,12 @@ def settings() -> dict[str, list[DocumentedField]]:
     for model, title in FILES.values():
         models[f"key of {title}" if "." in title else f"key of a {title.lower()}"] = model
     models |= {f"key of a cluster file, launcher {name}": model for name, model in launcher_options().items()}
-    found = {kind: list(documented_fields(model)) for kind, model in models.items()}
-    found["key of case.yaml, data set"] = list(documented_fields(DataEntry, "data[]."))
+    fields = {kind: list(documented_fields(model)) for kind, model in models.items()}
+    fields["key of case.yaml, data set"] = list(documented_fields(DataEntry, "data[]."))
     servers, _ = readable("servers", load_server)
-    found |= {f"setting of serving, server {name}": _options(server) for name, server in servers.items()}
+    fields |= {f"setting of serving, server {name}": _options(server) for name, server in servers.items()}
     engines = {name: engine for name, engine in _engines().items() if engine.options}
-    return found | {f"setting of inference, engine {name}": _engine_options(one) for name, one in engines.items()}
+    return fields | {f"setting of inference, engine {name}": _engine_options(one) for name, one in engines.items()}
 
 
 def entries() -> Iterator[Entry]:
@@ -89,22 +89,22 @@ def explain(name: str) -> list[Entry]:
     Raises RequestError: nothing has this name; suggests the nearest one.
     """
     known = list(entries())
-    found = [entry for entry in known if entry.name == name]
-    found = found or [entry for entry in known if name and _plain(name) in (_plain(entry.name), _plain(entry.title))]
-    if not found and name:
+    named = [entry for entry in known if entry.name == name]
+    named = named or [entry for entry in known if name and _plain(name) in (_plain(entry.name), _plain(entry.title))]
+    if not named and name:
         family = [entry for entry in known if _plain(entry.title).startswith(f"{_plain(name)},")]
-        found = [*family, *(entry for entry in known if entry.name.rpartition(".")[2] == name)]
-    if not found:
-        plain = {_plain(each): each for each in sorted({entry.name for entry in known})}
+        named = [*family, *(entry for entry in known if entry.name.rpartition(".")[2] == name)]
+    if not named:
+        plain = {_plain(title): title for title in sorted({entry.name for entry in known})}
         close = closest(_plain(name), list(plain))
         hint = f"did you mean {plain[close[0]]!r}?" if close else "accelmark explain lists all names"
         raise RequestError(f"nothing is called {name!r}; {hint}")
-    return sorted(found, key=lambda entry: entry.kind != "word")  # what a newcomer means comes first
+    return sorted(named, key=lambda entry: entry.kind != "word")  # what a newcomer means comes first
 
 
 def _options(server: ServerSpec) -> list[DocumentedField]:
     """Return the options of a server as settings; what one means is in the server's own documentation."""
-    found = []
+    options = []
     for name, default in server.options.items():
         flag = server.flags[f"server_options.{name}"]
         passed = [" ".join(flag.arguments)] if flag.arguments else []
@@ -112,28 +112,28 @@ def _options(server: ServerSpec) -> list[DocumentedField]:
             passed.append(f"{given if isinstance(given, str) else ' '.join(given) or 'no argument'} for {value}")
         kind = " | ".join(flag.values) or "any"
         text = f"Option of {server.title}, which gets it as: {'; '.join(passed)}."
-        found.append(DocumentedField(f"server_options.{name}", kind, as_yaml(default), text))
-    return found
+        options.append(DocumentedField(f"server_options.{name}", kind, as_yaml(default), text))
+    return options
 
 
 def _engines() -> dict[str, EngineSpec]:
     """Return the declared engines of AccelMark and of all vendors whose declarations can be read."""
-    found = engine_specs()
+    engines = engine_specs()
     for vendor in folders("vendors").values():
         with contextlib.suppress(SpecError):
-            found |= engine_specs(vendor.path)
-    return found
+            engines |= engine_specs(vendor.path)
+    return engines
 
 
 def _engine_options(engine: EngineSpec) -> list[DocumentedField]:
     """Return the options of an engine as settings; where one has a default, its text states it."""
-    found = []
+    options = []
     for name, option in engine.options.items():
         kind = " | ".join(map(as_yaml, option.values)) or "any"
         if option.least is not None:
             kind = f"integer of at least {option.least}"
-        found.append(DocumentedField(f"engine_options.{name}", kind, "", f"Option of {engine.title}: {option.what}."))
-    return found
+        options.append(DocumentedField(f"engine_options.{name}", kind, "", f"Option of {engine.title}: {option.what}."))
+    return options
 
 
 def _plain(name: str) -> str:

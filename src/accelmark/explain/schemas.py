@@ -211,7 +211,7 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
             yield DocumentedField(key, kind, "" if field.is_required() else "-", text)
             inside = f"{key}[]." if is_list else f"{key}."
             # Of several models that a value may have, some share fields.
-            yield from dict.fromkeys(found for part in parts for found in documented_fields(part, inside))
+            yield from dict.fromkeys(documented for part in parts for documented in documented_fields(part, inside))
         else:
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
 
@@ -224,17 +224,17 @@ def _properties(model: type[BaseModel]) -> dict[str, Any]:
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON schema of a model, with the fields' documentation strings as descriptions."""
     schema = model.model_json_schema()
-    found = {model.__name__: model}
+    models = {model.__name__: model}
     waiting = [model]
     while waiting:
         for field in waiting.pop().model_fields.values():
-            new = [part for part in models_in(field.annotation) if part.__name__ not in found]
-            found |= {part.__name__: part for part in new}
+            new = [part for part in models_in(field.annotation) if part.__name__ not in models]
+            models |= {part.__name__: part for part in new}
             waiting += new
     for name, part in [(model.__name__, schema), *schema.get("$defs", {}).items()]:
-        if name not in found:
+        if name not in models:
             continue
-        for key, text in field_texts(found[name]).items():
+        for key, text in field_texts(models[name]).items():
             if key in part.get("properties", {}):
                 part["properties"][key]["description"] = text
     return schema

@@ -125,10 +125,10 @@ def _recomputed(
     signers = root / SIGNERS
     with tempfile.TemporaryDirectory(prefix="accelmark-ledger-") as directory:
         run_dir, edited = unpack(bundle, Path(directory))
-        found = verify_run(run_dir, Trust(allowed_signers=signers if signers.is_file() else None))
-        signature = found.signature
-        problems = [*edited, *found.changed, *found.figure_differences]
-        problems += found.verdict_differences if found.is_same_version else ()
+        verified = verify_run(run_dir, Trust(allowed_signers=signers if signers.is_file() else None))
+        signature = verified.signature
+        problems = [*edited, *verified.changed, *verified.figure_differences]
+        problems += verified.verdict_differences if verified.is_same_version else ()
         if signature.status not in ("unsigned", "trusted"):
             who = (
                 "; its key is not in the ledger's allowed_signers"
@@ -139,7 +139,7 @@ def _recomputed(
         registration = read_json(run_dir / REGISTRATION_FILE)
         if not registration.get("nonce"):
             problems.append(f"{REGISTRATION_FILE} is missing: the run was not registered before it started")
-        for case in found.summary.measured:
+        for case in verified.summary.measured:
             errors = [str(finding) for finding in case.findings if finding.severity == "error"]
             if case.verdict == "INVALID" and "synthetic" not in case.marks:
                 problems.append(f"{case.key}: is INVALID: {'; '.join(errors[:_MOST])}")
@@ -151,7 +151,7 @@ def _recomputed(
         signed_by = signature.text.removeprefix("signed by ") if signature.status == "trusted" else None
         run = load_run(run_dir, curves=False)
         record = _record(run, evidence, str(registration["nonce"]), signed_by, entry, by, note)
-        return record, found.verdict_differences
+        return record, verified.verdict_differences
 
 
 def _record(
@@ -185,12 +185,12 @@ def check_ledger(root: Path, since: str | None = None) -> Checked:
     for entry in ledger.valid:
         bundle = root / entry.record.evidence.where
         if entry.record.evidence.kind == "bundle" and "://" not in entry.record.evidence.where:
-            found, verdicts = _bundle_problems(root, entry, bundle)
+            of_bundle, verdicts = _bundle_problems(root, entry, bundle)
             if verdicts and entry.id in added:
-                found = [f"{entry.id}: {verdicts[0]}"]
-            problems += found
-            num_verified += not found
-            num_other_version += bool(verdicts and not found)
+                of_bundle = [f"{entry.id}: {verdicts[0]}"]
+            problems += of_bundle
+            num_verified += not of_bundle
+            num_other_version += bool(verdicts and not of_bundle)
     elsewhere = sum(
         entry.record.evidence.kind == "bundle" and "://" in entry.record.evidence.where for entry in ledger.entries
     )

@@ -186,7 +186,7 @@ def read_ledger(root: Path) -> Ledger:
     files = sorted((root / RECORDS).glob("*/*.json"))
     if not files:
         raise RunError(f"{root}: is not a ledger: there are no {RECORDS}/*/*.json")
-    found: list[tuple[str, Record | Withdrawal]] = []
+    read: list[tuple[str, Record | Withdrawal]] = []
     problems: list[str] = []
     for file in files:
         try:
@@ -199,11 +199,11 @@ def read_ledger(root: Path) -> Ledger:
         else:
             if not _ID.fullmatch(file.stem) or not file.stem.endswith(_digest(raw)):
                 problems.append(f"{file}: was changed: its name has another hash than its content")
-            found.append((file.stem, record))
+            read.append((file.stem, record))
     entries = sorted(
-        (Entry(name, one) for name, one in found if isinstance(one, Record)), key=lambda one: one.record.started_at
+        (Entry(name, one) for name, one in read if isinstance(one, Record)), key=lambda one: one.record.started_at
     )
-    withdrawn = {one.record: one for _, one in found if isinstance(one, Withdrawal)}
+    withdrawn = {one.record: one for _, one in read if isinstance(one, Withdrawal)}
     names = {entry.id for entry in entries}
     problems += [f"{name}: a withdrawal names it, but there is no such record" for name in withdrawn.keys() - names]
     ledger = Ledger(root, entries, withdrawn, problems)

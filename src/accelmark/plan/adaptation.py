@@ -53,8 +53,8 @@ def configuration_file(folder: Path, name: str) -> Path:
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
-    return [(path.relative_to(folder).as_posix(), path) for path in found]
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return [(path.relative_to(folder).as_posix(), path) for path in files]
 
 
 def _lines(path: Path, comment: str) -> int:
@@ -83,15 +83,15 @@ class Capabilities:
 
 def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
     """Detect capabilities from files of this host; return each with its file."""
-    found = {}
+    capabilities = {}
     for name, test in vendor.capabilities.items():
         try:
             text = test.file.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if re.search(test.pattern, text):
-            found[name] = str(test.file)
-    return found
+            capabilities[name] = str(test.file)
+    return capabilities
 
 
 def vendor_layers(

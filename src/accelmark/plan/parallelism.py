@@ -79,10 +79,10 @@ def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str
     A vendor's layers may set them for the runs that use the section.
     """
     for key, origin in provenance.items():
-        needed, found = REFINES.get(key.partition(".")[0]), provenance[_KEY].value
-        if needed is not None and not has_part(found, needed) and origin.layer in layers:
+        needed, parallelism = REFINES.get(key.partition(".")[0]), provenance[_KEY].value
+        if needed is not None and not has_part(parallelism, needed) and origin.layer in layers:
             hint = f"set {_KEY}={needed}" + ("=2, for example" if needed in AXES else "")
-            yield Problem(origin.layer, key, f"applies to {_KEY} {needed}, found {found}", hint)
+            yield Problem(origin.layer, key, f"applies to {_KEY} {needed}, found {parallelism}", hint)
 
 
 def _indivisible(

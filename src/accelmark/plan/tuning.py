@@ -174,7 +174,7 @@ def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, job: JobSpe
     """Return whether an engine is installed and does what the case asks for."""
     if name == settings.compiler:
         return True
-    needs = [Need(requirement=one, needed_by=f"engine {name}") for one in spec.requires_on(job.device_type, {})]
+    needs = [Need(requirement=text, needed_by=f"engine {name}") for text in spec.requires_on(job.device_type, {})]
     assert isinstance(job.work, InferJob)  # noqa: S101 - only inference is tuned
     is_able = spec.uses(job.key.nproc) and (spec.generates or not settings.generate_batches)
     return is_able and (spec.iterates or not job.work.iterative) and not missing(needs)

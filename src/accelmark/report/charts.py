@@ -389,7 +389,7 @@ def _progress(rounds: Sequence[RoundResult]) -> Iterable[Json]:
 
 def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
     most = max(_MAX_POINTS // len(rounds), 100)
-    found = [
+    curves = [
         (result.round, "stage" if result.serving else "step", _kept(result.curves[name], most))
         for result in rounds
         if result.curves.get(name)
@@ -402,7 +402,7 @@ def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
             "y": [point.value for point in points],
             "text": [f"{word} {point.step:,}" for point in points],
         }
-        for number, word, points in found
+        for number, word, points in curves
     ]
 
 

@@ -39,9 +39,9 @@ class CollectiveTable(NamedTuple):
 
 def collective_table(found: Ceilings) -> CollectiveTable:
     """Return the sweep of a probe by size."""
-    names = list(dict.fromkeys(one.operation for one in found.sweep))
-    at = {(one.operation, one.size_bytes): one for one in found.sweep}
-    sizes = sorted({one.size_bytes for one in found.sweep})
+    names = list(dict.fromkeys(timing.operation for timing in found.sweep))
+    at = {(timing.operation, timing.size_bytes): timing for timing in found.sweep}
+    sizes = sorted({timing.size_bytes for timing in found.sweep})
     rows = [(size_text(size), [at.get((name, size)) for name in names]) for size in sizes]
     return CollectiveTable([title_of(name) for name in names], rows)
 
@@ -59,7 +59,7 @@ def write_cluster_page(directory: Path) -> Path:
 
 def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
     """Return the page as HTML."""
-    found = report.collectives
+    rates = report.collectives
     return page(
         "cluster/cluster.html",
         charts=True,
@@ -69,8 +69,8 @@ def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
         doubts=[] if curve is None else report.doubts(curve),
         curve=curve,
         chart=None if curve is None else scaling_chart(curve),
-        table=None if found is None else collective_table(found),
-        rates=None if found is None else collectives_chart(found.sweep),
+        table=None if rates is None else collective_table(rates),
+        rates=None if rates is None else collectives_chart(rates.sweep),
     )
 
 
@@ -86,7 +86,7 @@ def headlines(directory: Path, report: ClusterReport) -> list[Headline]:
 
 
 def _headlines(report: ClusterReport, curve: ScalingCurve | None) -> list[Headline]:
-    found, writes, recovery = report.collectives, report.checkpoints, report.recovery
+    rates, writes, recovery = report.collectives, report.checkpoints, report.recovery
     parts: dict[Part, tuple[str, str, str]] = {
         "scaling": ("Scaling efficiency", "", "no scale finished"),
         "collectives": ("All-reduce", "", "not measured"),
@@ -97,7 +97,7 @@ def _headlines(report: ClusterReport, curve: ScalingCurve | None) -> list[Headli
         first, last, doubts = curve.points[0], curve.points[-1], "; ".join(report.doubts(curve))
         note = f"{last.scale} against {first.scale}" + (f", not conclusive: {doubts}" if doubts else "")
         parts["scaling"] = ("Scaling efficiency", "" if doubts else percent(last.efficiency, 3), note)
-    best = found.collectives.get("all_reduce") if found is not None else None
+    best = rates.collectives.get("all_reduce") if rates is not None else None
     if best is not None and best.value is not None:
         parts["collectives"] = ("All-reduce", quantity(best.value, best.unit), f"bus bandwidth at {best.size}")
     if writes is not None:

@@ -70,14 +70,14 @@ def buyer_lines(comparison: RunComparison, prices: Prices | None = None) -> list
 
 
 def _buyer_line(pair: Pair, prices: Prices | None) -> BuyerLine:
-    found = {difference.figure: difference for difference in pair.differences}
-    before, after = ({name: getattr(one, place) for name, one in found.items()} for place in ("baseline", "other"))
+    by_name = {difference.figure: difference for difference in pair.differences}
+    before, after = ({name: getattr(one, place) for name, one in by_name.items()} for place in ("baseline", "other"))
     costs = [
         costs_of(prices, side.task, side.unit, side.key.hardware, side.key.world_size, values.get, side.units_per_epoch)
         for side, values in ((pair.baseline, before), (pair.other, after))
     ]
     both = [(one, two) for one in costs[0] for two in costs[1] if one.title == two.title]
-    rate, energy = found.get(RATES[pair.baseline.task]), found.get(FigureName.ENERGY_PER_UNIT)
+    rate, energy = by_name.get(RATES[pair.baseline.task]), by_name.get(FigureName.ENERGY_PER_UNIT)
     faster = "not measured"
     if pair.not_comparable:
         faster = f"not comparable: {'; '.join(pair.not_comparable)}"
@@ -131,11 +131,11 @@ def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]
     for pair in comparison.pairs:
         if pair.baseline.load_curve:
             sides.setdefault(f"{pair.baseline.key} {pair.baseline.variant}", [pair.baseline]).append(pair.other)
-    for found in sides.values():
+    for compared in sides.values():
         latency, pareto = (
             [
                 LoadCurve(f"{side.run}: {scale_of_side(side)}", number, "solid", list(points_of(side)))
-                for number, side in enumerate(found)
+                for number, side in enumerate(compared)
             ]
             for points_of in (_latency_points, _pareto_points)
         )
@@ -143,7 +143,7 @@ def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]
             tradeoff_chart(latency, "output tokens/s", "Median TTFT", is_latency=True),
             tradeoff_chart(pareto, "output tokens/s per user", "Output tokens/s per device", is_latency=False),
         )
-        yield found[0].key.model, [chart for chart in charts if chart is not None]
+        yield compared[0].key.model, [chart for chart in charts if chart is not None]
 
 
 def _latency_points(side: Side) -> Iterator[LoadPoint]:
@@ -175,7 +175,7 @@ def lines_of(pair: Pair) -> list[Line]:
 
 def summary_line(pair: Pair) -> str:
     """Return how many figures differ by more than noise."""
-    counts = Counter(found.effect for found in pair.differences)
+    counts = Counter(difference.effect for difference in pair.differences)
     num_compared = counts.total() - counts["unknown"]
     if not pair.differences:
         return "No figure is compared: both runs need a round with a result."
@@ -205,9 +205,9 @@ def _areas(pair: Pair) -> list[tuple[str, list[ContextDifference]]]:
 
 
 def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:
-    found = {difference.figure: difference for difference in pair.differences}
-    for title, names in in_groups(found).items():
-        yield title, [_line(found[name]) for name in names]
+    differences = {difference.figure: difference for difference in pair.differences}
+    for title, names in in_groups(differences).items():
+        yield title, [_line(differences[name]) for name in names]
 
 
 def _line(found: FigureDifference) -> Line:

@@ -15,14 +15,7 @@ from accelmark.report.charts import embed_json, latency_chart, plots_of, scaling
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.tables import adaptation_rows
 from accelmark.report.templating import page
-from accelmark.results.figures import (
-    FIGURE_GROUPS,
-    HEADLINES,
-    FigureName,
-    format_figure,
-    title_of,
-    unit_of,
-)
+from accelmark.results.figures import FIGURE_GROUPS, HEADLINES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.prices import Prices, costs_of, units_per_epoch
 from accelmark.results.rounds.summary import NARROW
 from accelmark.results.scaling import scaling_curves
@@ -137,7 +130,7 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
     title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
-    columns = [name for name in HEADLINES if any(found.value_of(name) is not None for found in rounds)][:NUM_TILES]
+    columns = [name for name in HEADLINES if any(entry.value_of(name) is not None for entry in rounds)][:NUM_TILES]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
@@ -172,11 +165,11 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
         round_heads=[title(name) for name in columns],
         rounds=[
             RoundRow(
-                found,
-                [format_figure(name, found.value_of(name), found.unit) for name in columns],
-                [(node.host, rank) for node in found.nodes for rank in node.ranks if rank.state != "succeeded"],
+                entry,
+                [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
+                [(node.host, rank) for node in entry.nodes for rank in node.ranks if rank.state != "succeeded"],
             )
-            for found in rounds
+            for entry in rounds
         ],
         peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
         hosts=[
@@ -230,7 +223,7 @@ def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[Roun
         value=_metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
         interval=interval_text(name, spread),
         wide=not name.info.is_difference and (spread.relative_half95 or 0.0) > NARROW,
-        rounds=[_metric_texts(each.value_of).get(name) or scale.number(each.value_of(name)) for each in rounds],
+        rounds=[_metric_texts(entry.value_of).get(name) or scale.number(entry.value_of(name)) for entry in rounds],
     )
 
 
@@ -265,11 +258,11 @@ def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
     """Return the ranks of the round whose slowest rank cost most; None where no round has several ranks."""
     from accelmark.results.rounds.training import MAX_SHARE, describe  # imports NumPy
 
-    found = [(result.round, times) for result in rounds if (times := result.rank_times) is not None]
-    if not found:
+    measured = [(result.round, times) for result in rounds if (times := result.rank_times) is not None]
+    if not measured:
         reason = next((result.rank_times_unknown for result in rounds if result.rank_times_unknown), None)
         return None if reason is None else RankTable(f"The slowest rank is not known: {reason}.", False, [], 0)
-    number, times = max(found, key=lambda one: one[1].straggler.share if one[1].straggler is not None else 0.0)
+    number, times = max(measured, key=lambda entry: entry[1].straggler.share if entry[1].straggler is not None else 0.0)
     where = f"Round {number}: " if len(rounds) > 1 else ""
     slow = times.straggler
     text = (
@@ -280,8 +273,12 @@ def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
     text = where + (text if where else text[0].upper() + text[1:]) + "."
     slowest = sorted(times.ranks, key=lambda rank: rank.busy_ms, reverse=True)[:_MAX_RANKS]
     rows = [
-        (one.rank, one.host, [digits(ms) for ms in (one.data_wait_ms, one.own_ms, one.wait_ms, one.step_ms)])
-        for one in slowest
+        (
+            entry.rank,
+            entry.host,
+            [digits(ms) for ms in (entry.data_wait_ms, entry.own_ms, entry.wait_ms, entry.step_ms)],
+        )
+        for entry in slowest
     ]
     return RankTable(text, slow is not None, rows, len(times.ranks))
 
@@ -303,21 +300,21 @@ def inference_view(run: LoadedRun) -> dict[str, Any] | None:
     an engine at one precision and batch: cells of (value, note or reason why there is none), and its core throughput
     relative to the framework's own.
     """
-    found = [
+    listed = [
         (f"case-{number}", case.result, first, first.inference)
         for number, case in enumerate(run.without_trials, start=1)
         if (first := case.first) is not None and first.inference is not None
     ]
-    if not found:
+    if not listed:
         return None
-    columns = {head: name for head, name in _ENGINE_COLUMNS if any(row[1].mean_of(name) is not None for row in found)}
-    metrics = {row[2].metric_title or "metric" for row in found}
+    columns = {head: name for head, name in _ENGINE_COLUMNS if any(row[1].mean_of(name) is not None for row in listed)}
+    metrics = {row[2].metric_title or "metric" for row in listed}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
     return {
         "heads": [head.format(metric=metric[:1].upper() + metric[1:]) for head in columns],
-        "rows": [(*row, _engine_cells(row[1], columns.values()), _speedup(row[1])) for row in found],
-        "chart": latency_chart([(_engine(case), inference.latency_curve) for _, case, _, inference in found]),
-        "steps": [(_engine(case), _steps(inference)) for _, case, _, inference in found],
+        "rows": [(*row, _engine_cells(row[1], columns.values()), _speedup(row[1])) for row in listed],
+        "chart": latency_chart([(_engine(case), inference.latency_curve) for _, case, _, inference in listed]),
+        "steps": [(_engine(case), _steps(inference)) for _, case, _, inference in listed],
     }
 
 

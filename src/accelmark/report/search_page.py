@@ -63,11 +63,11 @@ def _page(
 ) -> str:
     board, individuals = Scoreboard(state), state.individuals
     reached = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
-    known = {one.id: accuracy for one in individuals if (accuracy := reached.get(one.id)) is not None}
-    best = sorted(individuals, key=lambda one: known.get(one.id, -1.0), reverse=True)[:_MOST_DRAWN]
+    known = {net.id: accuracy for net in individuals if (accuracy := reached.get(net.id)) is not None}
+    best = sorted(individuals, key=lambda net: known.get(net.id, -1.0), reverse=True)[:_MOST_DRAWN]
     time = scale_of(3600 * max((point.time_h for point in summary.series), default=0.0), "s")
     ended_s = max([board.ended_s, *(record.ended_s or 0.0 for record in state.attempts.values())])
-    valued = {one.id for one in individuals if one.value is not None}
+    valued = {net.id for net in individuals if net.value is not None}
     return page(
         "search/search.html",
         "search/search.js",
@@ -78,11 +78,11 @@ def _page(
         trials=trials,
         digits=digits,
         time=time,
-        charts_over_time=[one for one in (*_progress(summary, time), accuracy_chart(state)) if one is not None],
+        charts_over_time=[chart for chart in (*_progress(summary, time), accuracy_chart(state)) if chart is not None],
         memory_mib=max((record.peak_memory_mib or 0 for record in state.attempts.values()), default=0) or None,
         family=family_chart(individuals, {name: known[name] for name in known if name in valued}),
         workers=workers_chart(state, summary.utilisation.workers) if ended_s > 0 else None,
-        networks=[(one, known.get(one.id), layer_rows(one.network)) for one in sorted(best, key=lambda one: one.id)],
+        networks=[(net, known.get(net.id), layer_rows(net.network)) for net in sorted(best, key=lambda net: net.id)],
         left_out=max(0, len(individuals) - _MOST_DRAWN),
         config=directory.config().model_dump_json(indent=2),
     )
@@ -162,41 +162,41 @@ def family_chart(individuals: Sequence[Individual], values: Mapping[int, float])
         return None
     lines: dict[int | None, tuple[int, ...]] = {None: ()}
     children: dict[int | None, list[int]] = defaultdict(list)
-    for one in individuals:
-        lines[one.id] = (*lines[one.parent], one.id)
-        children[one.parent].append(one.id)
+    for net in individuals:
+        lines[net.id] = (*lines[net.parent], net.id)
+        children[net.parent].append(net.id)
     leaves = sorted(path for path in lines.values() if path and path[-1] not in children)
     columns = {path[-1]: float(column) for column, path in enumerate(leaves)}
-    for one in reversed(individuals):
-        if one.id in children:
-            below = [columns[child] for child in children[one.id]]
-            columns[one.id] = (min(below) + max(below)) / 2
-    rows = {one.id: len(lines[one.id]) - 1 for one in individuals}
-    kin = [(one.parent, one.id) for one in individuals if one.parent is not None]
+    for net in reversed(individuals):
+        if net.id in children:
+            below = [columns[child] for child in children[net.id]]
+            columns[net.id] = (min(below) + max(below)) / 2
+    rows = {net.id: len(lines[net.id]) - 1 for net in individuals}
+    kin = [(net.parent, net.id) for net in individuals if net.parent is not None]
     edges = {
         "x": [place for parent, child in kin for place in (columns[parent], columns[child], None)],
         "y": [place for parent, child in kin for place in (rows[parent], rows[child], None)],
     }
     highest = max(values.values(), default=None)
     texts = [
-        f"network {one.id}: {', '.join(map(str, one.morphs)) or 'seed'}; "
-        + (f"validation accuracy {values[one.id]:.4f}" if one.id in values else "no value")
-        for one in individuals
+        f"network {net.id}: {', '.join(map(str, net.morphs)) or 'seed'}; "
+        + (f"validation accuracy {values[net.id]:.4f}" if net.id in values else "no value")
+        for net in individuals
     ]
-    is_best = [highest is not None and values.get(one.id) == highest for one in individuals]
+    is_best = [highest is not None and values.get(net.id) == highest for net in individuals]
     marker = {
         "size": 22,
-        "color": [values.get(one.id) for one in individuals],
+        "color": [values.get(net.id) for net in individuals],
         "colorscale": [[0, "--panel"], [1, "--accent"]],
         "line": {
             "width": [3 if best else 1 for best in is_best],
             "color": ["--good" if best else "--soft" for best in is_best],
         },
-        "symbol": ["circle" if one.id in values else "circle-open" for one in individuals],
+        "symbol": ["circle" if net.id in values else "circle-open" for net in individuals],
     }  # fmt: skip
     networks = {
-        "type": "scatter", "mode": "markers+text", "x": [columns[one.id] for one in individuals],
-        "y": [rows[one.id] for one in individuals], "text": [str(one.id) for one in individuals], "hovertext": texts,
+        "type": "scatter", "mode": "markers+text", "x": [columns[net.id] for net in individuals],
+        "y": [rows[net.id] for net in individuals], "text": [str(net.id) for net in individuals], "hovertext": texts,
         "hoverinfo": "text", "marker": marker, "textfont": {"color": "--ink", "size": 11}, "showlegend": False,
     }  # fmt: skip
     hidden = {"visible": False}

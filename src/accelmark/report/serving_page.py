@@ -121,7 +121,7 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
             for stage in serving.stages
         ],
         headline=headline.label if headline else "",
-        latencies=[_latency(name, found) for name in _TITLES if headline and (found := headline.latencies.get(name))],
+        latencies=[_latency(name, spread) for name in _TITLES if headline and (spread := headline.latencies.get(name))],
         percentiles=list(PERCENTILES),
         tradeoffs=list(_tradeoffs(measured)),
         distributions=[(title, chart) for title, chart in distributions.items() if chart is not None],
@@ -199,8 +199,8 @@ def _number(value: float | None, significant: int = 4, note: str = "") -> Cell:
 
 def _pair(stage: ServingStage, latency: str) -> Cell:
     """Return median and p99, with their intervals on hover."""
-    found = stage.latencies.get(latency)
-    shown = {name: _shown(found.quantiles[name]) for name in ("p50", "p99")} if found is not None else {}
+    distribution = stage.latencies.get(latency)
+    shown = {name: _shown(distribution.quantiles[name]) for name in ("p50", "p99")} if distribution is not None else {}
     if not shown:
         return Cell(NOTHING)
     notes = (f"{name} {interval}" for name, (_, interval) in shown.items() if interval)
@@ -218,7 +218,7 @@ def _shown(quantile: Quantile) -> tuple[str, str]:
 
 
 def _latency(name: str, found: Distribution) -> LatencyRow:
-    cells = [_shown(found.quantiles[each]) for each in PERCENTILES if each in found.quantiles]
+    cells = [_shown(found.quantiles[percentile]) for percentile in PERCENTILES if percentile in found.quantiles]
     return LatencyRow(_TITLES[name], LATENCIES[name], f"{found.count:,}", cells)
 
 
@@ -252,15 +252,16 @@ def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, Chart
 
 def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> Iterator[LoadPoint]:
     for stage in sorted(stages, key=_load):
-        found = stage.latencies[name].quantiles.get(share) if name in stage.latencies else None
-        if found is None or found.value is None or stage.output_token_rate is None:
+        quantile = stage.latencies[name].quantiles.get(share) if name in stage.latencies else None
+        if quantile is None or quantile.value is None or stage.output_token_rate is None:
             continue
-        at = f"{digits(found.value)} ms at {digits(stage.output_token_rate)} tokens/s"
+        at = f"{digits(quantile.value)} ms at {digits(stage.output_token_rate)} tokens/s"
         text = f"{stage.label}: {_TITLES[name]} {share} {at}"
         highest = "p99" if stage.quantile("ttft", "p99") is not None else "p50"
         label = _name(stage, stages) if (name, share) == ("ttft", highest) else ""
         is_open = stage.concurrency is None
-        yield LoadPoint(stage.output_token_rate, found.value, limits_of(found), label, text, is_open, stage.lengths)
+        rate = stage.output_token_rate
+        yield LoadPoint(rate, quantile.value, limits_of(quantile), label, text, is_open, stage.lengths)
 
 
 def limits_of(quantile: Quantile) -> tuple[float, float] | None:
@@ -270,7 +271,7 @@ def limits_of(quantile: Quantile) -> tuple[float, float] | None:
 
 def _name(stage: ServingStage, stages: Sequence[ServingStage]) -> str:
     """Return the load of a stage, for its point; the last point of each line also has the lengths, if they differ."""
-    alike = [each for each in sorted(stages, key=_load) if each.lengths == stage.lengths]
+    alike = [other for other in sorted(stages, key=_load) if other.lengths == stage.lengths]
     is_last = len(alike) < len(stages) and alike[-1] is stage
     return f"{stage.short_label} ({stage.lengths})" if is_last and stage.lengths else stage.short_label
 
@@ -304,12 +305,12 @@ def _scenario_text(result: TokenScenarioResult) -> str:
         return f"no figure: {result.reason or 'LoadGen reported none'}"
     verdict = "VALID" if result.valid else f"INVALID: {result.reason or 'see its log'}"
     parts = [f"{digits(result.tokens_per_second)} tokens/s", f"{digits(result.queries_per_second or 0.0)} queries/s"]
-    for title, found, limit in (
+    for title, percentiles, limit in (
         ("TTFT", result.ttft_ms, result.ttft_limit_ms),
         ("TPOT", result.tpot_ms, result.tpot_limit_ms),
     ):
-        if limit is not None and "p99" in found:
-            parts.append(f"{title} p99 {digits(found['p99'])} ms (limit {limit:g} ms)")
+        if limit is not None and "p99" in percentiles:
+            parts.append(f"{title} p99 {digits(percentiles['p99'])} ms (limit {limit:g} ms)")
     length = "; shorter than MLPerf requires: a functional test" if result.functional else ""
     return f"{', '.join(parts)}, by LoadGen, which reports {verdict}{length}"
 

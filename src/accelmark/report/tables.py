@@ -153,7 +153,7 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
         for case in run.without_trials:
             if model is None or case.result.key.model == model:
                 cases[case.result.task].append(case)
-    tables = {task: _table(_LAYOUTS[task], found, name_cases=model is None) for task, found in cases.items() if found}
+    tables = {task: _table(_LAYOUTS[task], rows, name_cases=model is None) for task, rows in cases.items() if rows}
     if len(tables) == 1:
         return "".join(tables.values())
     return "\n".join(f"{_LAYOUTS[task].title}:\n\n{table}" for task, table in tables.items())
@@ -206,8 +206,8 @@ def _machine(case: LoadedCase) -> str:
     hardware, hosts = case.result.key.hardware, case.first.environment.hosts if case.first else ()
     if not hosts or hosts[0].get("devices"):
         return hardware
-    found = hosts[0].get("cpu")
-    cpu: dict[str, Any] = found if isinstance(found, dict) else {}
+    described = hosts[0].get("cpu")
+    cpu: dict[str, Any] = described if isinstance(described, dict) else {}
     parts = [str(cpu["model"])] if cpu.get("model") else []
     parts += [f"{cpu['logical_cores']} cores"] if cpu.get("logical_cores") else []
     return f"{hardware} ({', '.join(parts)})" if parts else hardware

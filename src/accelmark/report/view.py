@@ -115,16 +115,16 @@ def _stamp(path: Path) -> _Stamp | None:
     """Return modification time and size of the file that is written when a run ends; None before, and when resumed."""
     try:
         if path.is_file():
-            found = path.stat()
+            state = path.stat()
         elif is_search(path):
-            found = (path / SEARCH_REPORT).stat()
+            state = (path / SEARCH_REPORT).stat()
         elif has_ended(path):
-            found = (path / SUMMARY_FILE).stat()
+            state = (path / SUMMARY_FILE).stat()
         else:
             return None
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return state.st_mtime_ns, state.st_size
 
 
 class LiveJob(NamedTuple):
@@ -332,10 +332,10 @@ class Pages:
         unit = str(rows[0]["unit"]) if rows else "sample"
         figures = [name for name in FigureName if any(row[name.value] is not None for row in rows)]
         wanted = query.get("figure", FigureName.THROUGHPUT_STEADY.value)
-        name = next((found for found in figures if found.value == wanted), figures[0] if figures else None)
+        name = next((choice for choice in figures if choice.value == wanted), figures[0] if figures else None)
         body = page(
             "runs/trend.html", served=True, charts=True, title="Trend", cases=list(groups), chosen=chosen,
-            figure=name.value if name else "", choices=[(found.value, title_of(found, unit)) for found in figures],
+            figure=name.value if name else "", choices=[(choice.value, title_of(choice, unit)) for choice in figures],
             drawn=self._trend([row for row in rows if row[name.value] is not None], name, unit) if name else None,
         )  # fmt: skip
         return respond(body, charts=True)

@@ -248,32 +248,32 @@ def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
 
 
 def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
-    found = _spread(claim, case)
+    measured = _spread(claim, case)
     differences = list(_differences(claim, case.rounds[0], case.result.key.world_size, case.result.marks))
-    ratio = found.mean and (found.mean / claim.value if claim.is_rate else claim.value / found.mean)
+    ratio = measured.mean and (measured.mean / claim.value if claim.is_rate else claim.value / measured.mean)
     advantage = None if ratio is None else ratio - 1
     interval = None
-    if found.ci95 is not None and min(found.ci95) > 0:
-        bounds = [(bound / claim.value if claim.is_rate else claim.value / bound) - 1 for bound in found.ci95]
+    if measured.ci95 is not None and min(measured.ci95) > 0:
+        bounds = [(bound / claim.value if claim.is_rate else claim.value / bound) - 1 for bound in measured.ci95]
         interval = (min(bounds), max(bounds))
-    reasons = [*_unfit(claim, case), *([] if found.mean else [found.reason or "the figure was not measured"])]
+    reasons = [*_unfit(claim, case), *([] if measured.mean else [measured.reason or "the figure was not measured"])]
     verdict: Verdict = "NOT COMPARABLE"
     if not reasons and advantage is not None:
         limit = claim.tolerance.ratio
         verdict = "SHORT" if advantage < -limit else "BETTER" if advantage > limit else "REPRODUCED"
-        eased = [one for one in differences if one.favours == "run" and not (one.at_most or 1) <= limit]
+        eased = [gap for gap in differences if gap.favours == "run" and not (gap.at_most or 1) <= limit]
         if verdict != "SHORT" and eased:
             verdict = "NOT COMPARABLE"
             reasons = [
-                f"the run was easier than the claim's: {one.kind}: {one.measured}, claimed {one.claimed}"
-                for one in eased
+                f"the run was easier than the claim's: {gap.kind}: {gap.measured}, claimed {gap.claimed}"
+                for gap in eased
             ]
     size = "" if advantage is None else f" BY {digits(100 * abs(advantage), 3)} %"
     ranks = {"run": 0, "unknown": 1, "claim": 2} if (advantage or 0) > 0 else {"claim": 0, "unknown": 1, "run": 2}
     kinds = list(_COSTS)
 
-    def rank(one: Difference) -> tuple[object, ...]:
-        return ranks[one.favours], (one.at_most or 1) <= claim.tolerance.ratio, kinds.index(one.kind)
+    def rank(gap: Difference) -> tuple[object, ...]:
+        return (ranks[gap.favours], (gap.at_most or 1) <= claim.tolerance.ratio, kinds.index(gap.kind))
 
     return Reproduction(
         claim=name,
@@ -282,13 +282,13 @@ def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
         verdict=verdict,
         text=verdict + (size if verdict in ("SHORT", "BETTER") else ""),
         claimed=claim.value,
-        measured=found.mean,
+        measured=measured.mean,
         unit=claim.unit,
         advantage=advantage,
         interval=interval,
         interval_reason=None
         if interval
-        else f"{found.num_rounds} round{'s' if found.num_rounds != 1 else ''}; an interval needs two",
+        else f"{measured.num_rounds} round{'s' if measured.num_rounds != 1 else ''}; an interval needs two",
         tolerance=claim.tolerance,
         reasons=tuple(reasons),
         differences=tuple(sorted(differences, key=rank)),
@@ -297,7 +297,7 @@ def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
         started_at=case.run.summary.started_at,
         run_verdict=case.result.verdict,
         marks=case.result.marks,
-        num_rounds=found.num_rounds,
+        num_rounds=measured.num_rounds,
     )
 
 
@@ -336,9 +336,9 @@ def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
         stated, ours = claim.settings.get(setting), first.settings.get(setting)
         if stated is not None and (ours is None or ours.value != stated):
             yield f"{setting} is {value_text(ours and ours.value)} in the run, {value_text(stated)} in the claim"
-    for one in claim.differs:
-        if one.kind == "model" and one.favours == "unknown":
-            yield f"another model: {one.measured}, claimed {one.claimed}"
+    for difference in claim.differs:
+        if difference.kind == "model" and difference.favours == "unknown":
+            yield f"another model: {difference.measured}, claimed {difference.claimed}"
 
 
 def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iterable[str]) -> Iterator[Difference]:

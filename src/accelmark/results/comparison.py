@@ -68,10 +68,10 @@ def context_differences(baseline: Context, other: Context) -> tuple[ContextDiffe
 
 def context_of(case: LoadedCase) -> Context:
     """Return the context of a case."""
-    found: dict[tuple[Area, str], dict[str, None]] = {}
+    context: dict[tuple[Area, str], dict[str, None]] = {}
     for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
-        found.setdefault((area, name), {})[value] = None
-    return {key: tuple(values) for key, values in found.items()}
+        context.setdefault((area, name), {})[value] = None
+    return {key: tuple(values) for key, values in context.items()}
 
 
 def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
@@ -123,7 +123,7 @@ def _flat(name: str, value: Any, ignored: Collection[str]) -> Iterable[tuple[str
             for path, text in _flat(str(part), below, ignored):
                 yield f"{name} {path}".replace("_", " ") if not path.isupper() else path, text
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        yield from (found for item in value for found in _flat(name, item, ignored))
+        yield from (entry for item in value for entry in _flat(name, item, ignored))
     else:
         yield name, value_text(value)
 
@@ -291,8 +291,8 @@ def compare(
     """
     if len(runs) < 2:
         unread = "".join(f"\n{problem}" for problem in problems)
-        found = "could be read" if unread else "given"
-        raise RequestError(f"a comparison needs two or more runs, {len(runs)} {found}{unread}")
+        how_many = "could be read" if unread else "given"
+        raise RequestError(f"a comparison needs two or more runs, {len(runs)} {how_many}{unread}")
     first, *others = runs
     ours = first.without_trials
     pairs: list[Pair] = []
@@ -345,9 +345,9 @@ def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[i
 
     def properties(case: LoadedCase) -> tuple[object, ...]:
         key = case.result.key
-        found = ((result.precision, result.inference.batch_size) for result in case.rounds if result.inference)
+        loads = ((result.precision, result.inference.batch_size) for result in case.rounds if result.inference)
         return (
-            key.framework, (key.nnodes, key.nproc), case.result.role, next(found, None), case.result.variant,
+            key.framework, (key.nnodes, key.nproc), case.result.role, next(loads, None), case.result.variant,
             key.hardware, key.framework_version,
         )  # fmt: skip
 
@@ -364,13 +364,13 @@ def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[i
 
 
 def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
-    found: dict[FigureName, FigureDifference] = {}
+    differences: dict[FigureName, FigureDifference] = {}
     one_sided: dict[str, list[str]] = {}
     unit, metric = case.result.unit, case.first.metric_title if case.first else None
     for name in FigureName:
         before, after = _values(case, name), _values(match, name)
         if before and after:
-            found[name] = _difference(name, title_of(name, unit, metric), before, after, unit)
+            differences[name] = _difference(name, title_of(name, unit, metric), before, after, unit)
         elif before or after:
             without = match if before else case
             spread = without.result.figures.get(name)
@@ -380,7 +380,7 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
         baseline=_side(case),
         other=_side(match),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
-        differences=tuple(found[name] for names in in_groups(found).values() for name in names),
+        differences=tuple(differences[name] for names in in_groups(differences).values() for name in names),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
         differing=context_differences(context_of(case), context_of(match)) if case.rounds and match.rounds else (),
         is_same_run=is_copy(case.run, match.run),

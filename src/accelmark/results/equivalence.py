@@ -55,23 +55,23 @@ def compare_steps(
     first: Difference | None = None
     for step in range(1, num_steps + 1):
         expected = _results(reference, step)
-        found = list(_step_errors(expected, _results(other, step), before))
+        errors = list(_step_errors(expected, _results(other, step), before))
         before = {name.partition("/")[2]: array for name, array in expected.items() if not name.startswith("outputs/")}
-        for error in found:
+        for error in errors:
             largest[error.kind] = max(largest[error.kind], error.value)
-        first = first or _first_difference(step, found, tolerance)
+        first = first or _first_difference(step, errors, tolerance)
     return Errors(**largest), first
 
 
 def _results(directory: Path, step: int) -> dict[str, Array]:
     from accelmark.spec.tensor_file import read_tensors
 
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for path in sorted(directory.glob(results_file(step, "*"))):
-        found |= read_tensors(path)
-    if not found:
+        tensors |= read_tensors(path)
+    if not tensors:
         raise RunError(f"{directory}: has no results of step {step}")
-    return found
+    return tensors
 
 
 def _first_difference(step: int, found: list[_Error], tolerance: Errors) -> Difference | None:

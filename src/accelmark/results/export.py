@@ -47,7 +47,7 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     if benchmark is not None and benchmark not in KNOWN_BENCHMARKS:
         known = nearest(benchmark, KNOWN_BENCHMARKS)
         raise RequestError(f"MLPerf Training {RULESET} has no benchmark {benchmark!r} ({known})")
-    found: dict[Path, tuple[JobSpec, TrainingWork, list[PerfLogRecord]]] = {}
+    exported: dict[Path, tuple[JobSpec, TrainingWork, list[PerfLogRecord]]] = {}
     for job_file in sorted(run_dir.glob("*/round*/job.json")):
         round_dir = job_file.parent
         job = read_job(round_dir)
@@ -57,30 +57,30 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         events = _events(logs[0])
         if not any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
             continue
-        found[round_dir / MLLOG_FILE] = job, job.work, events
-    if not found:
+        exported[round_dir / MLLOG_FILE] = job, job.work, events
+    if not exported:
         raise RunError(f"{run_dir}: no training round was completed, so there is nothing to export as MLLOG")
-    models = sorted({job.key.model for job, _, _ in found.values()})
+    models = sorted({job.key.model for job, _, _ in exported.values()})
     if benchmark is not None and len(models) > 1:
         cases = " and ".join(models)
         raise RequestError(
             f"{run_dir}: has {cases}, and not all are {benchmark!r}; name the benchmark of one case only"
         )
-    for path, (job, work, events) in found.items():
+    for path, (job, work, events) in exported.items():
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, work, events, benchmark)))
-    update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in found))
-    return list(found)
+    update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in exported))
+    return list(exported)
 
 
 def _events(log: Path) -> list[PerfLogRecord]:
     """Return the events of a rank, with those of earlier attempts that it continued up to their end."""
-    found: list[PerfLogRecord] = []
+    kept: list[PerfLogRecord] = []
     for attempt in logs_of_attempts(log):
         events = list(PerfLogReader(attempt))
         start = next((event.value for event in events if event.event == Event.TRAIN_START), {})
-        before = found if start.get("resumed") else []
-        found = [event for event in before if event.event not in (Event.TRAIN_END, Event.FINISHED)] + events
-    return found
+        before = kept if start.get("resumed") else []
+        kept = [event for event in before if event.event not in (Event.TRAIN_END, Event.FINISHED)] + events
+    return kept
 
 
 def mllog_lines(
@@ -316,8 +316,8 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
 
     try:
         client = MlflowClient(tracking_uri=tracking_uri)
-        found = client.get_experiment_by_name(experiment)
-        experiment_id = found.experiment_id if found else client.create_experiment(experiment)
+        known = client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known else client.create_experiment(experiment)
         return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
     except (MlflowException, OSError) as error:
         raise RunError(f"MLflow at {tracking_uri.rpartition('@')[2]}: {first_line(error)}") from error

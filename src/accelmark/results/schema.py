@@ -60,8 +60,8 @@ class Distribution(Spec):
 
     def at(self, name: str) -> float | None:
         """Return the percentile ``name``, None where it was not measured."""
-        found = self.quantiles.get(name)
-        return found.value if found is not None else None
+        quantile = self.quantiles.get(name)
+        return quantile.value if quantile is not None else None
 
 
 class ServingStage(Spec):
@@ -182,8 +182,8 @@ class ServingStage(Spec):
 
     def quantile(self, latency: str, name: str) -> float | None:
         """Return a percentile of a latency in ms; None where it was not measured."""
-        found = self.latencies.get(latency)
-        return found.at(name) if found is not None else None
+        distribution = self.latencies.get(latency)
+        return distribution.at(name) if distribution is not None else None
 
     @property
     def num_failed(self) -> int:
@@ -585,8 +585,8 @@ class RoundResult(Spec):
 
     def value_of(self, name: FigureName) -> float | None:
         """Return the value of a figure; None where it was not measured."""
-        found = self.figures.get(name)
-        return found.value if found is not None else None
+        figure = self.figures.get(name)
+        return figure.value if figure is not None else None
 
 
 class Spread(Spec):
@@ -645,8 +645,8 @@ class CaseResult(Spec):
 
     def mean_of(self, name: FigureName) -> float | None:
         """Return the mean of a figure; None where it was not measured."""
-        found = self.figures.get(name)
-        return found.mean if found is not None else None
+        spread = self.figures.get(name)
+        return spread.mean if spread is not None else None
 
     @property
     def verdict_text(self) -> str:
@@ -724,5 +724,5 @@ def marks_text(marks: Iterable[str]) -> str:
 
 def with_marks(text: str, marks: Iterable[str]) -> str:
     """Return a text, such as a verdict, with its marks in brackets."""
-    found = marks_text(marks)
-    return f"{text} ({found})" if found else text
+    listed = marks_text(marks)
+    return f"{text} ({listed})" if listed else text

@@ -34,10 +34,10 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
         if not path.exists() or (path.is_file() and not is_bundle(path)):
             raise RequestError(f"{path}: is no run, bundle or directory of runs")
         places, unread = find_sources(path)
-        found, bad = load_runs(places)
-        named.update(run.path for run in found if run.path == path)
-        runs += found
-        problems += unread + bad if found or bad or unread else [f"{path}: has no runs"]
+        opened, bad = load_runs(places)
+        named.update(run.path for run in opened if run.path == path)
+        runs += opened
+        problems += unread + bad if opened or bad or unread else [f"{path}: has no runs"]
     kept = without_copies(runs, named)
     return kept, problems + round_problems(runs, kept)
 
@@ -60,8 +60,8 @@ def find_sources(path: Path) -> tuple[list[Path], list[str]]:
         if is_directory and entry.name == _RECORDS and (path / _NOTES).is_file():
             places += sorted(entry.glob("*.json"))
         elif is_directory or entry.name.endswith(SUFFIX) or (entry.suffix == ".tar" and is_bundle(entry)):
-            found, unread = find_sources(entry)
-            places += found
+            below, unread = find_sources(entry)
+            places += below
             problems += unread
     return places, problems
 

@@ -99,13 +99,13 @@ def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> l
             raise RequestError(f"{name} is used twice: write {name}=A,B to match either")
         parts = (text, *(part for part in text.split(",") if part.strip()))
         tests.append((name, frozenset(part.strip().lower() for part in parts)))
-    found = []
+    filtered = []
     for run in runs:
         rows = [(case.result, row_of(case)) for case in run.cases]
         kept = tuple(case for case, row in rows if all(_values(name, row[name]) & accepted for name, accepted in tests))
         if kept:
-            found.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))
-    return found
+            filtered.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))
+    return filtered
 
 
 def _values(name: str, value: Cell) -> frozenset[str]:

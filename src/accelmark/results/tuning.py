@@ -45,7 +45,7 @@ class Tuned(NamedTuple):
 
 def is_eligible(state: JobState, findings: Iterable[Finding]) -> bool:
     """Return whether the settings of a trial can be chosen: it succeeded, and no rule makes it invalid."""
-    errors = (found for found in findings if found.severity == "error" and found.rule not in _ALLOWED)
+    errors = (finding for finding in findings if finding.severity == "error" and finding.rule not in _ALLOWED)
     return state == "succeeded" and next(errors, None) is None
 
 

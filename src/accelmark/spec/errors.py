@@ -101,8 +101,8 @@ def closest(name: str, names: Sequence[str]) -> list[str]:
         [other for other, end in ends.items() if end in alike],
         [other for other, end in ends.items() if _initials(last) == end or _initials(end) == last],
     )
-    found = next(filter(None, kinds), [])
-    return ([other for other in found if section and other.startswith(f"{section}.")] or found)[:_MAX_CLOSE]
+    close = next(filter(None, kinds), [])
+    return ([other for other in close if section and other.startswith(f"{section}.")] or close)[:_MAX_CLOSE]
 
 
 def _initials(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, Generic, TypeVar, final
 
@@ -162,8 +162,8 @@ class _Merger(Generic[S]):
         try:
             return _adapter(self.model, key).validate_python(value)
         except ValidationError as error:
-            found = problems_of(error, self.model, layer)
-            self.problems.extend(Problem(layer, shown or key, each.what) for each in found)
+            problems = problems_of(error, self.model, layer)
+            self.problems.extend(Problem(layer, shown or key, problem.what) for problem in problems)
             return value
 
     def current(self, key: str) -> Any:
@@ -177,8 +177,8 @@ class _Merger(Generic[S]):
         try:
             settings = self.model.model_validate(nest(self.values))
         except ValidationError as error:
-            found = problems_of(error, self.model, self._layers[0])
-            raise SpecError([Problem(self._blamed(each), each.key, each.what, each.hint) for each in found]) from error
+            problems = problems_of(error, self.model, self._layers[0])
+            raise SpecError([replace(problem, where=self._blamed(problem)) for problem in problems]) from error
         dumped = flatten(settings.model_dump(mode="json"))
         provenance = {
             key: self._provenance(key, value)

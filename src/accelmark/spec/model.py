@@ -83,10 +83,10 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     if item["type"] == "too_short":
         return Problem(where, key, f"needs at least {item['ctx']['min_length']} of them")
     sentence = _sentence(item)
-    found = item.get("input")
-    is_named = isinstance(found, str) and repr(found) in sentence
-    if isinstance(found, (str, int, float, bool, type(None))) and not is_named:
-        sentence = f"{sentence}, found {found!r}"
+    given = item.get("input")
+    is_named = isinstance(given, str) and repr(given) in sentence
+    if isinstance(given, (str, int, float, bool, type(None))) and not is_named:
+        sentence = f"{sentence}, found {given!r}"
     return Problem(where, key, sentence.replace("\\\\", "\\"))  # a regular expression as the file has it
 
 

@@ -83,7 +83,7 @@ ONE_RANK: Final = Mesh(dp=1)
 def _parse(given: Any) -> Any:
     """Read a name, a mapping, or the form of ``str(Mesh)``."""
     if isinstance(given, str) and "=" in given:
-        parts = (each.partition("=") for each in given.split(","))
+        parts = (part.partition("=") for part in given.split(","))
         given = {name.strip(): degree.strip() for name, _, degree in parts}
     if isinstance(given, Mapping):
         return Mesh(**{str(axis): _degree(str(axis), degree) for axis, degree in given.items()})
@@ -123,7 +123,7 @@ def mesh_of(parallelism: Parallelism, num_ranks: int, ranks_per_host: int) -> Me
 
 def has_part(parallelism: object, part: str) -> bool:
     """Return whether a setting, or its text, is the name ``part`` or a mesh in which the axis ``part`` has ranks."""
-    return part in [each.partition("=")[0] for each in str(parallelism).split(",")]
+    return part in [axis.partition("=")[0] for axis in str(parallelism).split(",")]
 
 
 def fitting(num_ranks: int, sizes: Mapping[str, int]) -> list[int]:

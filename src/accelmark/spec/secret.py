@@ -36,8 +36,8 @@ def displayed_value(name: str, value: str) -> str:
 
 def passwords(text: str) -> Iterator[str]:
     """Yield the passwords of the addresses in ``text``, as written and decoded."""
-    for found in _USERINFO.finditer(text):
-        password = found[2].partition(":")[2]
+    for address in _USERINFO.finditer(text):
+        password = address[2].partition(":")[2]
         if is_searchable(password):
             yield from {password, unquote(password)}
 

@@ -59,11 +59,11 @@ def read_tensors(path: Path) -> dict[str, Array]:
         start = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(data[8:start])
         header.pop("__metadata__", None)
-        found: dict[str, Array] = {}
+        tensors: dict[str, Array] = {}
         for name, entry in header.items():
             first, last = entry["data_offsets"]
             own = data[start + first : start + last]
-            found[name] = np.frombuffer(own, _TYPES[entry["dtype"]]).reshape(entry["shape"])
+            tensors[name] = np.frombuffer(own, _TYPES[entry["dtype"]]).reshape(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: cannot be read as a safetensors file ({type(error).__name__}: {error})") from error
-    return found
+    return tensors

@@ -43,9 +43,9 @@ def reference_file(plan: Plan, given: Path | None) -> Path:
 
 def write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> None:
     """Write the loss curve of the first round of a finished run."""
-    found = reference_of(run / plan.jobs[0].directory, accelmark.__version__)
+    curve = reference_of(run / plan.jobs[0].directory, accelmark.__version__)
     head = f"# Written by 'accelmark train {plan.jobs[0].job.key} --write-reference'.\n"
-    values = found.model_dump(mode="json")
+    values = curve.model_dump(mode="json")
     write_atomic(path, head + yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))
     if not as_json:
-        options.echo_wrapped(f"reference loss: {len(found.steps)} steps up to {found.steps[-1]}, written to {path}")
+        options.echo_wrapped(f"reference loss: {len(curve.steps)} steps up to {curve.steps[-1]}, written to {path}")

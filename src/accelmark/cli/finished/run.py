@@ -130,14 +130,14 @@ def verify(
     checked = _replayed(target, replay) if replay is not None else []
     if target.is_dir():
         archive: list[str] = []
-        found, other_data = verify_run(target, trust), list(_other_data(target, data))
+        verified, other_data = verify_run(target, trust), list(_other_data(target, data))
     else:
         with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
             run_dir, archive = unpack(target, Path(directory))
-            found, other_data = verify_run(run_dir, trust), list(_other_data(run_dir, data))
-    facts = (*found.figure_differences, *other_data)
-    verification = found._replace(changed=(*archive, *found.changed), figure_differences=facts)
-    is_trusted = trust == Trust() or found.signature.status == "trusted"
+            verified, other_data = verify_run(run_dir, trust), list(_other_data(run_dir, data))
+    facts = (*verified.figure_differences, *other_data)
+    verification = verified._replace(changed=(*archive, *verified.changed), figure_differences=facts)
+    is_trusted = trust == Trust() or verified.signature.status == "trusted"
     reproduced = verification.is_intact and all(again.is_reproduced for again in checked)
     invalid = any(case.verdict == "INVALID" for case in verification.summary.cases)
 
@@ -153,7 +153,7 @@ def verify(
         "changed": verification.changed,
         "differences": verification.differences,
         "num_figures": verification.num_figures,
-        "signature": found.signature._asdict(),
+        "signature": verified.signature._asdict(),
         "cases": verification.summary.cases,
         "replayed": [again.values() for again in checked],
     }

@@ -193,20 +193,20 @@ class Conversion:
         self, case: Values, needed: Mapping[str, Any], values: Values, taken: Mapping[str, Given], origin: Given
     ) -> Values | None:
         """Return the settings of a key that a run accepts, None where it refuses the key; list the others."""
-        found = checked({**case, "settings": {**values, **needed}}, self.cluster, is_open=self.is_open)
+        checked_case = checked({**case, "settings": {**values, **needed}}, self.cluster, is_open=self.is_open)
         named = f"{origin.value}: " if origin.value else ""
-        if found.settings is None or not needed.keys() <= found.settings.keys():
-            reasons = (problem for problem in found.refused if problem.key not in values)
+        if checked_case.settings is None or not needed.keys() <= checked_case.settings.keys():
+            reasons = (problem for problem in checked_case.refused if problem.key not in values)
             why = "; ".join(problem.what + (f" ({problem.hint})" if problem.hint else "") for problem in reasons)
             self.result.left_over.append(origin.left(f"{named}a run would refuse {case['key']}: {why}"))
             return None
-        for problem in found.refused:
+        for problem in checked_case.refused:
             item = taken[problem.key]
-            hint = f" ({problem.hint})" if problem.hint and problem.key not in found.fixed else ""
+            hint = f" ({problem.hint})" if problem.hint and problem.key not in checked_case.fixed else ""
             self.result.left_over.append(item.left(f"{problem.key}: {problem.what}{hint}"))
-        if found.fixed:
+        if checked_case.fixed:
             self.result.left_over.append(Problem(RUN_FILE, case["key"], _FIXED))
-        return dict(found.settings)
+        return dict(checked_case.settings)
 
 
 RUN_FILE: Final = "run.yaml"
@@ -233,16 +233,16 @@ def checked(case: Mapping[str, Any], cluster: ClusterSpec, *, is_open: bool) -> 
     fixed: set[str] = set()
     while problems := _problems(case, settings, cluster, is_open=is_open):
         named = [problem for problem in problems if problem.where == RUN_FILE]
-        found = {problem.key: problem for problem in named if problem.key in settings} or {
+        refused_now = {problem.key: problem for problem in named if problem.key in settings} or {
             key: problem for problem in named for key in settings if problem.key and key.startswith(f"{problem.key}.")
         }
-        if not found:
+        if not refused_now:
             return Checked(None, [*refused, *problems], frozenset(fixed))
         if not is_open:
             kept = {problem.key for problem in _problems(case, settings, cluster, is_open=True)}
-            fixed |= found.keys() - kept
-        refused += [Problem(problem.where, key, problem.what, problem.hint) for key, problem in found.items()]
-        settings = {key: value for key, value in settings.items() if key not in found}
+            fixed |= refused_now.keys() - kept
+        refused += [Problem(problem.where, key, problem.what, problem.hint) for key, problem in refused_now.items()]
+        settings = {key: value for key, value in settings.items() if key not in refused_now}
     return Checked(settings, refused, frozenset(fixed))
 
 

@@ -43,4 +43,4 @@ def coverage() -> Sequence[Coverage]:
 
 def equivalent(model: str, task: Task) -> Coverage | None:
     """Return the entry of a model in FlagPerf's keys, or None where it is none of FlagPerf's."""
-    return next((each for each in coverage() if (each.model, each.task) == (model, task)), None)
+    return next((entry for entry in coverage() if (entry.model, entry.task) == (model, task)), None)

@@ -31,8 +31,8 @@ def case_of(path: Path) -> str:
     """Return AccelMark's name of the case that a file belongs to, by its folder."""
     folder = path.absolute().parent
     name = folder.parent.name if folder.name == _OVERRIDES else folder.name
-    found = equivalent(name, "infer")
-    return name if found is None or found.case is None else found.case
+    covered = equivalent(name, "infer")
+    return name if covered is None or covered.case is None else covered.case
 
 
 def data_directory(given: str, case: str) -> tuple[str, str]:

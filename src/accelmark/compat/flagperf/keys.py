@@ -114,9 +114,9 @@ def converted_key(written: str, task: Task, cluster: ClusterSpec) -> tuple[str, 
     A framework version is kept only where an image or this machine has it.
     """
     model, *parts = written.strip().split(":")
-    found = equivalent(model, task)
-    name = model if found is None or found.case is None else found.case
-    notes = [found.note] if found is not None and name != model else []
+    covered = equivalent(model, task)
+    name = model if covered is None or covered.case is None else covered.case
+    notes = [covered.note] if covered is not None and name != model else []
     settings: Mapping[str, Any] = {}
     if parts:
         framework, _, version = parts[0].partition("_")

@@ -105,12 +105,12 @@ class MonitorScript:
                     )
                 devices: list[Values] = []
                 for line in lines:
-                    found = re.fullmatch(self._rule.line, line)
-                    if found is None:
+                    match = re.fullmatch(self._rule.line, line)
+                    if match is None:
                         raise SourceError(f"the line {line[:60]!r} of the script's log does not match")
                     try:
                         values: Values = {
-                            name: parse_number(name, text or "") for name, text in found.groupdict().items()
+                            name: parse_number(name, text or "") for name, text in match.groupdict().items()
                         }
                     except UnreadableError as error:
                         raise SourceError(f"the script's log is not readable: {error}") from error

@@ -84,7 +84,7 @@ def read_run(path: Path) -> dict[str, str]:
 def _case(slug: str, rounds: Mapping[str, RoundResult]) -> CaseResult:
     results = list(rounds.values())
     first, reached = results[0], {result.converged for result in results}
-    findings = tuple(found.model_copy(update={"round": None}) for found in first.findings)
+    findings = tuple(finding.model_copy(update={"round": None}) for finding in first.findings)
     return CaseResult(
         key=first.key.model_copy(update={"repeat": len(results)}),
         task="train",
@@ -92,7 +92,7 @@ def _case(slug: str, rounds: Mapping[str, RoundResult]) -> CaseResult:
         state=worst([result.state for result in results]),
         converged=None if None in reached else False not in reached,
         verdict="OPEN",
-        reasons=tuple(found.actual for found in findings),
+        reasons=tuple(finding.actual for finding in findings),
         figures=aggregate(results),
         rounds=tuple(rounds),
         findings=findings,
@@ -112,7 +112,7 @@ def _round(folder: Path) -> RoundResult:
     begin = next((event.time_ms for event in events if event.name == "TRAIN_START"), events[0].time_ms)
     steps = [event for event in events if event.name == "STEP_END" and "global_steps" in event.value]
     train = load_case(key.model).train if key.model in folders("cases") else None
-    rates = {found[1]: name for name in finished if (found := _RATE.fullmatch(name))}
+    rates = {match[1]: name for name in finished if (match := _RATE.fullmatch(name))}
     unit = next((_UNITS.get(name, name) for name in rates), train.unit if train is not None else "sample")
     given = {figure: finished.get(name) for figure, name in _TIMES.items()}
     if rates:
@@ -177,10 +177,10 @@ def _key(folder: Path, nodes: list[Path], nproc: int, events: list[_Event]) -> C
         key = CaseKey.parse(name, hardware="unknown", where=str(folder))
         model, framework, version, hardware = key.model, key.framework, key.framework_version, key.hardware
     else:
-        source = next((found for event in events if (found := _SOURCE.search(event.file))), None)
+        source = next((match for event in events if (match := _SOURCE.search(event.file))), None)
         if source is None:
             raise SpecError([Problem(str(folder), "", "neither its name nor its log names a case")])
-        tasks = (found[1] for file in nodes[0].iterdir() if (found := _TASK_LOG.fullmatch(file.name)))
+        tasks = (match[1] for file in nodes[0].iterdir() if (match := _TASK_LOG.fullmatch(file.name)))
         model, (framework, _, version) = source[1], next(tasks, source[2]).partition("_")
         scale = _SCALE.search(name)
         hardware = scale[1] if scale is not None else "unknown"

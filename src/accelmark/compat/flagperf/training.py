@@ -34,10 +34,10 @@ class Config:
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """Read a file; None if its name has no scale. Raises SpecError if it cannot be read."""
-        found = _SCALE.fullmatch(path.stem)
-        if found is None and path.stem != _EVERY_SCALE:
+        scale = _SCALE.fullmatch(path.stem)
+        if scale is None and path.stem != _EVERY_SCALE:
             return None
-        return cls(parse_file(path), found.groups() if found else None, case_of_folder(path.absolute().parent))
+        return cls(parse_file(path), scale.groups() if scale else None, case_of_folder(path.absolute().parent))
 
     @property
     def name(self) -> str:

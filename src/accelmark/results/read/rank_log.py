@@ -229,8 +229,8 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
 
 def logs_of_attempts(path: Path) -> list[Path]:
     """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, and then its own."""
-    found = path.parent.parent.glob(f"attempt*/*/{path.name}")
-    return [*sorted(found, key=lambda log: int(log.parent.parent.name.removeprefix("attempt"))), path]
+    logs = path.parent.parent.glob(f"attempt*/*/{path.name}")
+    return [*sorted(logs, key=lambda log: int(log.parent.parent.name.removeprefix("attempt"))), path]
 
 
 def _read_on(before: TrainLog, path: Path) -> TrainLog:

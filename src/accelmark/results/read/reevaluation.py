@@ -185,10 +185,10 @@ def _merged(
         own = losses.setdefault(rank, {})
         for attempt in tried:
             own.update(zip_strict(attempt.loss_steps(), attempt.losses))
-    found: dict[str | None, list[tuple[int, Replayed]]] = {}
+    by_start: dict[str | None, list[tuple[int, Replayed]]] = {}
     for rank, value in replayed:
-        found.setdefault(value.checkpoint, []).append((rank, value))
-    for start, values in found.items():
+        by_start.setdefault(value.checkpoint, []).append((rank, value))
+    for start, values in by_start.items():
         steps = [
             ReplayedStep(rank, step, losses[rank].get(step), loss)
             for rank, value in values

@@ -34,8 +34,8 @@ class NodeDir(NamedTuple):
 
     def rank_logs(self) -> list[tuple[int, Path]]:
         """Return (global rank, path) of each rank's log."""
-        found = ((_RANK.match(path.name), path) for path in self.path.iterdir())
-        return sorted((int(match["rank"]), path) for match, path in found if match)
+        matches = ((_RANK.match(path.name), path) for path in self.path.iterdir())
+        return sorted((int(match["rank"]), path) for match, path in matches if match)
 
 
 def read_job(round_dir: Path) -> JobSpec:
@@ -53,8 +53,8 @@ def node_dirs(round_dir: Path) -> list[NodeDir]:
     """Return the directories of a round's hosts, by node rank."""
     if not round_dir.is_dir():
         return []
-    found = ((_NODE.match(path.name), path) for path in round_dir.iterdir() if path.is_dir())
-    nodes = [_node_dir(path, match["host"], int(match["noderank"])) for match, path in found if match]
+    matches = ((_NODE.match(path.name), path) for path in round_dir.iterdir() if path.is_dir())
+    nodes = [_node_dir(path, match["host"], int(match["noderank"])) for match, path in matches if match]
     return sorted(nodes, key=lambda node: node.noderank)
 
 
@@ -120,5 +120,5 @@ def rank_logs(round_dir: Path) -> dict[int, Path]:
 
 def earlier_attempts(round_dir: Path) -> list[Path]:
     """Return the directories ``attempt<N>``, to which ``resume`` moves earlier attempts, in which ranks wrote logs."""
-    found = sorted(round_dir.glob("attempt*"), key=lambda path: int(path.name.removeprefix("attempt")))
-    return [path for path in found if rank_logs(path)]
+    attempts = sorted(round_dir.glob("attempt*"), key=lambda path: int(path.name.removeprefix("attempt")))
+    return [path for path in attempts if rank_logs(path)]

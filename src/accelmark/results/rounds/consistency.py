@@ -49,19 +49,19 @@ def clock_findings(
     ``times`` has the events of the first rank of each node directory. Those of training are not compared with the
     agent's where they are translated from a trainer's output (``is_translated``): they are logged later than they were.
     """
-    found: list[str] = []
+    contradictions: list[str] = []
     expected = f"at most {limit_percent(MAX_DIFFERENCE)} apart"
     for node in nodes:
         own = times.get(str(node.path), {})
-        found += _of_rank(f"{node.host}: the rank", own)
+        contradictions += _of_rank(f"{node.host}: the rank", own)
         clocks = node.exit.clocks if node.exit is not None else None
         if clocks is not None:
-            found += _of_agent(f"{node.host}: the agent", clocks)
+            contradictions += _of_agent(f"{node.host}: the agent", clocks)
             for is_large, what in _seen(node.host, own, clocks, is_translated=is_translated):
                 yield finding("error" if is_large else "open", _CLOCKS_RULE, expected, what)
         if node.exit is not None:
-            found += _of_coordinator(round_dir, node.host, node.exit.duration_s)
-    yield from (finding("error", _CLOCKS_RULE, expected, what) for what in dict.fromkeys(found))
+            contradictions += _of_coordinator(round_dir, node.host, node.exit.duration_s)
+    yield from (finding("error", _CLOCKS_RULE, expected, what) for what in dict.fromkeys(contradictions))
 
 
 def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def _node_contradictions(job: JobSpec, node: NodeDir) -> Iterator[str]:
     if node.exit is not None:
         per_host = job.ranks_per_host or job.key.nproc
         expected = set(range(node.noderank * per_host, (node.noderank + 1) * per_host))
-        found = {rank for rank, _ in node.rank_logs()} | {rank.rank for rank in node.exit.ranks}
+        present = {rank for rank, _ in node.rank_logs()} | {rank.rank for rank in node.exit.ranks}
         for rank, log in node.rank_logs():
             seal, content = node.exit.logs.get(rank), log.read_bytes()
             sealed = content[: seal.num_bytes] if seal is not None else b""
@@ -236,8 +236,8 @@ def _node_contradictions(job: JobSpec, node: NodeDir) -> Iterator[str]:
                 continue
             if LogSeal.of(sealed) != seal or event_names(content[seal.num_bytes :]):
                 yield f"{log.name} is not the log that rank {rank} left when it ended"
-        if found - expected:
-            yield f"has files of ranks {', '.join(map(str, sorted(found - expected)))}, which belong to other hosts"
+        if present - expected:
+            yield f"has files of ranks {', '.join(map(str, sorted(present - expected)))}, which belong to other hosts"
 
 
 def _is_name(host: Any, directory: str) -> bool:

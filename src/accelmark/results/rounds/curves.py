@@ -125,7 +125,7 @@ def telemetry_series(hosts: HostSamples, span_s: tuple[float, float] | None = No
     """
     if span_s is not None:
         hosts = {host: (samples, (span_s,)) for host, (samples, _) in hosts.items()}
-    found: list[TelemetrySeries] = []
+    series_of_hosts: list[TelemetrySeries] = []
     for column, (quantity, unit) in _DEVICE.items():
         lines = [
             _line(f"device {index}" if len(hosts) == 1 else f"{host} device {index}", times, columns[column], spans)
@@ -133,17 +133,17 @@ def telemetry_series(hosts: HostSamples, span_s: tuple[float, float] | None = No
             for index, columns in samples.devices.items()
             if column in columns and (times := samples.times(columns))
         ]
-        found += _series(quantity, unit, lines, span_s)
+        series_of_hosts += _series(quantity, unit, lines, span_s)
     for column, (quantity, unit) in _HOST.items():
         lines = [
             _line(host, samples.t, samples.host[column], spans)
             for host, (samples, spans) in hosts.items()
             if column in samples.host
         ]
-        found += _series(quantity, unit, lines, span_s)
-    if not any(series.quantity == "power" for series in found):
-        found += _series("power", "W", list(_package_lines(hosts)), span_s)
-    return tuple(found)
+        series_of_hosts += _series(quantity, unit, lines, span_s)
+    if not any(series.quantity == "power" for series in series_of_hosts):
+        series_of_hosts += _series("power", "W", list(_package_lines(hosts)), span_s)
+    return tuple(series_of_hosts)
 
 
 def _package_lines(hosts: HostSamples) -> Iterable[_Line]:

@@ -73,10 +73,10 @@ class ModelCosts:
         num_devices: int = 1,
     ) -> ModelCosts | None:
         """Return the costs, None where the run did not report the shapes; the peaks are those of one device."""
-        found = {name: details.get(name) for name in _NAMES}
-        if not all(isinstance(each, int) for each in found.values()):
+        reported = {name: details.get(name) for name in _NAMES}
+        if not all(isinstance(number, int) for number in reported.values()):
             return None
-        shapes: dict[str, Any] = found
+        shapes: dict[str, Any] = reported
         return cls(
             **shapes,
             bytes_per_number=_BYTES[precision],
@@ -114,7 +114,7 @@ def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts 
     prompt, answer = float(known.tokens_in.mean()), float(known.tokens.mean())
     prefill_s = float((known.first_s - known.due_s).mean())
     decode_s = float((known.end_s - known.first_s).mean())
-    found: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         "prefill_token_rate": batch * prompt / prefill_s if prefill_s > 0 else None,
         "decode_token_rate": batch * (answer - 1) / decode_s if decode_s > 0 else None,
     }
@@ -123,7 +123,7 @@ def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts 
         peak = costs.peak_tflops * 1e12 if costs.peak_tflops else None
         bandwidth = costs.bandwidth_gb_s * 1e9 if costs.bandwidth_gb_s else None
         decodes = decode_s > 0 and steps > 0
-        found |= {
+        figures |= {
             "kv_cache_mib": costs.cache_bytes(batch * (prompt + answer)) / 2**20,
             "prefill_mfu": batch * costs.prefill_flops(prompt) / prefill_s / peak if peak and prefill_s > 0 else None,
             "decode_mfu": batch * steps * costs.decode_flops(context) / decode_s / peak if peak and decodes else None,
@@ -131,7 +131,7 @@ def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts 
             if bandwidth and decodes
             else None,
         }
-    return stage.model_copy(update=found)
+    return stage.model_copy(update=figures)
 
 
 class Generated(NamedTuple):

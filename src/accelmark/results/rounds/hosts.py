@@ -55,7 +55,7 @@ def read_telemetry(
             missing.append((node, f"{node.host}: telemetry.jsonl is missing"))
             continue
         is_one_clock = all(earlier < later for (_, earlier), (later, _) in pairwise(spans))
-        earlier = [each.path / path.name for each in before if each.path.name == node.path.name and is_one_clock]
+        earlier = [old.path / path.name for old in before if old.path.name == node.path.name and is_one_clock]
         samples = read_samples(*(record for record in earlier if record.is_file()), path)
         if not len(samples.t):
             missing.append((node, f"{node.host}: telemetry.jsonl has no samples"))
@@ -130,8 +130,8 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
 
 def disturbances(findings: Iterable[Finding]) -> list[str]:
     """Return the findings that report other work on the machines, without the advice to use idle ones."""
-    busy = (found for found in findings if found.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION))
-    return [found.actual.removesuffix(_ADVICE) for found in busy]
+    busy = (finding for finding in findings if finding.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION))
+    return [finding.actual.removesuffix(_ADVICE) for finding in busy]
 
 
 def contention_findings(

@@ -357,8 +357,8 @@ def _compared(log: InferLog, infer: InferJob) -> Figures:
         difference = None if whole.value is None or expected is None else whole.value - expected
         note = "over different inputs"
     return {
-        name: value(None, absent) if found is None else Figure(value=found, reason=note)
-        for name, found in (
+        name: value(None, absent) if metric is None else Figure(value=metric, reason=note)
+        for name, metric in (
             (F.ENGINE_METRIC, engine), (F.FRAMEWORK_METRIC, framework), (F.METRIC_DIFFERENCE, difference),
         )
     }  # fmt: skip

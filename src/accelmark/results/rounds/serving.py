@@ -170,8 +170,8 @@ def scenario_figures(scenarios: Sequence[TokenScenarioResult]) -> Figures:
 
 
 def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str) -> Figure:
-    found = stage.latencies.get(latency) if stage is not None else None
-    quantile = found.quantiles.get(name) if found is not None else None
+    distribution = stage.latencies.get(latency) if stage is not None else None
+    quantile = distribution.quantiles.get(name) if distribution is not None else None
     return value(quantile.value, quantile.reason or absent) if quantile is not None else value(None, absent)
 
 
@@ -257,8 +257,8 @@ def serve_round(
 
 def _read(nodes: Sequence[NodeDir]) -> _Records:
     """Read the files of the node whose rank loaded the server."""
-    found = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), None)
-    node, log = (found[0], read_log(found[1], ServeLog)) if found else (None, ServeLog())
+    first = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), None)
+    node, log = (first[0], read_log(first[1], ServeLog)) if first else (None, ServeLog())
     requests, lines = read_requests(node.path / REQUESTS_FILE if node else Path(REQUESTS_FILE))
     return _Records(log, requests, lines, node)
 
@@ -338,11 +338,11 @@ def _figures(
 ) -> tuple[Figures, int]:
     """Return the figures of the headline stage, and its output tokens."""
     stage, answers = serving.headline_stage, serving.answers
-    load = next((each for each in ended if stage is not None and each.load.stage == stage.stage), None)
+    load = next((candidate for candidate in ended if stage is not None and candidate.load.stage == stage.stage), None)
     absent = log.finished.message if log.finished and log.finished.message else serving.headline_why
     planned = serving.planned_stages
-    num_requests = sum(found.num_requests for found in planned)
-    failed = sum(found.num_failed for found in planned)
+    num_requests = sum(planned_stage.num_requests for planned_stage in planned)
+    failed = sum(planned_stage.num_failed for planned_stage in planned)
     e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
     if stage is not None and load is not None:
         used, notes, tokens = consumed(job, stage, load, consumption)

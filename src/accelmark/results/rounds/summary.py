@@ -90,16 +90,16 @@ def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
 def finding_texts(findings: Iterable[Finding], *severities: Severity) -> list[str]:
     """Return each distinct finding of these severities once, with its rounds."""
     by_text: dict[Finding, set[int | None]] = {}
-    for found in findings:
-        if found.severity in severities:
-            by_text.setdefault(found.model_copy(update={"round": None}), set()).add(found.round)
-    return [found.about(sorted(filter(None, rounds))) for found, rounds in by_text.items()]
+    for finding in findings:
+        if finding.severity in severities:
+            by_text.setdefault(finding.model_copy(update={"round": None}), set()).add(finding.round)
+    return [finding.about(sorted(filter(None, rounds))) for finding, rounds in by_text.items()]
 
 
 def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     """Return warnings about wide intervals, and about a single round, which has no interval."""
     warnings: list[str] = []
-    num_rounds = max((found.num_rounds for found in figures.values()), default=0)
+    num_rounds = max((spread.num_rounds for spread in figures.values()), default=0)
     if num_rounds == 1:
         warnings.append(
             "no confidence interval: only one round. End the key with :3 for three, as in CASE:pytorch:CPU:1:1:3"
@@ -107,13 +107,13 @@ def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
     wide: list[str] = []
     needed = 0
     for name in WARNED_FIGURES:
-        found = figures.get(name)
-        half = found.relative_half95 if found is not None else None
-        if found is not None and found.rounds_needed is not None and half is not None and half > NARROW:
+        spread = figures.get(name)
+        half = spread.relative_half95 if spread is not None else None
+        if spread is not None and spread.rounds_needed is not None and half is not None and half > NARROW:
             digits = f"{100 * half:.0f}" if half >= 0.1 else f"{100 * half:.2g}"
-            of = "" if found.num_rounds == num_rounds else f" ({found.num_rounds} rounds)"
+            of = "" if spread.num_rounds == num_rounds else f" ({spread.num_rounds} rounds)"
             wide.append(f"{name.info.title.lower()} ±{digits} %{of}")
-            needed = max(needed, found.rounds_needed)
+            needed = max(needed, spread.rounds_needed)
     if wide:
         intervals = f"wide 95 % intervals after {num_rounds} rounds: {'; '.join(wide)}"
         advice = ": reduce the noise first, by an idle host or longer rounds" if needed > _MANY_ROUNDS else ""
@@ -215,8 +215,8 @@ def gather(
     cases: list[CaseResult] = []
     for slug, listed in by_slug.items():
         bad = [problem for problem in problems if f"/{slug}/" in problem]
-        found = {name: rounds[name] for name in listed if name in rounds}
-        case = _case(run_dir, audit, found, listed, bad, [planned[name] for name in listed if name in planned])
+        present = {name: rounds[name] for name in listed if name in rounds}
+        case = _case(run_dir, audit, present, listed, bad, [planned[name] for name in listed if name in planned])
         cases += [case] if case is not None else []
     vendors = [result.vendor for result in rounds.values()]
     tuning = None
@@ -263,10 +263,10 @@ def _case(
     verdict = audit(run_dir, rounds, max(len(directories), 1))
     ended = ledger_states(run_dir)
     missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
-    found = [ended.get(name, ("queued", None)) for name in missing]
+    states_of_missing = [ended.get(name, ("queued", None)) for name in missing]
     not_started: list[LedgerState] = [
         (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
-        for state, why in found
+        for state, why in states_of_missing
     ]
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)

@@ -135,8 +135,8 @@ def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | N
     if target is None:
         return None
     if is_checked(train):
-        found = None if checked is None else checked.claimed or checked.metrics
-        metric = None if found is None else found.get(target.metric)
+        metrics = None if checked is None else checked.claimed or checked.metrics
+        metric = None if metrics is None else metrics.get(target.metric)
         if metric is None or not target.reached(metric):
             return None
     return _reported_hit(timeline, target)

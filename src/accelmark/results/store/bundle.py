@@ -102,11 +102,11 @@ def check_manifest(run_dir: Path) -> list[str]:
             problems.append(f"{name}: is missing")
         elif file_sha256(run_dir / name) != expected:
             problems.append(f"{name}: was changed (expected SHA-256 {expected[:12]}…)")
-    found = {file.relative_to(run_dir).as_posix() for file in covered_files(run_dir)} - named
+    added = {file.relative_to(run_dir).as_posix() for file in covered_files(run_dir)} - named
     # The evaluation of a round may be repeated later.
     known = {_evaluation_of(name) for name in named}
-    later = {name for name in found if _evaluation_of(name) is not None and _evaluation_of(name) not in known}
-    return problems + [f"{name}: was added (not in the manifest)" for name in sorted(found - later)]
+    later = {name for name in added if _evaluation_of(name) is not None and _evaluation_of(name) not in known}
+    return problems + [f"{name}: was added (not in the manifest)" for name in sorted(added - later)]
 
 
 def _evaluation_of(name: str) -> Path | None:
@@ -140,11 +140,11 @@ def bundle_edits(bundle: Path) -> list[str]:
 def covered_files(run_dir: Path) -> list[Path]:
     """Return the files that the manifest of a run covers, by name."""
     excluded = _excluded()
-    found: list[Path] = []
+    covered: list[Path] = []
     for directory, names, files in os.walk(run_dir):
         names[:] = [name for name in names if name not in _EXCLUDED_DIRECTORIES]
         paths = [Path(directory, file) for file in files if not file.endswith((".pid", ".tmp", ".lock"))]
-        found += (
+        covered += (
             path
             for path in paths
             if path.name != MANIFEST_FILE
@@ -152,7 +152,7 @@ def covered_files(run_dir: Path) -> list[Path]:
             and path.is_file()
             and not path.is_symlink()
         )
-    return sorted(found)
+    return sorted(covered)
 
 
 def _excluded() -> set[str]:
@@ -197,11 +197,11 @@ def write_bundle(run_dir: Path, output: Path) -> None:
             f"{run_dir}: is not bundled because files differ from its manifest: "
             f"{'; '.join(changed[:_MAX_LISTED])}{more}. See 'accelmark verify {run_dir}' and restore the files"
         )
-    found: set[str] = set()
+    secret_values: set[str] = set()
     for file in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
         with contextlib.suppress(OSError, ValueError):
-            found |= set(secrets_in(from_json(file.read_bytes())))
-    secrets = sorted((value.encode() for value in found), key=len, reverse=True)
+            secret_values |= set(secrets_in(from_json(file.read_bytes())))
+    secrets = sorted((value.encode() for value in secret_values), key=len, reverse=True)
     covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]
     hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
     files = {

@@ -219,8 +219,8 @@ def load_file(model: type[M], files: RunFiles, name: str, omitted: Iterable[str]
         raise RunError(f"{path}: is not JSON: {error}") from error
     version = loaded.get("schema_version") if isinstance(loaded, dict) else None
     if version != SCHEMA_VERSION:
-        found = "states no schema version" if version is None else f"has schema version {version}"
-        raise RunError(f"{path}: {found}; this AccelMark reads version {SCHEMA_VERSION}")
+        stated = "states no schema version" if version is None else f"has schema version {version}"
+        raise RunError(f"{path}: {stated}; this AccelMark reads version {SCHEMA_VERSION}")
     for field in omitted:
         loaded.pop(field, None)
     try:

@@ -49,12 +49,12 @@ class SecretList(Spec):
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
     """Return the secrets in variables: values of secret names that are not paths, and passwords in URLs."""
-    found: set[str] = set()
+    secret_values: set[str] = set()
     for name, value in environment.items():
-        found.update(passwords(value))
+        secret_values.update(passwords(value))
         if is_secret(name) and not os.path.exists(value):  # noqa: PTH110  Path.exists raises on long names
-            found.add(value)
-    return found
+            secret_values.add(value)
+    return secret_values
 
 
 def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
@@ -94,11 +94,11 @@ class SecretFinder:
         self._by_run: dict[tuple[str, int], list[SecretHash]] = {}
         for path in lists:
             try:
-                found = SecretList.model_validate_json(path.read_bytes())
+                listed = SecretList.model_validate_json(path.read_bytes())
             except (OSError, ValidationError):
                 continue
-            for entry in found.hidden:
-                self._by_run.setdefault((found.salt, entry.run_length), []).append(entry)
+            for entry in listed.hidden:
+                self._by_run.setdefault((listed.salt, entry.run_length), []).append(entry)
 
     def without(self, content: bytes) -> bytes:
         """Return ``content`` with all secrets redacted."""

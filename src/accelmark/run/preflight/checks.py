@@ -274,12 +274,12 @@ def _abridged(names: Sequence[str]) -> str:
 
 def given_data(plan: Plan) -> list[tuple[DatasetSpec, Path]]:
     """Return the data sets that hosts do not fetch themselves, with their directories."""
-    found: dict[tuple[DatasetSpec, Path], None] = {}
+    given: dict[tuple[DatasetSpec, Path], None] = {}
     for job in plan.jobs:
         with contextlib.suppress(AccelmarkError):  # a case that was removed since: a resumed run is refused for it
             pairs = datasets_of(job.job)
-            found |= dict.fromkeys((spec, path) for spec, path in pairs if not (spec.sources and path == locate(spec)))
-    return list(found)
+            given |= dict.fromkeys((spec, path) for spec, path in pairs if not (spec.sources and path == locate(spec)))
+    return list(given)
 
 
 def packages_of(jobs: Iterable[PlannedJob], frameworks: Iterable[str] = ()) -> dict[str, tuple[list[Need], list[str]]]:
@@ -287,12 +287,12 @@ def packages_of(jobs: Iterable[PlannedJob], frameworks: Iterable[str] = ()) -> d
 
     For ``frameworks``, which have no job, return what they need themselves.
     """
-    found: dict[str, tuple[list[Need], list[str]]] = {
+    packages: dict[str, tuple[list[Need], list[str]]] = {
         name: ([Need(requirement=text, needed_by=f"framework {name}") for text in load_framework(name).requires], [])
         for name in frameworks
     }
     for job in jobs:
-        needs, installs = found.setdefault(job.job.framework, ([], []))
+        needs, installs = packages.setdefault(job.job.framework, ([], []))
         needs += job.requires
         installs += job.installs
-    return found
+    return packages

@@ -113,8 +113,8 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Prob
     needs = [Need(requirement=text, needed_by=f"launcher {launcher.spec.name}") for text in launcher.spec.requires]
     problems += _missing_packages([*needs, *page_needs()])
     if is_here:
-        found = await Preflight(directory, launcher, plan.jobs, is_dry_run=True).run()
-        problems += (problem for problem in found if problem.severity == "error" or plan.strict)
+        problems_of_hosts = await Preflight(directory, launcher, plan.jobs, is_dry_run=True).run()
+        problems += (problem for problem in problems_of_hosts if problem.severity == "error" or plan.strict)
     return problems
 
 
@@ -159,7 +159,7 @@ class Preflight:
         used = {node.host for job in self.jobs for node in job.nodes} or {host.name for host in self._cluster.hosts}
         hosts = {host.name: self.launcher.host(host) for host in self._cluster.hosts if host.name in used}
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
-        problems = [problem for found in per_host for problem in found]
+        problems = [problem for of_host in per_host for problem in of_host]
         states = [self._states[name] for name in hosts if name in self._states]
         problems += (problem for check in CLUSTER_CHECKS for problem in check(states))
         unreached: list[Problem] = []
@@ -252,7 +252,7 @@ class Preflight:
         is_contained, problems = self._cluster.container is not None, []
         if is_contained and state.facts.engine_problem is not None:
             return []
-        found, images = dict(state.packages), dict(state.images)
+        packages, images = dict(state.packages), dict(state.images)
         for framework, (needs, _) in packages_of(state.jobs, () if state.jobs else self._cluster.environments).items():
             environment = self._cluster.environments.get(framework) if not is_contained else None
             wanted = distributions([*(RANK_NEEDS if environment or is_contained else ()), *needs])
@@ -272,14 +272,14 @@ class Preflight:
                     images[framework] = image.name
                 else:
                     python = self.launcher.python_of(framework)
-                found[framework] = await package_facts(host, python, wanted, modules, path, imports, enter)
+                packages[framework] = await package_facts(host, python, wanted, modules, path, imports, enter)
             except UnreachableError:
                 raise
             except HostError as error:
                 create = create_command(framework, environment, is_here=state.is_localhost)
                 hint = create if environment is not None else error.advice
                 problems.append(Problem(host.name, "", error.problem, hint))
-        state.packages, state.images = found, images
+        state.packages, state.images = packages, images
         return problems
 
     async def _image_of(self, host: Host, job: PlannedJob | None) -> ImageRecipe | None:
@@ -389,10 +389,10 @@ def _advice(done: CommandResult) -> str:
 
 def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
     """Return, for the first host of each job on several hosts, the others, which have to reach it."""
-    found: dict[str, list[str]] = {}
+    reached_by: dict[str, list[str]] = {}
     for master, *others in ([node.host for node in job.nodes] for job in jobs if len(job.nodes) > 1):
-        found[master] = list(dict.fromkeys([*found.get(master, []), *others]))
-    return found
+        reached_by[master] = list(dict.fromkeys([*reached_by.get(master, []), *others]))
+    return reached_by
 
 
 def _has_devices(vendor: str) -> bool:
@@ -413,19 +413,19 @@ async def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[Plan
     """Return the commands that check each host of ``jobs``; ``TOKEN`` is random each time."""
     hosts = {spec.name: launcher.host(spec) for spec in plan.cluster.hosts}
     python, port = launcher.python, str(plan.cluster.master_port)
-    found: dict[str, list[list[str]]] = {}
+    commands_of: dict[str, list[list[str]]] = {}
     for name in dict.fromkeys(node.host for job in jobs for node in job.nodes):
         here = [job for job in jobs if any(node.host == name for node in job.nodes)]
-        found[name] = [command(python, "probe")]
+        commands_of[name] = [command(python, "probe")]
         if plan.cluster.container is None:
-            found[name] += [command(launcher.python_of(framework), "packages") for framework in packages_of(here)]
+            commands_of[name] += [command(launcher.python_of(framework), "packages") for framework in packages_of(here)]
         for recipe in _pulled_images(plan, here):
-            found[name] += [recipe.present, recipe.look_up]
+            commands_of[name] += [recipe.present, recipe.look_up]
         if _has_devices(plan.vendor):
-            found[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
+            commands_of[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
     for master, others in _masters(jobs).items():
-        found[master].append(command(python, "listen", port, "TOKEN"))
+        commands_of[master].append(command(python, "listen", port, "TOKEN"))
         address = await launcher.master_address(hosts[master].spec)
         for other in others:
-            found[other].append(command(python, "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
-    return {name: [hosts[name].command(argv) for argv in commands] for name, commands in found.items()}
+            commands_of[other].append(command(python, "reach", address, port, "TOKEN", f"{REACH_TIMEOUT_S:g}"))
+    return {name: [hosts[name].command(argv) for argv in commands] for name, commands in commands_of.items()}

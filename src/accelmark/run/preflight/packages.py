@@ -130,7 +130,7 @@ def known_device(vendor: str, framework: str) -> FrameworkDevice | None:
 
 def _index_of(lacking: Iterable[Missing], framework: FrameworkSpec, device: FrameworkDevice | None) -> str | None:
     """Return the index with the framework's builds for a device, if it has one and the framework is lacking."""
-    is_lacking = not {one.name for one in lacking}.isdisjoint(framework.distributions)
+    is_lacking = not {package.name for package in lacking}.isdisjoint(framework.distributions)
     return device.index if device is not None and is_lacking else None
 
 
@@ -159,7 +159,7 @@ def require_here(needed_by: str, *requirements: str) -> None:
 
     Raises RequestError: with the missing packages and the command that installs them, in the builds for the devices.
     """
-    lacking = missing(Need(requirement=one, needed_by=needed_by) for one in requirements)
+    lacking = missing(Need(requirement=requirement, needed_by=needed_by) for requirement in requirements)
     if lacking:
         vendor = load_vendor(default_vendor())
         indexes = (_index_of(lacking, load_framework(name), device) for name, device in vendor.frameworks.items())

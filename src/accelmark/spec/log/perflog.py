@@ -195,9 +195,9 @@ class PerfLogReader:
             report.lines += 1
             if _PREFIX not in line:
                 continue
-            if found := decode_line(line):
-                report.records += len(found)
-                yield from found
+            if record := decode_line(line):
+                report.records += len(record)
+                yield from record
             elif line.endswith(b"\n"):
                 report.malformed += 1
                 if report.malformed <= _MAX_LISTED_LINES:

@@ -79,7 +79,7 @@ class EngineOptionSpec(Spec):
 
     def problem(self, value: object) -> str | None:
         """Return why it cannot have ``value``, or None."""
-        if self.values and not any(type(value) is type(each) and value == each for each in self.values):
+        if self.values and not any(type(value) is type(allowed) and value == allowed for allowed in self.values):
             is_switch = self.values == (False, True)
             return "must be true or false" if is_switch else f"must be one of {', '.join(map(str, self.values))}"
         if self.least is not None and (type(value) is not int or value < self.least):
@@ -123,7 +123,7 @@ class EngineSpec(Spec):
         build = None if options.get("providers") else self.builds.get(device_type)
         if build is None:
             return self.requires
-        return (*(one for one in self.requires if not one.startswith(self.module)), build)
+        return (*(requirement for requirement in self.requires if not requirement.startswith(self.module)), build)
 
     def uses(self, num_devices: int) -> bool:
         """Whether it can spread one model over so many devices."""
@@ -226,16 +226,16 @@ def folders(kind: Kind) -> dict[str, Folder]:
 
 @cache
 def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
-    found: dict[str, Folder] = {}
+    by_name: dict[str, Folder] = {}
     problems: list[Problem] = []
     for folder in _search(kind, plugins):
-        other = found.setdefault(folder.name, folder)
+        other = by_name.setdefault(folder.name, folder)
         if other.path != folder.path:
             what = f"two {kind} have the name {folder.name!r}: {other.path} ({other.origin}) and here"
             problems.append(Problem(str(folder.path), "", what, "rename or uninstall one"))
     if problems:
         raise SpecError(problems)
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))
 
 
 def plugin_directories() -> list[Path]:
@@ -468,8 +468,8 @@ def file_module(name: str, path: Path) -> ModuleType:
 
 def known_engines(vendor_folder: Path | None) -> set[str]:
     """Return the names of all engines in this Python environment that a run on this vendor can use."""
-    found = engine_files() | {entry.name for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
-    return found | (engine_files(vendor_folder / "engines") if vendor_folder is not None else set())
+    engines = engine_files() | {entry.name for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
+    return engines | (engine_files(vendor_folder / "engines") if vendor_folder is not None else set())
 
 
 def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:

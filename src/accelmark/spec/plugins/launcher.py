@@ -108,8 +108,8 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
     try:
         model.model_validate(given)
     except ValidationError as error:
-        found = problems_of(error, model, where)
-        problems += [Problem(where, prefix + each.key, each.what, each.hint) for each in found]
+        invalid = problems_of(error, model, where)
+        problems += [Problem(where, prefix + problem.key, problem.what, problem.hint) for problem in invalid]
     return problems
 
 

@@ -62,13 +62,13 @@ def installed_version(distribution: str) -> str | None:
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
     """Return {package: version} of those that are installed in this Python."""
-    found = {name: installed_version(name) for name in distributions}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: installed_version(name) for name in distributions}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def distributions(needs: Iterable[Need]) -> list[str]:
     """Return the names of all packages that can meet ``needs``."""
-    return sorted({one.name for need in needs for group in _groups(need.requirement) for one in group})
+    return sorted({alternative.name for need in needs for group in _groups(need.requirement) for alternative in group})
 
 
 def missing(
@@ -93,20 +93,20 @@ def missing(
         is_needed = one.marker is None or one.marker.evaluate(place)
         return installed or not is_needed or canonicalize_name(one.name) in brought
 
-    found: dict[str, Missing] = {}
+    lacking: dict[str, Missing] = {}
     for need in dict.fromkeys(needs):
         for first, *others in _groups(need.requirement):
             if not any(map(is_met, (first, *others))):
-                found.setdefault(str(first), Missing(need, str(first), version_of(first.name)))
-    return list(found.values())
+                lacking.setdefault(str(first), Missing(need, str(first), version_of(first.name)))
+    return list(lacking.values())
 
 
 def describe(found: Iterable[Missing]) -> str:
     """Return what each part lacks: ``case bert needs torch>=2.11, which is not installed``."""
     by_part: dict[str, list[str]] = {}
-    for one in found:
-        state = "which is not installed" if one.version is None else f"but {one.version} is installed"
-        by_part.setdefault(one.need.needed_by, []).append(f"{one.requirement}, {state}")
+    for lacking in found:
+        state = "which is not installed" if lacking.version is None else f"but {lacking.version} is installed"
+        by_part.setdefault(lacking.need.needed_by, []).append(f"{lacking.requirement}, {state}")
     return "; ".join(f"{part} needs {' and '.join(lacks)}" for part, lacks in by_part.items())
 
 
@@ -134,12 +134,16 @@ def install_command(found: Iterable[Missing], python: str = sys.executable, inde
 
 def base_requirements() -> list[str]:
     """Return the packages that AccelMark itself needs, as requirements for pip."""
-    return [str(one) for one in _own_extra("")]
+    return [str(requirement) for requirement in _own_extra("")]
 
 
 def page_needs() -> list[Need]:
     """Return the packages that write a report page, which AccelMark itself needs."""
-    return [Need(requirement=str(one), needed_by="the report page") for one in _own_extra("") if one.name in _OF_PAGES]
+    return [
+        Need(requirement=str(package), needed_by="the report page")
+        for package in _own_extra("")
+        if package.name in _OF_PAGES
+    ]
 
 
 def requirement_texts(requirements: Iterable[str]) -> list[str]:
@@ -149,13 +153,13 @@ def requirement_texts(requirements: Iterable[str]) -> list[str]:
 
 def require(needed_by: str, *requirements: str) -> None:
     """Raise RequestError with the packages that a verb lacks and the command that installs them, if any."""
-    require_all([Need(requirement=one, needed_by=needed_by) for one in requirements])
+    require_all([Need(requirement=requirement, needed_by=needed_by) for requirement in requirements])
 
 
 def require_all(needs: Iterable[Need]) -> None:
     """Raise RequestError with what this Python lacks of ``needs`` and the command that installs it, if anything."""
-    if found := missing(needs):
-        raise RequestError(f"{describe(found)}: run {install_command(found)}")
+    if lacking := missing(needs):
+        raise RequestError(f"{describe(lacking)}: run {install_command(lacking)}")
 
 
 def requirement_names(file: Path) -> Iterator[str]:
@@ -178,7 +182,7 @@ def _groups(requirement: str) -> Iterator[list[Requirement]]:
         yield alternatives
         return
     for extra in alternatives[0].extras:
-        yield from ([one] for one in _own_extra(extra))
+        yield from ([package] for package in _own_extra(extra))
 
 
 def _own_extra(extra: str) -> Iterator[Requirement]:
@@ -193,14 +197,14 @@ def _own_extra(extra: str) -> Iterator[Requirement]:
 
         project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
     except (ImportError, OSError, KeyError, ValueError):
-        for one in map(Requirement, importlib.metadata.requires(_OWN) or ()):
-            marker = one.marker
+        for requirement in map(Requirement, importlib.metadata.requires(_OWN) or ()):
+            marker = requirement.marker
             if marker is None or "extra" not in str(marker):
                 if not extra:
-                    yield one
+                    yield requirement
             elif extra and marker.evaluate({"extra": extra}):
-                one.marker = None
-                yield one
+                requirement.marker = None
+                yield requirement
         return
     for text in project["optional-dependencies"].get(extra, ()) if extra else project["dependencies"]:
         for group in _groups(text):

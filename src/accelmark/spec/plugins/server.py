@@ -118,4 +118,4 @@ class ServerSpec(Spec):
         """
         given = {f"{_OPTION}{name}": value for name, value in self.options.items()} | dict(settings)
         flags = (flag.render(given.get(key)) for key, flag in self.flags.items())
-        return [*fill(self.command, values), *(argument for each in flags for argument in each)]
+        return [*fill(self.command, values), *(argument for passed in flags for argument in passed)]

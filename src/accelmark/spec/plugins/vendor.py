@@ -156,7 +156,7 @@ class VendorSpec(Spec):
     @property
     def uses_host_cpu(self) -> bool:
         """Whether the devices are the host's CPUs."""
-        return bool(self.frameworks) and all(one.device_type.lower() == "cpu" for one in self.frameworks.values())
+        return bool(self.frameworks) and all(device.device_type.lower() == "cpu" for device in self.frameworks.values())
 
     def chip_of(self, device_name: str, memory_gib: float | None) -> Chip | None:
         """Return the chip that matches, or None if none or several do."""

@@ -344,7 +344,7 @@ def text_options(options: Mapping[str, EngineOption], name: str) -> tuple[str, .
     value = options.get(name)
     if value is None:
         return ()
-    return tuple(str(each) for each in value) if isinstance(value, tuple) else (str(value),)
+    return tuple(str(item) for item in value) if isinstance(value, tuple) else (str(value),)
 
 
 def switch_option(options: Mapping[str, EngineOption], name: str, *, default: bool = False) -> bool:

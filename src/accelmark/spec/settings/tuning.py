@@ -111,10 +111,10 @@ class _UntriedError(Exception):
 
 def _descend(shipped: InferSettings, choices: tuple[Choice, ...], scores: Mapping[str, float]) -> None:
     def score(settings: InferSettings) -> float:
-        found = scores.get(identity(settings))
-        if found is None:
+        known = scores.get(identity(settings))
+        if known is None:
             raise _UntriedError(settings)
-        return found
+        return known
 
     def is_better(one: InferSettings, other: InferSettings) -> bool:
         return score(one) > score(other) + math.log(LEAST_GAIN)
@@ -147,10 +147,10 @@ def _best_of(
 
 def _lines(best: InferSettings, choice: Choice, shipped: InferSettings) -> Iterator[list[InferSettings]]:
     """Yield the settings to try in turn: all, or of a scale those after the current value and those before it."""
-    found = [changed(best, values, shipped) for values in choice.values]
-    if not choice.ordered or best not in found:
-        yield [settings for settings in found if settings is not None and settings != best]
+    neighbours = [changed(best, values, shipped) for values in choice.values]
+    if not choice.ordered or best not in neighbours:
+        yield [settings for settings in neighbours if settings is not None and settings != best]
         return
-    at = found.index(best)
-    for line in (found[at + 1 :], found[:at][::-1]):
+    at = neighbours.index(best)
+    for line in (neighbours[at + 1 :], neighbours[:at][::-1]):
         yield [settings for settings in line if settings is not None]
