@@ -31,7 +31,7 @@ def accept(
         str, Argument(metavar="VENDOR", help="Name in 'accelmark vendors'.", autocompletion=completion.vendors)
     ],
     case: Annotated[str, Argument(metavar="CASE", help="model[:framework]", autocompletion=completion.cases)],
-    scales: Annotated[str | None, Option(metavar="SCALES", help="1x1,1x8,2x8; default: those of the runs.")] = None,
+    scales: Annotated[str | None, Option(metavar="SCALES", help="1x1,1x8,2x8; default: scales of the runs.")] = None,
     runs: Annotated[Path, Option(metavar="DIR", help="Directory of runs.")] = Path("runs"),
     efficiency: Annotated[float | None, Option(help="Expected speed-up over the ideal one, 0 to 1.")] = None,
     readme: Annotated[

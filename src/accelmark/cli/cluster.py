@@ -34,7 +34,7 @@ def cluster(
 ) -> Output | None:
     """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
 
-    --dry-run shows the two runs, that of scaling and checkpoints and that of recovery; with --json, a line each.
+    --dry-run shows two runs: scaling with checkpoints, and recovery. With --json, it prints a line for each.
     """
     from datetime import UTC, datetime
 

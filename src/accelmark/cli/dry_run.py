@@ -36,7 +36,7 @@ def print_plan(
 ) -> None:
     """Print an outline of ``plan``, or its jobs, commands and settings without secrets; nothing is written or started.
 
-    ``script`` is that of the batch job in which the commands run, where the run would be submitted.
+    ``script`` is the batch script, where the run would be submitted.
 
     Raises:
         RequestError: the run directory is not empty.

@@ -55,12 +55,10 @@ def init(
     ] = None,
     into: Annotated[Path, Option(metavar="DIR", help="Where to write run.yaml and cluster.yaml.")] = Path(),
     vendor: options.Vendor = None,
-    chip: Annotated[str | None, Option(help="Chip; default: that of this machine, or the vendor's first one.")] = None,
+    chip: Annotated[str | None, Option(help="Chip; default: this machine's, or the vendor's first.")] = None,
     devices: Annotated[
         int | None,
-        Option(
-            min=1, help="Devices of each host, or ranks on a CPU; default: those of this machine, 1 on hosts or a CPU."
-        ),
+        Option(min=1, help="Devices of each host, or ranks on a CPU; default: this machine's, 1 on hosts or a CPU."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:

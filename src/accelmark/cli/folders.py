@@ -179,7 +179,7 @@ def new(
 ) -> None:
     """Create the folder of a vendor or a case from a template.
 
-    A vendor has a chip description and an adaptation of resnet_mini; a case can be trained as it is.
+    A vendor has a chip description and an adaptation of resnet_mini; a case can be trained unchanged.
     """
     if kit and kind != "vendor":
         raise RequestError("--kit is for the folder of a vendor: accelmark new vendor NAME --kit")

@@ -199,7 +199,7 @@ def inventory_lines(seen: Inventory) -> list[str]:
 
 
 def _cluster_of(file: Path, vendor: str | None) -> ClusterSpec:
-    """Return a cluster with the given vendor, else its own, else where it is this machine that of the machine."""
+    """Return a cluster with ``vendor``, else the vendor in its file, else on this machine the detected vendor."""
     from accelmark.spec.plugins.launcher import load_launcher, read_cluster
     from accelmark.telemetry.detect import default_vendor
 
@@ -360,7 +360,7 @@ def _show_rates(rates: Ceilings, device: str) -> None:
 
 
 def detect_devices(vendor: str | None) -> Detected:
-    """Return the devices of this machine: those of ``vendor``, else of the accelerator found first, else the CPU."""
+    """Return the devices of ``vendor`` on this machine; default: the first detected accelerator, else the CPU."""
     from accelmark.plan.adaptation import host_capabilities
     from accelmark.plan.request import Detected
     from accelmark.run.probe import remembered

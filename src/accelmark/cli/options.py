@@ -83,7 +83,7 @@ def shipped_file(given: Path, folder: str) -> Path:
 
 
 def existing_run(given: Path) -> Path:
-    """Return ``given``, or the run of that name in ``runs/``; of ``latest`` the one that was planned last.
+    """Return ``given``, or the run of that name in ``runs/``; for ``latest`` the newest.
 
     Raises RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
     """

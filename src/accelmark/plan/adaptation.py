@@ -41,7 +41,7 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
 
 
 def requirements_file(*folders: Path | None) -> Path | None:
-    """Return the first ``requirements.txt`` of ``folders``: that of a vendor's folder replaces the case's own."""
+    """Return the first ``requirements.txt`` of ``folders``: a vendor's file replaces the case's."""
     files = (configuration_file(folder, REQUIREMENTS_FILE) for folder in folders if folder is not None)
     return next(filter(Path.is_file, files), None)
 

@@ -191,7 +191,7 @@ class _Planner:
         sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
         if self.run.is_here:
             return Capabilities({**self.run.detected.capabilities, **sources})
-        unknown = "those of other machines are not detected: list them under the chip in vendor.yaml"
+        unknown = "capabilities of other machines are not detected: list them under the chip in vendor.yaml"
         return Capabilities(sources, unknown if self.run.vendor.capabilities else None)
 
     def _check_version(self, key: CaseKey) -> None:

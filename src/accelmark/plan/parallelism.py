@@ -74,7 +74,7 @@ def mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance])
 
 
 def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
-    """Yield the settings that one of ``layers`` sets in a section that goes with another value, as ZeRO's without it.
+    """Yield settings of ``layers`` in a section that needs another value, such as ZeRO settings without ZeRO.
 
     A vendor's layers may set them for the runs that use the section.
     """

@@ -80,7 +80,7 @@ def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
 
 
 def _preset(layer: Layer) -> Iterator[Layer]:
-    """Yield the layer with the limits that ``slo.preset`` names, weaker than the one that names it."""
+    """Yield a layer with the limits that ``slo.preset`` names; it is weaker than ``layer``."""
     if (limits := SLO_PRESETS.get(str(layer.values.get("slo.preset")))) is not None:
         values = {f"slo.{name}": limit for name, limit in limits._asdict().items()}
         yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values | {"slo.share": 0.99})

@@ -45,7 +45,7 @@ class Machine:
     """CPU cores that a rank may use."""
     capabilities: Capabilities
     engines: Mapping[str, EngineSpec]
-    """Declared engines, those of the vendor included."""
+    """Declared engines, including the vendor's."""
 
 
 @final

@@ -226,7 +226,7 @@ class LoadPoint(NamedTuple):
 
 
 class LoadCurve(NamedTuple):
-    """Stages; those of one kind of load (closed, open) and of the same lengths are joined by a line."""
+    """Stages; a line joins stages of one kind of load (closed, open) and the same lengths."""
 
     label: str
     number: int
@@ -415,7 +415,7 @@ def _kept(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:
-    """Yield the telemetry of one round, the first that succeeded, else the first, without that of a long start."""
+    """Yield the telemetry of the first round that succeeded, else of the first round, without a long start."""
     chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0] if rounds else None)
     if chosen is None:
         return

@@ -168,7 +168,7 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
 
     behind = "the server fell behind"
     yield Column("Window, s", "Steady state, since the stage began", window)
-    yield Column("Requests", "Due in the window; without a window, those of the whole stage", requests)
+    yield Column("Requests", "Due in the window; without a window, in the whole stage", requests)
     yield Column("Failed", "Requests of the whole stage", failed)
     yield Column(
         "Requests/s",

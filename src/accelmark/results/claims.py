@@ -121,7 +121,7 @@ class Claim(FiniteSpec):
     figure: FigureName
     """The figure of AccelMark that is defined as the source's."""
     steady: bool = False
-    """Whether the source leaves the first steps out: a training's rate is then that of its median step."""
+    """Whether the source leaves the first steps out: a training's rate is then the rate of its median step."""
     value: PositiveFloat
     unit: str
     better: Literal["higher", "lower"] | None = None
@@ -221,7 +221,7 @@ def load_claim(name: str) -> tuple[str, Claim]:
 
 
 def require_unit(claim: Claim, where: str) -> None:
-    """Raise SpecError where the unit of a claim is not that of its figure for its case."""
+    """Raise SpecError where a claim does not use the unit of its figure and case."""
     spec = load_case(claim.case)
     if claim.task not in spec.tasks:
         raise SpecError([Problem(where, "task", f"{claim.case} has no task {claim.task!r}")])
@@ -233,7 +233,7 @@ def require_unit(claim: Claim, where: str) -> None:
 
 
 def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
-    """Compare a run with a claim; of several cases, the one that is closest.
+    """Compare a run with a claim; of several cases, the closest.
 
     Raises RequestError where the run has no case of the claim's model and task.
     """
@@ -326,7 +326,7 @@ def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
     if key.hardware != claim.hardware:
         yield f"the run is on {key.hardware}, the claim on {claim.hardware}"
     if not claim.is_per_device and key.world_size != claim.num_devices:
-        yield f"the run has {key.world_size} devices, the claim {claim.num_devices}, and the figure is that of all"
+        yield f"the run has {key.world_size} devices, the claim {claim.num_devices}; the figure is their sum"
     if "edited" in case.result.marks:
         yield "files of the run were edited"
     errors = [finding for finding in case.result.findings if finding.severity == "error"]

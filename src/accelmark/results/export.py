@@ -40,7 +40,7 @@ KNOWN_BENCHMARKS: Final = (
 def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     """Write ``mllog.log`` into the directory of every training round that trained to its end; return the files.
 
-    ``benchmark`` is MLPerf's name of the benchmark, by default that of the case in :data:`BENCHMARKS`, or its name.
+    ``benchmark`` is MLPerf's name of the benchmark; default: the case's entry in :data:`BENCHMARKS`, or its name.
     Raises RunError if no training round of the run did, RequestError if MLPerf has no such benchmark, or it would be
     the name of several cases.
     """
@@ -73,7 +73,7 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
 
 
 def _events(log: Path) -> list[PerfLogRecord]:
-    """Return the events of a rank, with those of earlier attempts that it continued up to their end."""
+    """Return the events of a rank, including the earlier attempts that it continued."""
     kept: list[PerfLogRecord] = []
     for attempt in logs_of_attempts(log):
         events = list(PerfLogReader(attempt))

@@ -256,7 +256,7 @@ class FigureName(StrEnum):
         "capacity of the device, from telemetry")
     PEAK_HOST_MEMORY = "peak_host_memory_mib", FigureInfo(
         "Memory and utilisation", "Peak host memory", "MiB", "neither", ALL,
-        "largest use on any host, that of other processes included, from telemetry")
+        "largest use on any host, other processes included, from telemetry")
     DEVICE_UTILISATION = "device_utilisation", FigureInfo(
         "Memory and utilisation", "Device utilisation", "ratio", "higher", ALL,
         "time-weighted mean during the measurement")

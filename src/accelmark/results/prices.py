@@ -42,7 +42,7 @@ class Prices(FiniteSpec):
     power_per_kwh: float | None = Field(default=None, ge=0)
     """Needed for devices that are bought."""
     pue: float = Field(default=1.0, ge=1)
-    """Energy of the site over that of its devices."""
+    """Energy of the site over the energy of its devices."""
     devices: dict[str, DevicePrice] = Field(min_length=1)
     """Hardware, as in keys -> price."""
 

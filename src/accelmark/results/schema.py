@@ -153,7 +153,7 @@ class ServingStage(Spec):
     """FLOP/s of the prefill over the chip's peak; null without one."""
     decode_mfu: FiniteFloat | None = None
     decode_mbu: FiniteFloat | None = None
-    """Bytes that decoding has to read per second over the chip's memory bandwidth; null without one."""
+    """Bytes that decoding must read per second over the chip's memory bandwidth; null without one."""
     reasons: tuple[str, ...] = ()
     """Why figures have no value."""
 
@@ -212,7 +212,7 @@ class PromptUse(Spec):
     num_repeated: int
     """Answered requests whose prompt was used before."""
     e2e_speedup: FiniteFloat | None = None
-    """Median over first uses of the duration per token relative to the stage's, over that of repeated uses."""
+    """Ratio of two medians of the duration per token relative to the stage: first uses over repeated uses."""
     tpot_speedup: FiniteFloat | None = None
     ttft_speedup: FiniteFloat | None = None
 
@@ -247,15 +247,16 @@ class ServingRound(Spec):
     """Quantisation, KV-cache type and speculative decoding by the server's options; null: the server's default."""
     num_devices: int
     server_cores: tuple[int, ...] = ()
-    """Cores that the server could use, and those of the client alone; empty where they were not divided."""
+    """Cores of the server; empty where server and client share all cores."""
     client_cores: tuple[int, ...] = ()
+    """Cores of the client alone."""
     has_tokenizer: bool
     output_length: str
     slo: Slo
     stages: tuple[ServingStage, ...] = ()
     """Without warm-up."""
     headline: int | None = None
-    """The stage whose figures are those of the round; null where no stage has any."""
+    """The stage that gives the round its figures; null where no stage has any."""
     headline_why: str = ""
     highest_rate: FiniteFloat | None = None
     """Highest rate of an open load that held the SLO."""
@@ -277,7 +278,7 @@ class ServingRound(Spec):
 
     @property
     def headline_stage(self) -> ServingStage | None:
-        """The stage whose figures are those of the round."""
+        """The stage that gives the round its figures."""
         return next((stage for stage in self.stages if stage.stage == self.headline), None)
 
     @property
@@ -516,7 +517,7 @@ class Straggler(Spec):
     cause: Literal["data", "computation"]
     """What takes it longer than the others."""
     is_whole_host: bool
-    """Whether its host has several ranks, and all are slower than those of other hosts by more than the limit."""
+    """Whether its host has several ranks, all slower than the ranks of other hosts by more than the limit."""
     pause_s: FiniteFloat | None = None
     """Length of the one step that costs more than half of the time; null where its steps are slow in general."""
 
@@ -639,7 +640,7 @@ class CaseResult(Spec):
     """Directories of the rounds, relative to the run."""
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """All findings of the audit, with those of the rounds; they determine the verdict."""
+    """All findings of the audit and of the rounds; they determine the verdict."""
     adaptation: AdaptationCost | None = None
     """What the vendor changed; null where no round has a job.json."""
 

@@ -17,13 +17,13 @@ from accelmark.spec.model import read_yaml
 
 _RECORDS: Final = "records"
 _NOTES: Final = "notes.yaml"
-"""Published results: ``records/NAME.json``, an excerpt of a result.json, and for each NAME what it does not state."""
+"""Published results: ``records/NAME.json``, an excerpt of a result.json, and notes that complete each NAME."""
 
 
 def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
     """Load every run at or below ``paths``, in their order; the second list has a message for each unreadable one.
 
-    A run that a path names is always kept; of those below a directory, copies (bundles, exports) are left out.
+    A run that a path names is always kept. Below a directory, copies (bundles, exports) are left out.
 
     Raises RequestError if a path does not exist, or is a file but not a bundle.
     """
@@ -144,7 +144,7 @@ def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
 
 
 def round_problems(found: Iterable[LoadedRun], kept: Iterable[LoadedRun]) -> list[str]:
-    """Return the unreadable rounds of the runs ``found``; those of an export, which has none, only if it is kept."""
+    """Return the unreadable rounds of the runs ``found``; an export has no rounds, so it counts only if it is kept."""
     paths = {run.path for run in kept}
     return [problem for run in found if run.path in paths or _has_rounds(run) for problem in run.problems]
 

@@ -31,7 +31,7 @@ class Errors(Spec):
     loss: float
     """Difference of the loss, over the loss."""
     weights: float
-    """Euclidean norm of a parameter's difference, over that of its change in the step."""
+    """Euclidean norm of a parameter's difference, over the norm of its change in the step."""
 
 
 TOLERANCES: Final[dict[Precision, Errors]] = {

@@ -18,7 +18,7 @@ _MAX_CLOSE: Final = 3
 
 
 class AccelmarkError(Exception):
-    """An error for the user: what is wrong, where, and what to do; ``exit_code`` is that of the command line."""
+    """An error for the user: what is wrong, where, and what to do; ``exit_code`` is the command line's."""
 
     exit_code: ClassVar[int] = EXIT_FAILED
 

@@ -49,12 +49,12 @@ class Mesh:
 
     @property
     def ranks_per_sample(self) -> int:
-        """Ranks that work on the same samples: those of tp, pp and cp."""
+        """Number of ranks that work on the same samples: tp x pp x cp."""
         return self.tp * self.pp * self.cp
 
     @property
     def shares_layers(self) -> bool:
-        """Whether ranks work together within a forward or backward pass: those of tp, pp, cp and ep."""
+        """Whether ranks work together within a forward or backward pass, by tp, pp, cp or ep."""
         return self.ranks_per_sample > 1 or self.ep > 1
 
     def data_rank(self, rank: int) -> int:

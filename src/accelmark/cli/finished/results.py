@@ -280,7 +280,7 @@ def _text(text: str, style: str = "") -> Text:
 
 def view(
     directory: Annotated[Path, Argument(metavar="DIR", help="Directory that contains the runs.")] = Path("runs"),
-    host: Annotated[str, Option(help="Address; one that other machines can reach needs --token-file.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address; if other machines can reach it, give --token-file.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
     token_file: Annotated[
         Path | None, Option(metavar="FILE", help="File of the access token; created if missing.")

@@ -55,7 +55,7 @@ def report(
 
         if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):
             more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
-            what = f"its files are not those of its end: {'; '.join(changed[:3])}{more}"
+            what = f"its files changed since its end: {'; '.join(changed[:3])}{more}"
             raise RequestError(
                 f"{run}: is not recomputed because {what}: restore the files, see 'accelmark verify {run}'"
             )
@@ -109,7 +109,7 @@ def verify(
     ] = None,
     data: Annotated[
         Path | None,
-        Option("--data", metavar="DIR", help="Also compare samples of directories of files with those of your copy."),
+        Option("--data", metavar="DIR", help="Also compare samples of the data with your copy in this directory."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> Output:

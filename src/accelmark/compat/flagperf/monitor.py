@@ -33,7 +33,7 @@ class MonitorScript:
     """Runs ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, and stops it when closed.
 
     The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block, at most
-    ``first_block_s``. If a stale pid file prevents the start, the script is restarted, as in FlagPerf. ``rule`` is the
+    ``first_block_s``. A stale pid file leads to a restart, as in FlagPerf. ``rule`` is the
     format of a device's line in the log, ``<name of the script>.log`` in ``log_dir``.
     """
 

@@ -130,7 +130,7 @@ class Attempt:
 @final
 @dataclass
 class RankEnd:
-    """The parts of a rank's log that are not merged with those of other ranks."""
+    """The parts of a rank's log that are not merged with other ranks."""
 
     rank: int
     started: Started | None = None
@@ -217,7 +217,7 @@ class TrainLog:
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
-    """Read one rank's log, and those of the earlier attempts at its round that the last one continued.
+    """Read one rank's log, including the earlier attempts that its last attempt continued.
 
     Raises RunError when a file cannot be read; malformed lines are counted.
     """
@@ -234,7 +234,7 @@ def logs_of_attempts(path: Path) -> list[Path]:
 
 
 def _read_on(before: TrainLog, path: Path) -> TrainLog:
-    """Return the attempts of ``before`` and those of another log; only these where they start from the beginning."""
+    """Append the attempts of another log to ``before``; a log that starts from the beginning replaces them."""
     reader, end = PerfLogReader(path), RankEnd(before.end.rank)
     log, first = replace(before, end=end), len(before.attempts)
     for record in reader:
@@ -370,7 +370,7 @@ class InferLog(ProcessLog):
     """Stages of offline generation."""
 
     def take(self, record: PerfLogRecord) -> None:
-        """Add an event, those of a phase by phase."""
+        """Add an event; events of a phase are kept by phase."""
         if record.event == Event.WARMUP:
             warm_up = record.value_as(WarmUp)
             self.warm_ups[warm_up.phase] = warm_up

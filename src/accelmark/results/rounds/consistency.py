@@ -241,7 +241,7 @@ def _node_contradictions(job: JobSpec, node: NodeDir) -> Iterator[str]:
 
 
 def _is_name(host: Any, directory: str) -> bool:
-    """Return whether a directory's name is that of ``host``, in which unusual characters are replaced."""
+    """Return whether a directory is named after ``host``, in which unusual characters are replaced."""
     return (
         isinstance(host, str)
         and len(host) >= len(directory)
@@ -269,7 +269,7 @@ def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str
         first = own["INIT_START"][0]
         offset_s = abs((wall - t) - (first.wall_s - first.mono_s))
         if offset_s > _OFFSET_S:
-            yield f"was recorded by other clocks: {offset_s:,.0f} s apart from those of the rank"
+            yield f"was recorded by other clocks: {offset_s:,.0f} s from the rank's clocks"
             return
     if node.exit is not None and (began := _unix(node.exit.started_at)) is not None:
         ended = began + node.exit.duration_s

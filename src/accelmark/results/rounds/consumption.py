@@ -147,7 +147,7 @@ def _on(host: str, hosts: HostSamples, reason: str) -> str:
 def device_memory(hosts: HostSamples, device_type: str) -> tuple[float | None, str | None]:
     """Return the largest memory in MiB that a job used on a device, and a note where it includes other processes.
 
-    It is that of the job's own processes where the driver reports it, else all of the device in use.
+    The memory of the job's own processes where the driver reports it, else all memory in use on the device.
     """
     own, whole = [], []
     for samples, _ in hosts.values():

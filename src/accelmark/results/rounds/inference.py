@@ -172,7 +172,7 @@ def invalid_reasons(
 
 
 def answer_reasons(answers: AnswerCheck, precision: InferPrecision, where: str = "") -> list[str]:
-    """Return the reasons for which an engine's answers are not those of the model in ``precision``."""
+    """Return why an engine's answers are not the model's in ``precision``; empty where they are."""
     limits = ANSWER_LIMITS[precision]
     if not answers.num_items:
         return []
@@ -212,7 +212,7 @@ _SCENARIOS: Final[dict[F, ScenarioName]] = {
 def infer_round(
     round_dir: Path, job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None
 ) -> RoundResult:
-    """Compute the result of an inference round, also of one that failed, was lost or is incomplete.
+    """Compute the result of an inference round, even if it failed, was lost or is incomplete.
 
     ``ledger`` is the last state that the coordinator recorded. Raises RunError if the rank's log cannot be read.
     """

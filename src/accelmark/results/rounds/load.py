@@ -1,6 +1,6 @@
 """Compute the figures of a stage of load on a server or an engine from the records of its requests.
 
-Formulas are those of vLLM's benchmark (docs.vllm.ai, "Benchmark CLI"), except that latencies count from when a request
+Formulas follow vLLM's benchmark (docs.vllm.ai, "Benchmark CLI"), except that latencies count from when a request
 was due, not from when it was sent, so that a load generator that falls behind does not hide the server's delay
 (coordinated omission).
 """
@@ -96,7 +96,7 @@ def _quantile(values: Floats, ordered: Floats, blocks: Integers, share: float) -
 
 
 def design_effect(is_below: npt.NDArray[np.bool_], blocks: Integers) -> float:
-    """Return how much larger the variance of a share is than that of independent samples, at least 1."""
+    """Return the variance of a share over the variance of a share of independent samples, at least 1."""
     count, share = len(is_below), float(is_below.mean())
     sizes = np.bincount(blocks)
     if len(sizes) < _MIN_BLOCKS or not 0 < share < 1:
@@ -457,7 +457,7 @@ def prompt_use(requests: Requests) -> PromptUse:
 
 
 def _speedup(durations: Floats, answered: Booleans, again: Booleans, requests: Requests) -> float | None:
-    """Return the median of first uses over that of repeated uses; None where there are too few."""
+    """Return the median of first uses over the median of repeated uses; None where there are too few."""
     relative: Floats = np.full(len(durations), np.nan)
     for stage in np.unique(requests.stage[answered]).tolist():
         here = answered & (requests.stage == stage) & np.isfinite(durations)

@@ -172,7 +172,7 @@ def search_consumption(
 
 
 def is_search(path: Path) -> bool:
-    """Return whether a directory is that of an AutoML search."""
+    """Return whether a directory belongs to an AutoML search."""
     return (path / CONFIG_FILE).is_file()
 
 

@@ -103,7 +103,7 @@ def stage_of(
 
 
 def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
-    """Return the stage whose figures are those of the round, and how it was chosen."""
+    """Return the stage that gives the round its figures, and how it was chosen."""
     measured = [stage for stage in stages if stage.output_token_rate is not None and stage.scenario is None]
     if not measured:
         return None, "no stage has a rate of output tokens"
@@ -151,7 +151,7 @@ def serving_round(
 
 
 def stage_figures(stage: ServingStage | None, absent: str) -> Figures:
-    """Return rates and percentiles of the stage whose figures are those of the round; ``absent``: why there is none."""
+    """Return rates and percentiles of the headline stage; ``absent`` is the reason where there is none."""
     return {
         **{name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()},
         **{name: _percentile(stage, *of, absent) for name, of in _PERCENTILES.items()},
@@ -220,7 +220,7 @@ class _Records(NamedTuple):
 def serve_round(
     round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: LedgerState | None
 ) -> RoundResult:
-    """Compute the result of a serving round, also of one that failed, was lost or is incomplete.
+    """Compute the result of a serving round, even if it failed, was lost or is incomplete.
 
     ``ledger`` is the last state that the coordinator recorded. Raises RunError if a file of the rank cannot be read.
     """

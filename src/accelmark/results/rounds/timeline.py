@@ -63,7 +63,7 @@ class TimedEvaluation(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Timeline:
-    """One round over all its ranks; job-wide times are those of the lead rank.
+    """One round over all its ranks; job-wide times come from the lead rank.
 
     The lead is the lowest rank whose log has windows of steps, else the lowest rank with a log.
     """
@@ -106,7 +106,7 @@ class Timeline:
     marked: MarkedTime
     """Of the lead rank."""
     own: dict[int, OwnTime]
-    """Rank -> the time of its own part of steps, of those that logged it."""
+    """Rank -> the time of its own part of steps; without ranks that did not log it."""
 
     @property
     def lead_end(self) -> RankEnd:

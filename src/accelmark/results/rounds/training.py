@@ -422,7 +422,7 @@ def slow_step_findings(timeline: Timeline, hosts: HostSamples) -> Iterable[Findi
 
 
 MAX_FASTER: Final = 0.1
-"""Share of a step's time by which steps outside of all pairs may be faster than those of the fastest pair."""
+"""Share of a step's time by which steps outside of all pairs may be faster than steps of the fastest pair."""
 _PACE_RULE: Final = "replayed-pace"
 
 
@@ -449,7 +449,7 @@ def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Findi
     yield finding("warning", "replay", "every step in a pair of checkpoints", f"{actual}replaced there are not noticed")
     faster = 1 - float(wall_s[outside].sum() / lengths[outside].sum()) / min(paces)
     if faster > MAX_FASTER:
-        expected = f"at most {limit_percent(MAX_FASTER)} faster than those of the fastest pair of checkpoints"
+        expected = f"at most {limit_percent(MAX_FASTER)} faster than steps of the fastest pair of checkpoints"
         actual = f"steps outside of all pairs, which cannot be replayed, took {percent(faster)} less time"
         yield finding(
             "open", _PACE_RULE, expected, f"{actual}: work was left out, or the machine was busy in the pairs"
@@ -510,7 +510,7 @@ def train_round(
     ledger: LedgerState | None,
     checked: Reevaluation | None,
 ) -> RoundResult:
-    """Compute the result of a training round, also of one that failed, was lost or is incomplete.
+    """Compute the result of a training round, even if it failed, was lost or is incomplete.
 
     ``ledger`` is the last state that the coordinator recorded, ``checked`` the result of the evaluation job. Raises
     RunError if a rank's log cannot be read.

@@ -116,7 +116,7 @@ def _evaluation_of(name: str) -> Path | None:
 
 
 def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
-    """Return what shows that a finished run's files are not those of its end: its manifest and its signature.
+    """Return the changes since the end of a finished run that its manifest and its signature show.
 
     A run in progress has neither. Raises RunError if the manifest is unreadable.
     """
@@ -127,7 +127,7 @@ def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
 
 
 def bundle_edits(bundle: Path) -> list[str]:
-    """Return what shows that a bundle is not of the files that were signed. Raises RunError if it is damaged."""
+    """Return why a bundle's signature does not match its files; empty if it does. Raises RunError if it is damaged."""
     _, places = _index(bundle)
     with tempfile.TemporaryDirectory(prefix="accelmark-bundle-") as directory:
         for name in (MANIFEST_FILE, SIGNATURE_FILE, SIGNED_MANIFEST_FILE):
@@ -215,7 +215,7 @@ def write_bundle(run_dir: Path, output: Path) -> None:
 
 
 def _signature_files(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the signature of a bundle's files, or that of the run and the manifest that it is of."""
+    """Return a signature of a bundle's files, or the run's signature with the manifest that it covers."""
     key, signature = signing_key(), run_dir / SIGNATURE_FILE
     if key is not None:
         return {SIGNATURE_FILE: sign(_manifest_of(files), key)}

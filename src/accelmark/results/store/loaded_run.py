@@ -53,7 +53,7 @@ def has_ended(run_dir: Path) -> bool:
 
 
 def require_ended(run_dir: Path) -> None:
-    """Raise RunError where the results of a run are missing, or are those of an earlier end."""
+    """Raise RunError where the results of a run are missing, or are from before it was resumed."""
     if not (run_dir / SUMMARY_FILE).is_file() and not (run_dir / PLAN_FILE).is_file():
         raise RunError(f"{run_dir}: is not a run directory: it has neither {PLAN_FILE} nor {SUMMARY_FILE}")
     if not has_ended(run_dir):
@@ -64,7 +64,7 @@ def require_ended(run_dir: Path) -> None:
 
 
 def _is_of_last_events(run_dir: Path) -> bool:
-    """Return whether the manifest is of the event log as it is: that of a run which could not be resumed, say."""
+    """Return whether the manifest covers the current event log, as where a run could not be resumed."""
     try:
         lines = (run_dir / MANIFEST_FILE).read_text(encoding="utf-8").splitlines()
         return f"{hashlib.sha256((run_dir / EVENTS_FILE).read_bytes()).hexdigest()}  {EVENTS_FILE}" in lines
@@ -165,7 +165,7 @@ class LoadedCase(NamedTuple):
 
     @property
     def framework_version(self) -> str | None:
-        """The version that the first round reports, else that of the key."""
+        """The version that the first round reports, else the key's."""
         version = self.first.environment.started.get("framework_version") if self.first else None
         return str(version) if version else self.result.key.framework_version
 

@@ -1,6 +1,6 @@
 """Sign a run's manifest with an SSH key, and check signatures, by ``ssh-keygen -Y``.
 
-The signature covers the lines of the manifest except those of pages, which are written again from the results.
+The signature covers the lines of the manifest except pages, which are written again from the results.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def require_key() -> None:
 
 
 def signed_content(manifest: str) -> bytes:
-    """Return the lines of a manifest that a signature covers: not those of pages and logs written on request."""
+    """Return the lines of a manifest that a signature covers: all but pages and logs written on request."""
     lines = ((line, line.partition("  ")[2].strip()) for line in manifest.splitlines(keepends=True))
     return "".join(line for line, name in lines if not _NOT_SIGNED.fullmatch(name)).encode()
 

@@ -115,7 +115,7 @@ async def follow_job(
     on_start: Callable[[], None],
     tick: Callable[[], None],
 ) -> JobEnd | None:
-    """Follow a job that an earlier coordinator started; None, after ending the agents found, where some are missing."""
+    """Follow a job that an earlier coordinator started. If agents are missing, end the others and return None."""
     agents = launcher.agents(await node_jobs(directory, job, launcher))
     present = await asyncio.gather(*(agent.attach() for agent in agents))
     if not all(present):

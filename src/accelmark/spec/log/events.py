@@ -228,12 +228,12 @@ class UpdateSquares(Spec):
 
     @property
     def norms(self) -> float:
-        """Norm of the saved over that of the replayed; infinite where that is 0."""
+        """Norm of the saved change over the norm of the replayed one; infinite where the latter is 0."""
         return math.sqrt(self.saved / self.replayed) if self.replayed else math.inf
 
     @property
     def relative_difference(self) -> float:
-        """Norm of the difference over that of the replayed; where that is 0, of the difference."""
+        """Norm of the difference over the norm of the replayed change; where the latter is 0, the norm itself."""
         return math.sqrt(self.difference / self.replayed if self.replayed else self.difference)
 
     @property
@@ -288,7 +288,7 @@ class CheckpointHashes(Spec):
     sha256: dict[str, str]
     """Name of each checkpoint -> SHA-256 over its files."""
     steps: dict[str, int] = Field(default_factory=dict)
-    """Name -> optimizer steps done, also of those that an earlier attempt wrote."""
+    """Name -> optimizer steps done, including checkpoints of earlier attempts."""
     pairs: tuple[tuple[str | None, str], ...]
     """Checkpoints between which steps can be replayed, in order; null: the initial weights."""
     claimed: str | None = None

@@ -26,7 +26,7 @@ class InferStarted(StartedBase):
     isolated: bool = False
     """Whether the engine runs in a process of its own and its answers are compared."""
     counts_own_memory: bool = False
-    """Whether memory on a CPU is that of the processes that compute, else that of the host."""
+    """Whether memory on a CPU counts the processes that compute; otherwise it counts the host."""
 
 
 class StageBegin(Spec):
