@@ -326,7 +326,7 @@ def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
     if key.hardware != claim.hardware:
         yield f"the run is on {key.hardware}, the claim on {claim.hardware}"
     if not claim.is_per_device and key.world_size != claim.num_devices:
-        yield f"the run has {key.world_size} devices, the claim {claim.num_devices}; the figure is their sum"
+        yield f"the run has {key.world_size} devices, the claim {claim.num_devices}; the figure covers all of them"
     if "edited" in case.result.marks:
         yield "files of the run were edited"
     errors = [finding for finding in case.result.findings if finding.severity == "error"]
