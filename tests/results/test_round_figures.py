@@ -18,7 +18,7 @@ import pytest
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
-from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _take_window
+from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
 from accelmark.results.read.telemetry import Samples
 from accelmark.results.rounds.consumption import device_memory
 from accelmark.results.rounds.summary import round_result
@@ -112,7 +112,7 @@ def test_slow_steps_are_attributed_where_the_cause_was_seen() -> None:
             global_steps=10 * number, epoch=0, num_trained_samples=0, learning_rate=None, loss=1.0, losses=(1.0,) * 10,
             step_ms=steps, data_wait_ms=waits, wall_ms=sum(steps) + sum(waits), **more,
         )  # fmt: skip
-        _take_window(log, attempt, window, 200.0 * number)
+        _add_window(log, attempt, window, 200.0 * number)
     attempt.saved_steps.add(30)
     timeline: Any = SimpleNamespace(attempts=[attempt], warm_ups=[WarmUp(1, 0.05, is_bounded=False)])
     share, causes = slow_steps(timeline, {})

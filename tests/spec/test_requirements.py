@@ -11,10 +11,10 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.plugins.requirements import (
     Need,
-    describe,
     distributions,
     install_command,
     missing,
+    missing_text,
     require,
     requirement_names,
 )
@@ -35,7 +35,7 @@ def no_version(distribution: str) -> str | None:
 
 def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
     (found,) = missing([CASE, ENGINE], version_of)
-    assert describe([found]) == "case bert needs transformers>=5.0, but 4.1 is installed"
+    assert missing_text([found]) == "case bert needs transformers>=5.0, but 4.1 is installed"
     assert install_command([found]) == f"{PIP} 'transformers>=5.0'"
     assert install_command([found], "/opt/python") == "/opt/python -m pip install 'transformers>=5.0'"
 
@@ -43,7 +43,7 @@ def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
 def test_one_alternative_suffices_and_the_first_is_recommended() -> None:
     assert missing([ENGINE], version_of) == []
     (found,) = missing([ENGINE], no_version)
-    assert describe([found]) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
+    assert missing_text([found]) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
     assert distributions([CASE, ENGINE]) == ["onnxruntime", "onnxruntime-gpu", "transformers"]
 
 

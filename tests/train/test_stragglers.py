@@ -6,7 +6,7 @@ import pytest
 
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.rounds.timeline import read_timeline
-from accelmark.results.rounds.training import describe, find_straggler, times_of_ranks
+from accelmark.results.rounds.training import find_straggler, straggler_text, times_of_ranks
 from accelmark.results.schema import RankTime
 from tests.train.jobs import make_job, run
 from tests.train.test_ranks import extern_of
@@ -77,4 +77,4 @@ def test_a_rank_that_costs_less_than_2_percent_is_not_named() -> None:
 def test_the_rank_or_the_host_is_named_with_what_takes_it_longer(ranks: tuple[RankTime, ...], text: str) -> None:
     straggler = find_straggler(ranks)
     assert straggler is not None
-    assert text in describe(straggler)
+    assert text in straggler_text(straggler)

@@ -18,7 +18,7 @@ from accelmark.cli.output import Output
 from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import PlannedJob
 from accelmark.plan.request import Detected
-from accelmark.results.equivalence import describe
+from accelmark.results.equivalence import check_text
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.display.displays import RunObserver, print_hanging
 from accelmark.run.equivalence import check_equivalence
@@ -152,4 +152,4 @@ def _show(checks: Sequence[EquivalenceCheck]) -> None:
     typer.echo("Largest relative error of all steps:")
     Console(highlight=False, soft_wrap=True).print(table)
     for check in checks:
-        options.echo_wrapped(f"{check.framework}, {check.precision}: {describe(check)}")
+        options.echo_wrapped(f"{check.framework}, {check.precision}: {check_text(check)}")

@@ -256,7 +256,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]
 
 def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
     """Return the ranks of the round whose slowest rank cost most; None where no round has several ranks."""
-    from accelmark.results.rounds.training import MAX_SHARE, describe  # imports NumPy
+    from accelmark.results.rounds.training import MAX_SHARE, straggler_text  # imports NumPy
 
     measured = [(result.round, times) for result in rounds if (times := result.rank_times) is not None]
     if not measured:
@@ -266,7 +266,7 @@ def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
     where = f"Round {number}: " if len(rounds) > 1 else ""
     slow = times.straggler
     text = (
-        describe(slow)
+        straggler_text(slow)
         if slow is not None
         else f"no rank costs the others more than {limit_percent(MAX_SHARE)} of a step"
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from accelmark.spec.tensor_file import Array
 
 
-def describe(check: EquivalenceCheck) -> str:
+def check_text(check: EquivalenceCheck) -> str:
     """Return one sentence with verdict, scope, tolerance and date of a check."""
     ranks = " and ".join(str(job.num_ranks) for job in check.jobs)
     unit = "rank" if ranks == "1" else "ranks"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, final
 from accelmark.compat.flagperf.inference import case_of, inference_settings, inference_value, is_inference
 from accelmark.compat.flagperf.keys import Entry, converted_key, entries_of
 from accelmark.compat.flagperf.parse import Given, Values, parse_file, text
-from accelmark.compat.flagperf.site import cluster_of, take
+from accelmark.compat.flagperf.site import add_settings, cluster_of
 from accelmark.compat.flagperf.training import Config, settings_of, value_of
 from accelmark.plan.build import build_plan
 from accelmark.plan.request import Detected
@@ -67,7 +67,7 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
             continue
         else:
             parsed = parse_file(path)
-            take(parsed, given, cases, result.left_over)
+            add_settings(parsed, given, cases, result.left_over)
         result.left_over += [Problem(parsed.file, key, why) for key, why in parsed.skipped.items()]
         result.left_over += [
             Problem(parsed.file, line, f"takes everything from {module}, which is not read")

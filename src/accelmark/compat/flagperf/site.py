@@ -40,7 +40,7 @@ _ONCE: Final = frozenset({"--gpus", "--pid", "--runtime"})
 """Options that may be given only once."""
 
 
-def take(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over: list[Problem]) -> None:
+def add_settings(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over: list[Problem]) -> None:
     """Add a file's settings to ``given``, replacing those of earlier files, and its cases to ``cases``."""
     for item in parsed.settings():
         before = given.get(item.key)

@@ -176,7 +176,7 @@ class OwnTime:
     longest_ms: float = 0.0
     """The longest own part, or wait for data, of one step."""
 
-    def take(self, window: StepWindow, skipped: int) -> None:
+    def add(self, window: StepWindow, skipped: int) -> None:
         """Add a window without its first ``skipped`` steps."""
         waits = window.data_wait_ms[skipped:]
         self.num_waits += len(waits)
@@ -187,7 +187,7 @@ class OwnTime:
             self.own_ms += sum(window.own_ms[skipped:])
         self.longest_ms = max([self.longest_ms, *waits, *window.own_ms[skipped:]])
 
-    def take_traced(self, step: TracedStep) -> None:
+    def add_traced(self, step: TracedStep) -> None:
         """Add a step that was traced."""
         self.num_steps += 1
         self.step_ms += step.step_ms
@@ -251,7 +251,7 @@ def _read_on(before: TrainLog, path: Path) -> TrainLog:
         attempt.last_ms = max(attempt.last_ms, record.mono_ms)
         note_time(attempt.times, record)
         try:
-            _take(log, attempt, record)
+            _add(log, attempt, record)
         except (ValidationError, TypeError, ValueError):
             end.malformed += 1
     end.malformed += reader.report.malformed
@@ -259,12 +259,12 @@ def _read_on(before: TrainLog, path: Path) -> TrainLog:
     return log
 
 
-def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
+def _add(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     event = record.event
     if event == Event.STEP_END:
-        _take_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
+        _add_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
     elif event == Event.STEP_TRACED:
-        log.own.take_traced(record.value_as(TracedStep))
+        log.own.add_traced(record.value_as(TracedStep))
     elif event == Event.EVALUATE:
         attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
     elif event == Event.CHECKPOINT:
@@ -286,11 +286,11 @@ def _take(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
         log.end.bad_samples.append(str(record.value.get("message", dict(record.value))))
 
 
-def _take_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: float) -> None:
+def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: float) -> None:
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
-    log.own.take(window, max(0, WARM_STEPS - int(sum(attempt.window_lengths[:WARM_STEPS]))))
+    log.own.add(window, max(0, WARM_STEPS - int(sum(attempt.window_lengths[:WARM_STEPS]))))
     if window.span_ms is not None:
         log.marked.wall_s += window.wall_ms / 1e3
         log.marked.span_s += window.span_ms / 1e3
@@ -330,7 +330,7 @@ class ProcessLog:
     malformed: int = 0
     """Malformed lines, and events whose value does not match the event's schema."""
 
-    def take(self, record: PerfLogRecord) -> None:
+    def add(self, record: PerfLogRecord) -> None:
         """Add an event. Raises ValidationError where its value does not match its schema."""
         if record.event in self.events:
             name, model = self.events[record.event]
@@ -369,7 +369,7 @@ class InferLog(ProcessLog):
     loads: list[EndedStage] = field(default_factory=list)
     """Stages of offline generation."""
 
-    def take(self, record: PerfLogRecord) -> None:
+    def add(self, record: PerfLogRecord) -> None:
         """Add an event; events of a phase are kept by phase."""
         if record.event == Event.WARMUP:
             warm_up = record.value_as(WarmUp)
@@ -383,7 +383,7 @@ class InferLog(ProcessLog):
             evaluation = record.value_as(InferEvaluation)
             self.evaluations[evaluation.phase] = evaluation
         else:
-            ProcessLog.take(self, record)
+            ProcessLog.add(self, record)
 
     def stage(self, step: InferStep) -> StageEnd | None:
         """Return the end of a step, None where it did not end."""
@@ -427,7 +427,7 @@ def read_log(path: Path, kind: type[L]) -> L:
         log.last_ms = max(log.last_ms, record.mono_ms)
         note_time(log.times, record)
         try:
-            log.take(record)
+            log.add(record)
         except (ValidationError, TypeError, ValueError):
             log.malformed += 1
     log.malformed += reader.report.malformed

@@ -45,7 +45,7 @@ class LinesReport:
     first_problems: list[str] = field(default_factory=list)
     """Line number and cause of the first few."""
 
-    def take(self, number: int, error: ValidationError) -> None:
+    def add(self, number: int, error: ValidationError) -> None:
         """Count a malformed line."""
         self.malformed += 1
         if len(self.first_problems) < _MAX_LISTED_LINES:
@@ -159,7 +159,7 @@ def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:
                 try:
                     yield model.model_validate_json(line)
                 except ValidationError as error:
-                    report.take(number, error)
+                    report.add(number, error)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -111,7 +111,7 @@ def _read_on(samples: Samples, path: Path) -> None:
                     digest = hashlib.sha256()  # a recorder that was started again hashes its own lines
                 is_redacted |= LEFT_OUT.encode() in line  # by bundling
                 footer = samples.footer
-                if not _take(samples, line):
+                if not _add(samples, line):
                     samples.malformed += 1
                 if samples.footer is not None and samples.footer is not footer and not is_redacted:
                     samples.is_edited |= samples.footer.get("sha256", digest.hexdigest()) != digest.hexdigest()
@@ -120,7 +120,7 @@ def _read_on(samples: Samples, path: Path) -> None:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _take(samples: Samples, line: bytes) -> bool:
+def _add(samples: Samples, line: bytes) -> bool:
     try:
         entry = from_json(line)
     except ValueError:

@@ -344,10 +344,12 @@ def straggler_findings(times: RankTimes | None) -> Iterable[Finding]:
     """Yield which rank, or host, the others waited for."""
     straggler = times.straggler if times is not None else None
     if straggler is not None:
-        yield finding("info", _STRAGGLER_RULE, f"at most {limit_percent(MAX_SHARE)} of a step", describe(straggler))
+        yield finding(
+            "info", _STRAGGLER_RULE, f"at most {limit_percent(MAX_SHARE)} of a step", straggler_text(straggler)
+        )
 
 
-def describe(straggler: Straggler) -> str:
+def straggler_text(straggler: Straggler) -> str:
     """Return which rank or host is slow, in what, and its cost."""
     who = f"rank {straggler.rank} on host {straggler.host}"
     if straggler.pause_s is not None:

@@ -38,10 +38,10 @@ from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Need,
     base_requirements,
-    describe,
     distributions,
     install_command,
     missing,
+    missing_text,
     page_needs,
 )  # fmt: skip
 
@@ -121,7 +121,7 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Prob
 def _missing_packages(needs: Sequence[Need]) -> list[Problem]:
     """Return the packages that this Python, which starts the jobs and writes the run's page, lacks for it."""
     lacking = missing(needs)
-    return [Problem(_HERE, "", describe(lacking), install_command(lacking))] if lacking else []
+    return [Problem(_HERE, "", missing_text(lacking), install_command(lacking))] if lacking else []
 
 
 def require_ready(problems: Sequence[Problem], plan: Plan) -> None:

@@ -19,9 +19,9 @@ from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Missing,
     Need,
-    describe,
     install_command,
     missing,
+    missing_text,
     pip_install,
 )
 from accelmark.spec.plugins.vendor import FrameworkDevice
@@ -99,7 +99,7 @@ def package_problems(
     all_lacking = missing(needs, facts.versions.get, installed, facts.python)
     for item in all_lacking:
         if item.need.sdk:
-            yield Problem("", "", describe([item]), f"install {item.requirement} from {item.need.sdk}")
+            yield Problem("", "", missing_text([item]), f"install {item.requirement} from {item.need.sdk}")
     if lacking := [item for item in all_lacking if not item.need.sdk]:
         index = _index_of(lacking, framework, device)
         if is_here and environment is None:
@@ -111,7 +111,7 @@ def package_problems(
             hint = f"{create}: {pip_install([item.requirement for item in lacking], facts.executable)}"
         elif any(item.need.needed_by == f"framework {framework.name}" for item in lacking):
             hint = f"{hint}; or, in an environment of its own: {create}" if environment is None else create
-        yield Problem("", "", describe(lacking), hint)
+        yield Problem("", "", missing_text(lacking), hint)
     if environment is not None and facts.python < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         yield Problem(
@@ -164,7 +164,7 @@ def require_here(needed_by: str, *requirements: str) -> None:
         vendor = load_vendor(default_vendor())
         indexes = (_index_of(lacking, load_framework(name), device) for name, device in vendor.frameworks.items())
         install = install_command(lacking, index=next(filter(None, indexes), None))
-        raise RequestError(f"{describe(lacking)}: run {install}")
+        raise RequestError(f"{missing_text(lacking)}: run {install}")
 
 
 def python_path() -> list[str]:

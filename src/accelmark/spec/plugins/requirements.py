@@ -101,10 +101,10 @@ def missing(
     return list(lacking.values())
 
 
-def describe(found: Iterable[Missing]) -> str:
+def missing_text(missing: Iterable[Missing]) -> str:
     """Return what each part lacks: ``case bert needs torch>=2.11, which is not installed``."""
     by_part: dict[str, list[str]] = {}
-    for lacking in found:
+    for lacking in missing:
         state = "which is not installed" if lacking.version is None else f"but {lacking.version} is installed"
         by_part.setdefault(lacking.need.needed_by, []).append(f"{lacking.requirement}, {state}")
     return "; ".join(f"{part} needs {' and '.join(lacks)}" for part, lacks in by_part.items())
@@ -159,7 +159,7 @@ def require(needed_by: str, *requirements: str) -> None:
 def require_all(needs: Iterable[Need]) -> None:
     """Raise RequestError with what this Python lacks of ``needs`` and the command that installs it, if anything."""
     if lacking := missing(needs):
-        raise RequestError(f"{describe(lacking)}: run {install_command(lacking)}")
+        raise RequestError(f"{missing_text(lacking)}: run {install_command(lacking)}")
 
 
 def requirement_names(file: Path) -> Iterator[str]:
