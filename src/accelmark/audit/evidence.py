@@ -86,7 +86,7 @@ class RoundEvidence(NamedTuple):
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
     environments: tuple[EnvironmentRecord, ...] = ()
-    """The environment of the ranks on each host, and of those of the evaluation job, where they were recorded."""
+    """The environment of the ranks on each host, and of the evaluation job's ranks, where they were recorded."""
 
     @property
     def has_same_case(self) -> bool:

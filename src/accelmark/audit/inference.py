@@ -216,9 +216,9 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
 
 @for_each(_engines)
 def time_outside_engine(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
-    """Report windows that are longer by the rank's clock than the calls by that of the engine's process.
+    """Report windows that are longer by the rank's clock than the calls by the clock of the engine's process.
 
-    Rates and latencies are those of the rank's clock, so that such a difference changes none of them.
+    Rates and latencies are by the rank's clock: such a difference changes none of them.
     """
     share = inference.crossing_share
     if share is not None and share > MAX_SHARE_OUTSIDE:

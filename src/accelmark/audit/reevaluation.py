@@ -32,9 +32,9 @@ class ReplayTolerance(NamedTuple):
     loss: float
     """Mean relative difference of the losses of the first ``NUM_CLOSE_STEPS`` steps."""
     update: float
-    """Norm of the difference of the parameters' changes over that of the replayed change, over as many steps."""
+    """Norm of the difference of the parameters' changes / norm of the replayed change, over as many steps."""
     origin: Literal["measured", "not measured"] = "measured"
-    """Whether it comes from honest runs, or was set between those of other precisions by the mantissa."""
+    """Whether it comes from honest runs, or was set between other precisions' tolerances, by the mantissa."""
 
 
 REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
@@ -53,7 +53,7 @@ MIN_COSINE: Final = 0.3
 
 
 class StateTolerance(NamedTuple):
-    """Largest norm of the difference of a state at the end of a pair, over that of the replayed one.
+    """Largest norm of the difference of a state at the end of a pair / norm of the replayed state.
 
     States follow from the parameters: where these are as replayed, so are the states.
     """

@@ -29,7 +29,7 @@ MIN_CACHE_SPEEDUP: Final = 2.0
 MIN_PREFIX_SPEEDUP: Final = 1.25
 """Speed-up of the first token of repeated prompts by which a prefix cache is seen."""
 MAX_LITTLES_DIFFERENCE: Final = 0.05
-"""Relative difference of both counts of requests in progress, besides those at the ends of the window."""
+"""Relative difference of both counts of requests in progress, without requests at the ends of the window."""
 MIN_WINDOW_S: Final = {"mini": 5.0, "standard": 60.0}
 """Length of a window from which its rates are steady, by the size of a case."""
 _LEAST_SHARE: Final = 0.99
@@ -215,7 +215,7 @@ def _exceeds(lag_ms: float | None, stage: ServingStage) -> bool:
 
 @for_each(_serving)
 def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
-    """Check that answers under load are those of the framework."""
+    """Check that answers under load are the framework's."""
     answers = serving.answers
     expected = f"a mean agreement of at least {answers.min_agreement:g}"
     if answers.num_foreign:

@@ -35,7 +35,7 @@ TOLERANCE: Final = 1e-9
 _COMPARED: Final = (
     "key", "state", "converged", "precision", "marks", "num_steps", "num_samples", "num_devices", "target",
 )  # fmt: skip
-"""Fields of a round that are compared, besides figures and findings."""
+"""Fields of a round that are compared, in addition to figures and findings."""
 
 
 class Verification(NamedTuple):
@@ -53,7 +53,7 @@ class Verification(NamedTuple):
     """Figures that were recomputed and compared."""
     signature: SignatureState
     is_same_version: bool
-    """Whether the files of the AccelMark that ran are those of this one."""
+    """Whether the AccelMark that ran has the same files as this one."""
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class CheckedAgain(NamedTuple):
     found: Reevaluation
     findings: tuple[Finding, ...]
     counts: bool
-    """Whether its metrics are those of the figures; not so of a repeated evaluation."""
+    """Whether the figures use its metrics; false for a repeated evaluation."""
 
     @property
     def is_reproduced(self) -> bool:
@@ -92,7 +92,7 @@ class CheckedAgain(NamedTuple):
 
 
 def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
-    """Compare evaluation jobs with their rounds (directory of each round -> that of its evaluation job).
+    """Compare evaluation jobs with their rounds (directory of each round -> directory of its evaluation job).
 
     Raises RunError if a round has no readable job.
     """

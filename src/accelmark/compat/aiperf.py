@@ -262,7 +262,7 @@ class _Reader:
         }
 
     def _cluster(self, concurrency: int) -> tuple[int, LocalCluster | SshCluster]:
-        """Return the devices of a trial and the cluster: those of the servers, else those of the command."""
+        """Return the devices of a trial and the cluster, from the servers, else from the command."""
         indices = self.environment.get(_DEVICES, "")
         servers = self.servers
         if servers is None:

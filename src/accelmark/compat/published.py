@@ -30,7 +30,7 @@ _FLAGPERF: Final[dict[str, tuple[str, str, str]]] = {
     "性能(samples/s)": ("train", "throughput_whole", ""),
     "p_infer_core": ("infer", "inference_core", ""),
 }
-"""Column of a table -> task, figure, and unit; empty: that of the case."""
+"""Column of a table -> task, figure, and unit; empty: the case's unit."""
 _PRECISIONS: Final = {"bf16+fp8": "fp8"}
 _WHY: Final = "the source states no spread; cards, clocks and days differ"
 

@@ -150,7 +150,7 @@ _CHANGES: Final[Mapping[type[BaseModel], Callable[[dict[str, Any], dict[str, Any
     InferCaseSpec: _change_inference,
     ServeCaseSpec: _change_serving,
 }
-"""Models -> what their schemas contain besides what pydantic knows."""
+"""Models -> additions to the schemas that pydantic writes."""
 
 
 def schema_line(kind: str) -> str:
@@ -160,7 +160,7 @@ def schema_line(kind: str) -> str:
 
 SCHEMA_DIRECTORY: Final = Path(__file__).parents[1] / "schemas"
 _ROLE: Final = re.compile(r":\w+:`(?:\w+\.)*(\w+)`")
-"""A reference in a documentation string: its last name is what users know."""
+"""A reference in a documentation string: users know its last name."""
 
 
 @final

@@ -122,7 +122,7 @@ class CaseView(NamedTuple):
     settings: list[tuple[bool, list[tuple[str, Provenance]]]]
     """Settings that a layer above the case changed (True), and the others (False), by name."""
     adaptation: list[tuple[str, str, str]]
-    """(kind, name, change) of what the vendor changed."""
+    """(kind, name, change) for each change by the vendor."""
     plots: dict[str, Any]
 
 

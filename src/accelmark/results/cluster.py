@@ -33,7 +33,7 @@ class CheckpointWrites(Spec):
 
     num_checkpoints: int
     num_bytes: int
-    """Size of the last one, as the host of rank 0 sees it."""
+    """Size of the last checkpoint, read on the host of rank 0."""
     duration_s: float
     """Median over the checkpoints of the longest wait of any rank."""
     mb_per_s: float

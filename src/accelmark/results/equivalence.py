@@ -31,7 +31,7 @@ def check_text(check: EquivalenceCheck) -> str:
 FAR: Final = sys.float_info.max
 """The error of values that cannot be compared: other shapes, or not finite. JSON has no infinity."""
 _LEAST_CHANGE: Final = 1e-3
-"""The change of a parameter counts as at least this share of its norm, below which fp32 rounds it away."""
+"""Smallest change of a parameter, as a share of its norm; fp32 rounds smaller changes away."""
 
 
 class _Error(NamedTuple):

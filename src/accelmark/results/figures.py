@@ -114,7 +114,7 @@ class FigureName(StrEnum):
         "Accuracy", "{metric}, engine minus framework", "", "neither", INFER,
         "on the same changed inputs; the case states a tolerance", is_difference=True)
     INFERENCE_METRIC = "inference_metric", FigureInfo("Accuracy", "{metric}, engine, all passes", "", "neither", INFER,
-        "on all inputs of the measured passes, changed anew in each")
+        "on all inputs of the measured passes, changed again in each")
     VALIDATION_METRIC = "validation_metric", FigureInfo(
         "Accuracy", "{metric}, framework, data as published", "", "neither", INFER,
         "on the unchanged data: the figure to compare with a published one")

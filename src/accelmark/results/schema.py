@@ -231,7 +231,7 @@ class TimelineRequest(Spec):
 
 
 class ServingRound(Spec):
-    """Results of a serving round besides figures."""
+    """Results of a serving round, without figures."""
 
     server: str | None
     engine: str | None = None
@@ -463,7 +463,7 @@ class CaseVerdict(Spec):
 
 
 class InferenceRound(Spec):
-    """Results of an inference round besides figures."""
+    """Results of an inference round, without figures."""
 
     compiler: str | None
     batch_size: int

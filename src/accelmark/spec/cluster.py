@@ -149,7 +149,7 @@ class ClusterSpec(FiniteSpec):
     launcher: str = "local"
     """Name of a launcher's folder."""
     vendor: str | None = None
-    """Vendor of all hosts; null: that of this machine, where the hosts are this machine."""
+    """Vendor of all hosts; null: this machine's vendor, where the hosts are this machine."""
     python: str = "python3"
     """Python interpreter on the hosts, which runs ranks without a container."""
     master_port: int = Field(default=29501, ge=1024, le=65535)

@@ -264,7 +264,7 @@ class JobSpec(Spec):
     resume: bool = False
     """Resume from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     seed: int | None = None
-    """Seed that the coordinator drew when the round started, in place of that of the settings; null: it drew none."""
+    """Seed that the coordinator drew when the round started, in place of the settings' seed; null: it drew none."""
     open: bool = False
     role: TrialRole | None = None
     """Its part in a search for the best settings; null in other runs."""
@@ -312,7 +312,7 @@ class LastCollective(Spec):
     number: int
     """Counts the collectives of the group."""
     state: str
-    """``scheduled``, ``started`` or ``completed``, as far as the framework's recorder knows."""
+    """``scheduled``, ``started`` or ``completed``, by the framework's recorder."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """Shapes of its inputs."""
 
@@ -338,7 +338,7 @@ class RankStall(Spec):
     has_finished: bool
     last_step: int | None
     stack: tuple[str, ...] = ()
-    """``FILE:LINE in FUNCTION`` of its main thread, innermost first; those of all threads are in its log."""
+    """``FILE:LINE in FUNCTION`` of its main thread, innermost first; its log has the stacks of all threads."""
     collectives: tuple[LastCollective, ...] = ()
     """The last of each process group; empty where the framework records none, or the rank did not answer."""
     children: tuple[str, ...] = ()

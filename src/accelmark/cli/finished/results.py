@@ -297,7 +297,7 @@ def view(
     token = read_or_create_token(token_file) if token_file else None
     app = make_app(RunIndex(directory), Access.to(host, token))
     with listen(host, port) as listener:
-        # No browser can open the address that stands for all of this machine's.
+        # No browser can open the address that means all interfaces.
         where = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
         typer.echo(f"http://{where}:{listener.getsockname()[1]}/")
         if token_file:

@@ -270,7 +270,7 @@ def evaluate(
         was_signed = (run / SIGNATURE_FILE).is_file()
         measure_run(run, recompute=True)
         if was_signed and signing_key() is None:
-            what = "it was measured again, and its signature, which no longer holds, was removed"
+            what = "it was measured again; its signature was removed, because it is no longer valid"
             options.warn(f"{run}: {what}; set {KEY_VARIABLE} and use 'accelmark report --recompute' to sign it")
     is_reproduced = all(again.is_reproduced for again in checked)
     content = [again.values() for again in checked]

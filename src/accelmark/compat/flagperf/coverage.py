@@ -31,7 +31,7 @@ class Coverage:
 
 @cache
 def coverage() -> Sequence[Coverage]:
-    """Return all models of FlagPerf, those of training first, from ``coverage.yaml``."""
+    """Return all models of FlagPerf from ``coverage.yaml``, training first."""
     table = read_yaml(Path(__file__).with_name("coverage.yaml"))
     tasks: tuple[Task, Task] = ("train", "infer")
     return tuple(

@@ -131,7 +131,7 @@ def converted_key(written: str, task: Task, cluster: ClusterSpec) -> tuple[str, 
 
 
 def _lacking(framework: str, version: str, cluster: ClusterSpec) -> str:
-    """Return which versions there are, where that of a key has neither an image nor is installed on this machine."""
+    """Return the available versions, where a key's version has no image and is not installed on this machine."""
     if cluster.container is not None and cluster.vendor is not None:
         folder = find("vendors", cluster.vendor).path / "images"
         if (folder / f"{framework}_{version}" / "Dockerfile").is_file():

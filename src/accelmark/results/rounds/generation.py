@@ -72,7 +72,7 @@ class ModelCosts:
         bandwidth_gb_s: float | None,
         num_devices: int = 1,
     ) -> ModelCosts | None:
-        """Return the costs, None where the run did not report the shapes; the peaks are those of one device."""
+        """Return the costs, None where the run did not report the shapes. The peaks are of one device."""
         reported = {name: details.get(name) for name in _NAMES}
         if not all(isinstance(number, int) for number in reported.values()):
             return None

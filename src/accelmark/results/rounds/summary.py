@@ -127,7 +127,7 @@ _WORST_FIRST: Final[tuple[JobState, ...]] = (
 )  # fmt: skip
 
 _TASKS: Final[tuple[Task, ...]] = ("infer", "serve")
-"""Tasks that a plan names, besides training."""
+"""Tasks that a plan names; without a name, it trains."""
 
 Audit = Callable[[Path, Mapping[str, RoundResult], int], CaseVerdict]
 """Returns the verdict on the rounds of one key.

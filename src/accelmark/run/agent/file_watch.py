@@ -173,7 +173,7 @@ class Inotify:
             self.descriptor = None
 
     def __del__(self) -> None:
-        """Free the descriptor, of which a user has few."""
+        """Free the descriptor: a user has few."""
         self.close()
 
 

@@ -109,7 +109,7 @@ def _origin(
 
 
 def _foreign_entries(python_path: str, node_dir: Path) -> list[str]:
-    """Return the entries of ``PYTHONPATH`` besides this AccelMark and the packages installed for the ranks."""
+    """Return the entries of ``PYTHONPATH`` except this AccelMark and the packages installed for the ranks."""
     own = {
         Path(accelmark.__file__).parents[1],
         node_dir / SITE_DIRECTORY,

@@ -26,7 +26,7 @@ _END_S: Final = 10.0
 _MAX_STARTS: Final = 3
 _LONGEST_SILENCE_S: Final = 20.0
 _MISSED_SAMPLES: Final = 10
-"""Time and number of intervals without a line after which the recorder counts as stopped; the longer one counts."""
+"""Without a line for this time and this number of intervals, the recorder has stopped."""
 
 
 @final

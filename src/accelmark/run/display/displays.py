@@ -350,7 +350,7 @@ class Board:
     preparing: str = ""
     """The current step of preparing a job, or of checking it after its end."""
     checking: str = ""
-    """The check of hosts before a start, while it goes on."""
+    """The check of hosts before a start, while it is in progress."""
     notes: list[str] = field(default_factory=list)
     is_over: bool = False
     """Whether this is the last drawing, which stays on the terminal: notes are not cut off."""

@@ -45,7 +45,7 @@ _INPUTS: Final[Mapping[InferPhase, str]] = {
     "validation": " (framework, data as published)",
     "inference": " (engine, all passes)",
 }
-"""What computes a metric of inference, and over which inputs; the words are those of the figures' titles."""
+"""What computes a metric of inference, and over which inputs, in the words of the figures' titles."""
 _BEGUN: Final[Mapping[str, Any]] = {"samples": 0, "throughput": None, "share": None, "eta_s": None}
 """Progress at the beginning of a step of inference, and after its passes."""
 _WINDOWS_OF_RATE: Final = 10

@@ -54,7 +54,7 @@ class RefusedError(Exception):
 
 
 class Follower:
-    """Tracks which bytes of which file were sent."""
+    """Records which bytes of each file were sent."""
 
     def __init__(self, directory: str, have: dict[str, int], start_timeout_s: float) -> None:
         self.directory = directory

@@ -67,7 +67,7 @@ def agent_packages(host: HostState) -> Iterator[Problem]:
         return
     what = f"{host.facts.executable} has no {', '.join(packages)}"
     install = f"run there: {host.facts.executable} -m pip install {' '.join(packages)}"
-    hint = f"{install}; or set python in the cluster file to that of a virtual environment with them"
+    hint = f"{install}; or set python in the cluster file to a virtual environment's Python that has them"
     if container is None:
         yield error(what, hint)
     elif not CONTAINER_ENGINES[container.engine].ends_processes:
@@ -125,7 +125,7 @@ def data_layout(host: HostState) -> Iterator[Problem]:
 
 
 def shared_files(host: HostState) -> Iterator[Problem]:
-    """Check that the host sees the files of this machine that it has to, and their locks."""
+    """Check that the host sees the files and locks of this machine that it needs."""
     seen, facts = host.visible_file, host.facts
     for path in facts.missing_files:
         if seen is not None and path == str(seen):

@@ -402,7 +402,7 @@ def _has_devices(vendor: str) -> bool:
 
 
 def _pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
-    """Return each image of ``jobs``, without jobs that of the cluster, that is pulled where it is absent."""
+    """Return the images of ``jobs`` (without jobs, the cluster's image) that are pulled where they are absent."""
     recipes = [recipe_of(plan, job.job) for job in jobs]
     if not jobs and plan.cluster.container is not None:
         recipes = [named_image(plan.cluster.container)]

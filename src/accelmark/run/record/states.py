@@ -85,7 +85,7 @@ def read_events(path: Path) -> list[RunEvent]:
         try:
             events.append(RunEvent.model_validate_json(line))
         except ValidationError as error:
-            # A run that was resumed after its writer was killed has the incomplete line before those of the resumption.
+            # A run resumed after its writer was killed has an incomplete line before the lines of the resumption.
             if number < len(lines) and not any(b'"run_resumed"' in later for later in lines[number:]):
                 raise RunError(f"{path}: line {number} is damaged") from error
     return events
@@ -116,7 +116,7 @@ class RunEventLog:
                 os.write(self._descriptor, b"\n")
 
     def add(self, jobs: Iterable[str]) -> None:
-        """Add those of ``jobs`` that are new, as queued."""
+        """Add new jobs, as queued."""
         for job in jobs:
             self.jobs.setdefault(job, JobStatus())
 

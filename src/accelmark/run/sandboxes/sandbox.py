@@ -118,7 +118,7 @@ class ContainerSandbox(Sandbox):
         return ["env", *variables, "sh", *self.entered(inside)]
 
     def clean_up(self, python: str, ending: ModuleCommand) -> list[str]:
-        """Return the command that removes the container, or ends its processes on the host, which sees those."""
+        """Return the command that removes the container, or ends its processes on the host."""
         if self.spec.engine in _SANDBOXES:
             return Sandbox().command(python, ending)
         return [self.spec.engine, "rm", "--force", ending.name]

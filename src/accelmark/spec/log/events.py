@@ -279,7 +279,7 @@ class SavedCheckpoint(Spec):
     background_s: float | None = None
     """How long a thread wrote while training went on; null: training waited for all of it."""
     num_bytes: int | None = None
-    """Size of its files as this rank's host sees them."""
+    """Size of its files, read on this rank's host."""
 
 
 class CheckpointHashes(Spec):

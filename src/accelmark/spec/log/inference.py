@@ -74,8 +74,8 @@ class ForwardWindow(Spec):
     nonfinite_batches: int
     """Batches whose outputs contain NaN or infinity."""
     crossing_ms: float | None = None
-    """The window by the rank's clock without its calls by that of the engine's process. The durations of the calls are
-    scaled, so that they fill the window. Null for the framework, which computes in the rank."""
+    """Duration of the window by the rank's clock minus its calls by the clock of the engine's process. The durations of
+    the calls are scaled to fill the window. Null for the framework, which computes in the rank."""
     computed_ms: float | None = None
     """Duration of all calls where several are computed at the same time; null: they add up to it."""
     planned_items: int | None = None

@@ -36,7 +36,7 @@ class DataRecord(Spec):
     """The hash that the case declares; null for a directory whose content the case does not fix."""
     sample: dict[str, str] = Field(default_factory=dict)
     """Of a tree, whose fingerprint covers no contents: ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at
-    places that were drawn before the round; of several hosts those of the first."""
+    places that were drawn before the round; from the first of several hosts."""
 
 
 class SourceRecord(Spec):
@@ -159,8 +159,8 @@ class EnvironmentRecord(Spec):
 
     variables: dict[str, Variable] = Field(default_factory=dict)
     loaders: dict[str, Variable] = Field(default_factory=dict)
-    """Variables that load code into the ranks before AccelMark's own: of ``PYTHONPATH``, the entries besides its; of
-    ``LD_LIBRARY_PATH``, directories with a library of Python's own, such as ``libm.so.6``."""
+    """Variables that load code into the ranks before AccelMark's: other entries of ``PYTHONPATH``, and directories of
+    ``LD_LIBRARY_PATH`` with a library that Python uses, such as ``libm.so.6``."""
     numeric_switches: dict[str, Variable] = Field(default_factory=dict)
     """Variables that make the framework compute in another precision than declared."""
     start_files: tuple[str, ...] = ()

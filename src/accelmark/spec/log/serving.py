@@ -106,12 +106,12 @@ class ServeStarted(StartedBase):
     has_tokenizer: bool
     """Whether tokens are counted with the model's own tokenizer."""
     server_cores: tuple[int, ...] = ()
-    """Cores that the server may use, and those of the client alone; empty where both use all."""
+    """Cores of the server; the client has cores to itself. Empty where both use all cores."""
     client_cores: tuple[int, ...] = ()
 
 
 class LoadStage(Spec):
-    """The value of ``LOAD_END``: one stage of the load. Wall-clock and monotonic times are those of the event."""
+    """The value of ``LOAD_END``: one stage of the load. The event has its wall-clock and monotonic times."""
 
     stage: int
     """-1 for warm-up."""

@@ -174,7 +174,7 @@ class CaseSpec(Spec):
     data: tuple[str | dict[str, Any], ...] = ()
     """Data sets and weights: the name of a known one, or an ``accelmark.datasets.DatasetSpec``."""
     requires: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
-    """Requirements in addition to those of its framework: a list for every framework, or one for each by name."""
+    """Requirements in addition to the framework's: a list for all frameworks, or a list by framework."""
     train: TrainCaseSpec | None = None
     infer: InferCaseSpec | None = None
     serve: ServeCaseSpec | None = None

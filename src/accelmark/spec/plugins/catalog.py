@@ -102,7 +102,7 @@ class EngineSpec(Spec):
     sdks: dict[str, str] = Field(default_factory=dict)
     """Requirement that no index has -> where it comes from."""
     precisions: tuple[InferPrecision, ...] = ()
-    """Precisions that it computes in; empty: not declared, and ``--tune`` keeps that of the case."""
+    """Precisions that it computes in; empty: not declared, and ``--tune`` keeps the case's precision."""
     generates: bool = False
     """Whether it continues prompts."""
     iterates: bool = False
@@ -138,7 +138,7 @@ class FolderRef(Spec):
     package: str | None = None
     """The package of the folder (``accelmark.cases.resnet_mini``); null for a loose directory."""
     sha256: str
-    """Hash over the folder's files; of a case those of its task (:func:`task_files`)."""
+    """Hash over the folder's files; of a case, over the files of its task (:func:`task_files`)."""
 
 
 @final

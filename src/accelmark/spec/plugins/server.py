@@ -18,7 +18,7 @@ REQUEST_PLACEHOLDER: Final = "{output_tokens}"
 """In ``pinned``: the requested number of tokens, as a number."""
 _OPTION: Final = "server_options."
 _SETTINGS: Final = ("precision", "threads")
-"""Settings of a run that a server may take as arguments, besides its options."""
+"""Settings of a run that a server may take as arguments, in addition to its options."""
 
 
 ServerFact = Literal["quantisation", "kv_cache_type", "speculative_decoding"]

@@ -21,7 +21,7 @@ PLACEHOLDERS: Final = (
     "python", "rank", "local_rank", "world_size", "nnodes", "nproc", "model", "precision", "trainer_dir", "case_dir",
     "checkpoint_dir", "node_dir", "global_batch_size", *(f"mesh:{axis}" for axis in AXES),
 )  # fmt: skip
-"""Placeholders of a command template, besides ``data:<data set>``, ``setting:<dotted key>`` and ``env:<variable>``."""
+"""Placeholders of a command template; more are ``data:<data set>``, ``setting:<dotted key>`` and ``env:<variable>``."""
 _FREE: Final = ("data:", "setting:", "env:")
 _PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
 

@@ -97,8 +97,8 @@ class LoadSettings(FiniteSpec):
     trace: str | None = None
     """JSON lines with ``timestamp`` (s), ``input_tokens`` and ``output_tokens`` of each request."""
     lengths: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
-    """(tokens of the prompts, tokens of the answers): every concurrency or rate is measured with each; empty: lengths
-    are those of ``prompts``."""
+    """(tokens of the prompts, tokens of the answers): every concurrency or rate is measured with each; empty:
+    ``prompts`` sets the lengths."""
     duration_s: PositiveFloat = 30.0
     """Time in which requests of a stage are started; those in progress are waited for."""
     max_requests: PositiveInt | None = None

@@ -87,9 +87,9 @@ async def request(sbatch: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 async def require_nodes(nodes: Iterable[str]) -> None:
-    """Check that Slurm knows the nodes, before a job is requested on them; nothing where it cannot be asked.
+    """Check that Slurm knows the nodes, before a job is requested on them; do nothing if Slurm does not answer.
 
-    Raises RequestError: it does not; names them, and the nodes that exist.
+    Raises RequestError, with the unknown nodes and the nodes that exist.
     """
     sinfo = ("sinfo", "--all", "--noheader", "--format=%N")
     done = await _slurm(*sinfo, "--Node")

@@ -31,7 +31,7 @@ class SshAgent(AgentHandle):
     stream: NodeStream
     """Copies its files here."""
     reconnect_s: float
-    """Longest time that the host may be unreachable before the job counts as lost."""
+    """Longest time that the host may be unreachable before the job is lost."""
     abandon: Callable[[], None]
     """Called where the job is lost, to end the agent later."""
     report: Callable[[str], None]

@@ -12,7 +12,7 @@ from accelmark.spec.cluster import HostSpec
 from accelmark.spec.plugins.launcher import LauncherOptions
 
 KEEPALIVES: Final = 3
-"""Checks of an open connection without an answer after which it counts as lost."""
+"""After this number of checks without an answer, an open connection is lost."""
 
 
 class Options(LauncherOptions):
@@ -36,7 +36,7 @@ class Options(LauncherOptions):
     A run directory below it is written by the hosts directly, without copies.
     """
     reconnect_s: PositiveFloat = 300.0
-    """Longest time that a host may be unreachable before its job counts as lost."""
+    """Longest time that a host may be unreachable before its job is lost."""
     abandon_s: PositiveFloat = 86400.0
     """Longest time that a node agent continues its job without a heartbeat of a coordinator."""
 
@@ -45,7 +45,7 @@ class Options(LauncherOptions):
 
     @property
     def ping_s(self) -> float:
-        """Interval at which an open connection is checked; after three unanswered checks it counts as lost."""
+        """Interval at which an open connection is checked; after three unanswered checks it is lost."""
         return min(5.0, self.reconnect_s / KEEPALIVES)
 
     @field_validator("work_directory", "shared_directory")
