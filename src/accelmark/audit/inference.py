@@ -142,7 +142,7 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
 
 @for_each(_engines)
 def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
-    """Check that the engine had a process of its own and that its answers were compared with the framework's.
+    """Check that the engine had a separate process and that its answers were compared with the framework's.
 
     The comparison itself is a finding of the round (``inference-accuracy``).
     """

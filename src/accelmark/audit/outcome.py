@@ -63,7 +63,7 @@ def rounds_complete(evidence: Evidence) -> Findings:
 
 
 def planned_rounds(evidence: Evidence) -> Findings:
-    """Check that the plan has the rounds that its key states, with a seed of their own each."""
+    """Check that the plan has the rounds that its key states, each with a different seed."""
     jobs = sorted(evidence.planned, key=lambda job: int(job.get("round") or 0))
     if not jobs:
         return

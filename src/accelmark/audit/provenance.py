@@ -184,7 +184,7 @@ def unchanged_files(entry: RoundEvidence) -> Findings:
 
 
 def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
-    """Return what the vendor changed; None where no round has a job.json."""
+    """Return the vendor's changes; None where no round has a job.json."""
     entry = next((entry for entry in evidence.rounds if entry.job is not None), None)
     if entry is None or entry.job is None:
         return None

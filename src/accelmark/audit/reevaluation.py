@@ -1,4 +1,4 @@
-"""Rules about the evaluation job: what a fresh process without vendor code finds of a round's weights and steps."""
+"""Rules about the evaluation job: a fresh process without vendor code checks a round's weights and steps."""
 
 from __future__ import annotations
 

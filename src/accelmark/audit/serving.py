@@ -27,7 +27,7 @@ MAX_TOKEN_DIFFERENCE: Final = 0.02
 MIN_CACHE_SPEEDUP: Final = 2.0
 """Speed-up of repeated prompts, in the whole duration and per token after the first, of a stored answer."""
 MIN_PREFIX_SPEEDUP: Final = 1.25
-"""Speed-up of the first token of repeated prompts by which a prefix cache is seen."""
+"""Speed-up of the first token of repeated prompts that shows a prefix cache."""
 MAX_LITTLES_DIFFERENCE: Final = 0.05
 """Relative difference of both counts of requests in progress, without requests at the ends of the window."""
 MIN_WINDOW_S: Final = {"mini": 5.0, "standard": 60.0}

@@ -32,12 +32,12 @@ def join_words_of_bash() -> None:
 
 
 def _of(names: Callable[[], Iterable[str]]) -> Completion:
-    """Return a completion of ``names``, which are listed only when the shell asks."""
+    """Return a completion of ``names``, which are listed only on the shell's request."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
 def _call(module: str, function: str, *arguments: str) -> Completion:
-    """Return a completion of the names that a function returns; its module is imported only when the shell asks."""
+    """Return a completion of the names that a function returns; its module is imported only on the shell's request."""
     return _of(lambda: getattr(import_module(module), function)(*arguments))
 
 

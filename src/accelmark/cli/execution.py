@@ -74,7 +74,7 @@ def execute(
 
 
 def _arguments_inside(path: Path, out: Path | None) -> list[str]:
-    """Return the arguments with which a batch job gives this command."""
+    """Return the arguments of this command in a batch job."""
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run", "--commands")]
     return arguments if out is not None else [*arguments, "--out", str(path.absolute())]
 

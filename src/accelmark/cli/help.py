@@ -128,7 +128,7 @@ class Verb(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, each on a line of its own."""
+        """Write the examples, one a line."""
         verb = ctx.command_path.partition("accelmark ")[2]
         with formatter.section("Examples"):
             for line in EXAMPLES[verb]:

@@ -56,7 +56,7 @@ def with_search(plan: Plan, budget: Budget) -> Plan:
 
 
 def search_lines(plan: Plan) -> list[str]:
-    """Return what a search tries, in its order, and its limits."""
+    """Return the settings that a search tries, in its order, and its limits."""
     from accelmark.results.figures import FigureName, title_of, unit_of
     from accelmark.spec.number_format import duration
 

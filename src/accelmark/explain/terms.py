@@ -16,7 +16,7 @@ class Term(Spec):
     """A word that AccelMark writes, explained."""
 
     text: str
-    """What it means; of an audit rule what it finds."""
+    """The meaning of the term, or the finding of an audit rule."""
     why: str = ""
     """Of an audit rule: why it matters."""
     remedy: str = ""

@@ -201,7 +201,7 @@ def check_ledger(root: Path, since: str | None = None) -> Checked:
 
 
 def _bundle_problems(root: Path, entry: Entry, bundle: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return what is wrong with a record's bundle, and the verdicts that only another version gives."""
+    """Return the problems of a record's bundle, and the verdicts that only another version gives."""
     if not bundle.is_file():
         return [f"{entry.id}: its bundle {bundle} is missing"], ()
     if file_sha256(bundle) != entry.record.evidence.sha256:

@@ -71,7 +71,7 @@ class RecordedCase(Spec):
 
     @property
     def headline(self) -> Measured | None:
-        """The figure that says most of its task: a rate."""
+        """The main figure of its task: a rate."""
         return self.figures.get(RATES[self.task])
 
 
@@ -259,7 +259,7 @@ def _work(case: LoadedCase, first: RoundResult) -> dict[str, str]:
 
 
 def environment_of(run: LoadedRun) -> dict[str, str]:
-    """Return what a record states about the machine and software of a run."""
+    """Return a record's statements about the machine and software of a run."""
     first = next((result for case in run.cases for result in case.rounds), None)
     if first is None:
         return {}

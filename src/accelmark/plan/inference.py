@@ -19,7 +19,7 @@ from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.settings.inference import ENGINE_ALIASES, InferCaseSpec, InferSettings
 
 HF_CONFIG: Final = "config.json"
-"""File by which a directory of weights in Hugging Face's layout is recognised."""
+"""A directory with this file has weights in Hugging Face's layout."""
 _FILES: Final = {"exist_compiler_path": False, "exist_onnx_path": True}
 """Settings that name a file -> whether they may also be another word."""
 _OF_CASE: Final = (

@@ -51,7 +51,7 @@ def parallelism_problems(
 
 
 def mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance]) -> Iterator[Problem]:
-    """Yield why AccelMark's own training cannot use a mesh; an external trainer has rules of its own."""
+    """Yield why AccelMark's own training cannot use a mesh; an external trainer has other rules."""
     mesh = settings.parallelism
     if not isinstance(mesh, Mesh):
         return

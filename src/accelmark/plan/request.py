@@ -194,7 +194,7 @@ class PlannedWork:
 
 
 def require_task(request: KeyRequest, task: Literal["train", "infer", "serve"], described: S | None) -> S:
-    """Return what the case describes for a task; raise SpecError with the cases that support it."""
+    """Return the case's description of a task; raise SpecError with the cases that support it."""
     if described is not None:
         return described
     able = [name for name in folders("cases") if getattr(load_case(name), task) is not None]

@@ -171,7 +171,7 @@ def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterato
 
 
 def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, job: JobSpec) -> bool:
-    """Return whether an engine is installed and does what the case asks for."""
+    """Return whether an engine is installed and can do the case's task."""
     if name == settings.compiler:
         return True
     needs = [Need(requirement=text, needed_by=f"engine {name}") for text in spec.requires_on(job.device_type, {})]

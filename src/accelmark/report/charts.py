@@ -222,7 +222,7 @@ class LoadPoint(NamedTuple):
     is_open: bool = False
     """Whether the stage had an open load, which is drawn as a filled point."""
     lengths: str = ""
-    """Lengths of prompts and answers where stages differ in them; stages of other lengths are on lines of their own."""
+    """Lengths of prompts and answers where stages differ in them; stages of other lengths are on separate lines."""
 
 
 class LoadCurve(NamedTuple):

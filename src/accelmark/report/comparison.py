@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class BuyerLine(NamedTuple):
-    """What a buyer asks about one case in two runs."""
+    """A buyer's questions about one case in two runs."""
 
     case: str
     chips: str

@@ -505,7 +505,7 @@ def make_app(index: RunIndex, access: Access) -> Starlette:
 
 
 def server_for(app: Starlette) -> uvicorn.Server:
-    """Return a server that runs until SIGINT or SIGTERM and then gives open responses a few seconds to finish."""
+    """Return a server that runs until SIGINT or SIGTERM and then waits a few seconds for open responses."""
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
         server_header=False, timeout_graceful_shutdown=_SHUTDOWN_S,

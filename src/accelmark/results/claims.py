@@ -127,7 +127,7 @@ class Claim(FiniteSpec):
     better: Literal["higher", "lower"] | None = None
     """Required where the figure itself does not say it."""
     flops_per_unit: PositiveFloat | None = None
-    """Of the source's model, by its own formula."""
+    """Of the source's model, by the source's formula."""
     settings: dict[str, Scalar | None] = Field(default_factory=dict)
     """Settings that the source states, by AccelMark's names."""
     run: dict[str, Any] = Field(default_factory=dict)

@@ -408,7 +408,7 @@ def _side(case: LoadedCase) -> Side:
 
 
 def changes_of(cost: AdaptationCost | None) -> tuple[str, ...]:
-    """Return what a vendor changed of a case, in words."""
+    """Describe a vendor's changes of a case."""
     if cost is None:
         return ()
     lines: list[str] = [

@@ -289,7 +289,7 @@ RATES: Final = {
     "train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
     "automl": FigureName.SEARCH_SCORE,
 }  # fmt: skip
-"""Task -> the rate by which its results are compared first."""
+"""Task -> the rate that is compared first."""
 WARNED_FIGURES: Final = tuple(name for name in HEADLINES if name.info.warns)
 _NUM_FIRST: Final = 3
 

@@ -85,7 +85,7 @@ def costs_of(
     value_of: Callable[[FigureName], float | None],
     units_per_epoch: float | None = None,
 ) -> list[Cost]:
-    """Return what a result costs: per epoch, per target reached, per million tokens or thousand images."""
+    """Return the costs of a result: per epoch, per target reached, per million tokens or thousand images."""
     if prices is None:
         return []
     power_w = value_of(FigureName.MEAN_POWER)

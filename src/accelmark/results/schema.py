@@ -170,7 +170,7 @@ class ServingStage(Spec):
 
     @property
     def lengths(self) -> str:
-        """Tokens of each prompt and answer, where the stage has its own: ``64 + 32``; else empty."""
+        """Tokens of each prompt and answer, where the stages differ in them: ``64 + 32``; else empty."""
         return "" if self.input_tokens is None else f"{self.input_tokens} + {self.output_tokens}"
 
     @property
@@ -256,7 +256,7 @@ class ServingRound(Spec):
     stages: tuple[ServingStage, ...] = ()
     """Without warm-up."""
     headline: int | None = None
-    """The stage that gives the round its figures; null where no stage has any."""
+    """The stage with the round's figures; null where no stage has figures."""
     headline_why: str = ""
     highest_rate: FiniteFloat | None = None
     """Highest rate of an open load that held the SLO."""
@@ -278,7 +278,7 @@ class ServingRound(Spec):
 
     @property
     def headline_stage(self) -> ServingStage | None:
-        """The stage that gives the round its figures."""
+        """The stage with the round's figures."""
         return next((stage for stage in self.stages if stage.stage == self.headline), None)
 
     @property
@@ -383,7 +383,7 @@ VERDICTS: Final[dict[Verdict, str]] = {
     "INVALID": "The result does not count: a round failed, the target was missed, the data was synthetic, or records "
     "contradict each other.",
 }
-"""Verdict -> what it means."""
+"""Verdict -> its meaning."""
 Severity = Literal["info", "warning", "open", "error"]
 
 
@@ -453,7 +453,7 @@ class AdaptationCost(Spec):
 
 
 class CaseVerdict(Spec):
-    """The verdict on a case, its findings, and what the vendor changed."""
+    """The verdict on a case, its findings, and the vendor's changes."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -477,7 +477,7 @@ class InferenceRound(Spec):
     answers: AnswerCheck | None = None
     """Null where the engine's answers were not compared."""
     isolated: bool = False
-    """Whether the engine had a process of its own; False in runs of earlier versions."""
+    """Whether the engine had a separate process; False in runs of earlier versions."""
     crossing_share: float | None = None
     """Part of the measured windows outside of the calls, by the clock of the engine's process."""
     scenarios: tuple[ScenarioResult, ...] = ()

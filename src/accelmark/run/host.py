@@ -110,7 +110,7 @@ class Host(ABC):
 
 @final
 class SubprocessHost(Host):
-    """A host whose commands are child processes of this one; ``prefix`` gives the arguments before each (``srun``)."""
+    """A host whose commands are child processes of this one; ``prefix`` has the arguments before each (``srun``)."""
 
     def __init__(self, spec: HostSpec, prefix: Callable[[HostSpec], Sequence[str]] = lambda _: ()) -> None:
         super().__init__(spec)

@@ -146,7 +146,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each process that still runs and belongs to this user."""
+    """Send a signal to each of this user's processes that still runs."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

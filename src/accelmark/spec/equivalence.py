@@ -42,7 +42,7 @@ TOLERANCES: Final[dict[Precision, Errors]] = {
 
 
 class Difference(Spec):
-    """The first step at which a job is beyond the tolerance."""
+    """The first step where a job exceeds the tolerance."""
 
     step: int
     """Number of the optimizer step, from 1."""

@@ -318,7 +318,7 @@ class LastCollective(Spec):
 
 
 class LastCollectives(Spec):
-    """What a rank answers when its agent asks for its last collectives."""
+    """A rank's answer to its agent's question for the last collectives."""
 
     collectives: tuple[LastCollective, ...]
 

@@ -36,7 +36,7 @@ _FP16: Final = {True: "fp16", False: "fp32"}
 
 
 class Provenance(Spec):
-    """Which layer gave a setting its value, and what it replaced, weakest first."""
+    """The layer that set a setting, and the values that it replaced, weakest first."""
 
     value: Any
     layer: str
@@ -56,7 +56,7 @@ class Layer:
 
     @classmethod
     def of(cls, name: str, nested: Mapping[str, Any]) -> Layer:
-        """Make a layer from nested mappings, as YAML gives them."""
+        """Make a layer from nested mappings, as in YAML."""
         return cls(name, flatten(nested))
 
 

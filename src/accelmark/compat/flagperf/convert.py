@@ -24,7 +24,7 @@ from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.inference import InferSettings
 
 _LEAST: Final = Layer("", {"batch_size": 1, "end.max_steps": 1})
-"""Required settings of a case, with which a layer can be checked alone."""
+"""Required settings of a case: with them a layer can be checked alone."""
 _FIXED: Final = "the case fixes settings that were left out; with --open they are imported, and the result is OPEN"
 
 

@@ -28,7 +28,7 @@ def is_inference(path: Path) -> bool:
 
 
 def case_of(path: Path) -> str:
-    """Return AccelMark's name of the case that a file belongs to, by its folder."""
+    """Return AccelMark's name of a file's case, by its folder."""
     folder = path.absolute().parent
     name = folder.parent.name if folder.name == _OVERRIDES else folder.name
     covered = equivalent(name, "infer")

@@ -102,7 +102,7 @@ def _entry(origin: Given, written: str, data: str | None, cluster: ClusterSpec) 
 
 
 def _layout(case: str, data: str) -> Iterator[str]:
-    """Yield what the data directory of a training case has to contain."""
+    """Yield the required content of a training case's data directory."""
     for spec in dataset_specs(load_case(case).data, f"cases/{case}/case.yaml"):
         parts = [part.path for part in spec.tree or spec.files]
         yield f"data {data} must contain {', '.join(parts[:4])} ({spec.title}), or it is not read"

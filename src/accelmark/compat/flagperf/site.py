@@ -104,7 +104,7 @@ class _Option:
     """One option with its value and its original words."""
 
     name: str
-    """Long form of the option; empty for a word that belongs to no option."""
+    """Long form of the option; empty for a word without an option."""
     value: str | None
     words: tuple[str, ...]
 

@@ -102,7 +102,7 @@ class ModelCosts:
 
 
 def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts | None) -> ServingStage:
-    """Return ``stage`` with the figures of generation; ``requests`` are its own, in batches of its concurrency."""
+    """Return ``stage`` with the figures of generation; ``requests`` are the stage's, in batches."""
     if stage.window_s is None or stage.concurrency is None:
         return stage
     begin_s, end_s = stage.window_s

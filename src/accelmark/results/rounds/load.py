@@ -178,7 +178,7 @@ def steady_window(requests: Requests, concurrency: int | None) -> SteadyWindow |
 def measured_stage(
     requests: Requests, load: LoadStage, settings: ServeSettings, num_devices: int, ended_s: float | None
 ) -> ServingStage:
-    """Return the figures of one stage; ``requests`` are its own.
+    """Return the figures of one stage, from its ``requests``.
 
     ``ended_s`` is the time of its event LOAD_END since it began, None without one.
     """

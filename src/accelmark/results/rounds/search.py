@@ -151,7 +151,7 @@ def search_consumption(
     """Compute power and utilization from a telemetry directory within a ``window`` of the host's monotonic clock."""
     reason = None
     if telemetry is None or not (telemetry / _RECORD).is_file():
-        reason = "no telemetry was recorded; hosts of a cluster have their own monitoring"
+        reason = "no telemetry was recorded; monitoring of a cluster's hosts is separate"
     elif window[1] <= window[0]:
         reason = "no epoch ended in the last session"
     else:
@@ -172,7 +172,7 @@ def search_consumption(
 
 
 def is_search(path: Path) -> bool:
-    """Return whether a directory belongs to an AutoML search."""
+    """Return whether a directory is an AutoML search's."""
     return (path / CONFIG_FILE).is_file()
 
 

@@ -103,7 +103,7 @@ def stage_of(
 
 
 def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
-    """Return the stage that gives the round its figures, and how it was chosen."""
+    """Return the stage with the round's figures, and how it was chosen."""
     measured = [stage for stage in stages if stage.output_token_rate is not None and stage.scenario is None]
     if not measured:
         return None, "no stage has a rate of output tokens"

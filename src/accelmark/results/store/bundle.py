@@ -110,7 +110,7 @@ def check_manifest(run_dir: Path) -> list[str]:
 
 
 def _evaluation_of(name: str) -> Path | None:
-    """Return the directory of the evaluation job that a file belongs to, if any."""
+    """Return the directory of the evaluation job that a file is part of, if any."""
     parents = (parent for parent in Path(name).parents if parent.name.startswith(REEVALUATION_PREFIX))
     return next(parents, None)
 

@@ -73,7 +73,7 @@ def clear_caches() -> str | None:
 
 
 def route(task: AgentTask) -> AgentTask:
-    """Return the task with the address at which the other hosts reach this one, and the network interface that has it.
+    """Return the task with this host's address for the other hosts, and the network interface of the address.
 
     The address is the source address of packets to host 0; on host 0 it is the master address.
     """

@@ -195,7 +195,7 @@ def _is_packaged(path: Path, content: bytes) -> bool:
 
 
 def environment_variables(python: Path, environment: Mapping[str, str], node_dir: Path) -> dict[str, str]:
-    """Return the variables with which ``python`` imports this AccelMark and finds the commands of its environment.
+    """Return the variables that let ``python`` import this AccelMark and find the commands of its environment.
 
     Of an AccelMark in site-packages only the package itself is added to ``PYTHONPATH``, not the packages next to it,
     which belong to the agent's Python.

@@ -31,7 +31,7 @@ STOP_FILES: Final = ("stop.requested", "stop.now")
 
 
 class Limits(Spec):
-    """Limits at which an agent ends its ranks."""
+    """An agent ends its ranks at these limits."""
 
     timeout_s: PositiveFloat | None = None
     """From the start of the agent; null: no limit."""
@@ -86,7 +86,7 @@ class AgentTask(Spec):
     master_address: str = "127.0.0.1"
     master_port: int = 29501
     local_address: str | None = None
-    """Address at which the other hosts reach this one; null: found from the route to host 0."""
+    """This host's address for the other hosts; null: found from the route to host 0."""
     environment: dict[str, str] = Field(default_factory=dict)
     threads: int | None = None
     """CPU threads of a rank; null: cores of this host over its ranks."""

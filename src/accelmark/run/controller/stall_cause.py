@@ -1,4 +1,4 @@
-"""Name the rank of a stalled job that stopped first, from what the agents of all hosts saw."""
+"""Name the rank of a stalled job that stopped first, from the reports of all hosts' agents."""
 
 from __future__ import annotations
 

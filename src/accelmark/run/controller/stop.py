@@ -51,7 +51,7 @@ def stop(path: Path, *, at_once: bool) -> bool:
 
 
 def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool:
-    """Stop what a dead coordinator left on hosts; returns False if nothing is left."""
+    """Stop a dead coordinator's jobs, and return its hosts; return False if it left none."""
     statuses = directory.statuses().values()
     has_ended = all(status.ended for status in statuses)
     names = load_launcher(directory.plan.cluster.launcher).run_files

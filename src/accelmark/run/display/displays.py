@@ -157,7 +157,7 @@ class LiveDisplay(RunObserver):
         self._draw()
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Draw the step, at most a few times a second; after a job has run, with its own time."""
+        """Draw the step, at most a few times a second; after a job has run, with the time of the step."""
         status = self._board.statuses[job.directory]
         if self._board.preparing != what and status.state != "preparing":
             self._since = time.monotonic()

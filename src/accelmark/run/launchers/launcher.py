@@ -68,7 +68,7 @@ class Launcher(ABC):
     @property
     @abstractmethod
     def variables(self) -> Mapping[str, str]:
-        """Variables with which the hosts' Python imports AccelMark."""
+        """Variables that let the hosts' Python import AccelMark."""
 
     @abstractmethod
     def host(self, spec: HostSpec) -> Host:
@@ -109,7 +109,7 @@ class Launcher(ABC):
         return []
 
     async def master_address(self, host: HostSpec) -> str:
-        """Return the address at which ranks on other hosts reach rank 0 on ``host``."""
+        """Return the address of rank 0 on ``host`` for ranks on other hosts."""
         return host.address
 
     def path_on_host(self, path: Path) -> Path:

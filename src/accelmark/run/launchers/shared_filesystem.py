@@ -32,7 +32,7 @@ from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.secret import secrets_in
 
 POLL_S: Final = 0.2
-"""Interval at which files of agents are looked at."""
+"""Interval between checks of the agents' files."""
 _SETTLE_S: Final = 3.0
 """Longest time from the end of the agent's command until its last files are visible here."""
 

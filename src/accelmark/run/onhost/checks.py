@@ -26,9 +26,9 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 KERNEL_LOG = "/dev/kmsg"
 KILLED_FOR_MEMORY = "ut of memory: Killed process"
 _TYPES = ["eval_type_backport"] if sys.version_info < (3, 10) else []
-"""Module with which pydantic reads types of Python 3.10."""
+"""pydantic reads types of Python 3.10 with this module."""
 CONNECT_S = 10.0
-"""Time for a connection to a service that a job asks."""
+"""Time for a connection to a service of a job."""
 
 
 def free_mib(path: str) -> float:

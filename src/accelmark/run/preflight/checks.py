@@ -27,7 +27,7 @@ from accelmark.spec.plugins.requirements import Need
 from accelmark.spec.plugins.trainer import placeholders
 
 CLOCK_TOLERANCE_S: Final = 5.0
-"""Largest difference of clocks with which logs of several hosts can be compared."""
+"""Largest difference of clocks: logs of several hosts can still be compared."""
 _BUSY_LOAD: Final = 0.5
 """Load per core above which the host counts as busy."""
 _BUSY_MEMORY_MIB: Final = 1024.0

@@ -87,7 +87,7 @@ class PackageFacts(Spec):
 @final
 @dataclass(slots=True)
 class HostState:
-    """What is known about a host, and what the run needs of it."""
+    """Facts about a host, and the run's needs there."""
 
     name: str
     facts: HostFacts

@@ -83,7 +83,7 @@ async def run_preflight(
 async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = lambda _: None) -> list[Problem]:
     """Check all hosts of a cluster, and its spares, as for a job on all of them; needs no run.
 
-    ``report`` receives what the launcher waits for.
+    ``report`` receives the reason for a launcher's wait.
 
     Raises RunError: there is no allocation of hosts.
     """

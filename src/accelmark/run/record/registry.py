@@ -1,6 +1,6 @@
 """The registry of runs: a log of this user on this machine, to which each run is appended before it starts.
 
-Entries are numbered, so that a reader of some runs sees how many others there were, and which failed or never ended.
+Entries are numbered, so that a reader of some runs sees the number of others, and which failed or never ended.
 """
 
 from __future__ import annotations

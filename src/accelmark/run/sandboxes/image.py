@@ -39,7 +39,7 @@ class ImageRecipe:
     archive: Path | None = None
     """The file that it is loaded from; None: it is built or pulled."""
     look_up: list[str] = field(default_factory=list)
-    """The command that asks the registry for it; empty where it is not pulled."""
+    """The command that looks for it in the registry; empty where it is not pulled."""
 
     @property
     def command(self) -> str:

@@ -257,7 +257,7 @@ class Replayed(Spec):
     checkpoint: str | None
     """Name of the checkpoint from which they were repeated; null: from the case's initial weights."""
     end: str | None = None
-    """Name of the checkpoint with which the weights were compared; null: only losses are compared."""
+    """Name of the checkpoint that the weights were compared with; null: only losses are compared."""
     first_step: int
     """Number of the first step that was replayed, from 1."""
     losses: tuple[float | None, ...]

@@ -24,7 +24,7 @@ class InferStarted(StartedBase):
 
     compiler: str | None
     isolated: bool = False
-    """Whether the engine runs in a process of its own and its answers are compared."""
+    """Whether the engine runs in a separate process and its answers are compared."""
     counts_own_memory: bool = False
     """Whether memory on a CPU counts the processes that compute; otherwise it counts the host."""
 

@@ -142,7 +142,7 @@ LOADER_VARIABLES: Final = (
     "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE",
     "PYTHONPYCACHEPREFIX",
 )  # fmt: skip
-"""Variables that make a process load other code before its own."""
+"""Variables that make a process load other code first."""
 VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
 
 

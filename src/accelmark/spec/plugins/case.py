@@ -104,7 +104,7 @@ class TrainCaseSpec(Spec):
     units_per_sample: int = Field(default=1, ge=1)
     """Units in one sample, for example tokens in a sequence."""
     units_per_sample_key: str | None = None
-    """Key under ``model`` that gives the units in a sample instead; by default ``seq_length`` for tokens."""
+    """Key under ``model`` with the units in a sample instead; by default ``seq_length`` for tokens."""
     target: Target | None = None
     reference_loss: ReferenceLoss | None = None
     calibration: tuple[float, ...] = ()
@@ -164,11 +164,11 @@ class CaseSpec(Spec):
     title: str
     """One line for tables and pages."""
     description: str
-    """What is trained or inferred, on what data, to which gate."""
+    """The model that is trained or inferred, its data, and its gate."""
     licence: str
     """Licence of the model definition and any packaged weights."""
     family: Family | None = None
-    """What the model works on, by which ``accelmark cases --family`` selects."""
+    """Kind of the model's data; ``accelmark cases --family`` selects by it."""
     size: Literal["mini", "standard"]
     """``mini`` runs on two CPU cores in minutes; ``standard`` is sized for an accelerator."""
     data: tuple[str | dict[str, Any], ...] = ()

@@ -114,7 +114,7 @@ class EngineSpec(Spec):
     device_types: tuple[str, ...] = ()
     """The framework's names of the devices that it computes on (``cuda``); empty: not declared."""
     loads: bool | None = None
-    """Whether it loads a compiled engine (``exist_compiler_path``); null: not declared, it says so when it compiles."""
+    """Whether it loads a compiled engine (``exist_compiler_path``); null: reported when it compiles."""
     options: dict[str, EngineOptionSpec] = Field(default_factory=dict)
     """Its ``engine_options``."""
 
@@ -153,7 +153,7 @@ class Folder:
     """``accelmark``, the distribution that ships it, or the directory."""
 
     def ref(self, task: str) -> FolderRef:
-        """Return a reference by which a job of this task finds a case's folder, with the hash of the task's files."""
+        """Return a reference to a case's folder for a job of this task, with the hash of the task's files."""
         return FolderRef(name=self.name, path=self.path, package=self.package, sha256=case_hash(self.path, task))
 
 

@@ -31,7 +31,7 @@ BACKEND_FILE: Final = "backend"
 
 
 def collectives_address(node_dir: Path, rank: int) -> str:
-    """Return the abstract address of a socket at which a rank sends its last collectives (``LastCollectives``)."""
+    """Return the abstract address of a rank's socket, which sends its last collectives (``LastCollectives``)."""
     return f"\0accelmark-{hashlib.sha256(str(node_dir).encode()).hexdigest()[:32]}-rank{rank}"
 
 

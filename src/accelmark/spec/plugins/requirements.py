@@ -120,7 +120,7 @@ def pip_install(wanted: Iterable[str], python: str = sys.executable, index: str 
 
 
 def install_command(found: Iterable[Missing], python: str = sys.executable, index: str | None = None) -> str:
-    """Return the command that installs what a Python lacks; a need that names an extra of AccelMark installs it.
+    """Return the command that installs missing packages; a need that names an extra of AccelMark installs it.
 
     ``index`` is a further package index.
     """

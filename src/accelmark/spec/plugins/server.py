@@ -42,7 +42,7 @@ class ServerSpec(Spec):
     """Name of the folder; ``accelmark serve --server NAME``."""
     title: str
     tried: str | None
-    """Version and machine with which this declaration was run; null: it follows the server's documentation only."""
+    """Version and machine that this declaration was run with; null: it only follows the server's documentation."""
     prepare: tuple[str, ...] = ()
     """Program and arguments that convert the model before the server starts; placeholders as in ``command``."""
     command: tuple[str, ...]

@@ -75,7 +75,7 @@ class LogSpec(Spec):
     evaluation: Regex | None = None
     """A line after an evaluation: ``duration`` (seconds), ``step``; every other named group is a metric."""
     training_started: Regex | None = None
-    """The line at which training begins; null: derived from the first step line and its ``step_time``."""
+    """The line that training begins with; null: derived from the first step line and its ``step_time``."""
 
     @model_validator(mode="after")
     def _groups_are_known(self) -> LogSpec:

@@ -120,11 +120,11 @@ class FrameworkDevice(Spec):
     collective_backend: str
     """The framework's name of the collective backend (``nccl``, ``hccl``, ``gloo``)."""
     requires: tuple[str, ...] = ()
-    """Packages that the framework needs for this device, in addition to its own (``jax[cuda13]``)."""
+    """Packages that the framework needs for this device, in addition to its general packages (``jax[cuda13]``)."""
     index: str | None = None
     """Address of a package index with the framework's builds for this device, in addition to PyPI; null: none."""
     size_gb: float | None = None
-    """Size of the installed framework with what it needs for this device, in GB; null: not known."""
+    """Size of the installed framework with its packages for this device, in GB; null: not known."""
 
 
 class VendorSpec(Spec):

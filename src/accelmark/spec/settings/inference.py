@@ -190,7 +190,7 @@ class InferSettings(BenchmarkSettings):
     multi_stream_samples: PositiveInt = 8
     """Items per query of the MultiStream scenario."""
     generate_batches: tuple[PositiveInt, ...] = ()
-    """Batch sizes with which a language model continues prompts after the accuracy pass; empty: it does not."""
+    """Batch sizes of a language model's generation after the accuracy pass; empty: it generates nothing."""
     generate_input_tokens: tuple[PositiveInt, ...] = (64,)
     """Lengths of prompts; every batch size is measured with every length of prompt and answer."""
     generate_output_tokens: tuple[PositiveInt, ...] = (32,)

@@ -177,7 +177,7 @@ class ServeSettings(BenchmarkSettings):
     precision: InferPrecision = "fp32"
     """Precision that the server computes in."""
     threads: PositiveInt | None = None
-    """CPU threads of the server; null: its own default."""
+    """CPU threads of the server; null: its default."""
     load: LoadSettings = LoadSettings()
     prompts: PromptSettings = PromptSettings()
     slo: Slo = Slo()
@@ -243,7 +243,7 @@ class ServeCaseSpec(FiniteSpec):
     """The serving side of a case."""
 
     data: tuple[str, ...] = ()
-    """Data sets of the case whose text gives the prompts."""
+    """Data sets of the case; the prompts are from their text."""
     weights: str | None = None
     """Directory of weights in Hugging Face's layout below the given data directory."""
     min_agreement: float = Field(default=0.0, ge=0, le=1)

@@ -63,7 +63,7 @@ NEEDED_NAME: Final = {
     "schedule.final_lr_ratio": ("linear", "cosine", "onecycle", "polynomial", "tri_stage"),
     "schedule.power": ("polynomial",), "schedule.step_epochs": ("step",), "schedule.step_gamma": ("step",),
 }  # fmt: skip
-"""Setting -> the values of ``name`` in its section with which it has an effect; others have one with every name."""
+"""Setting -> the values of ``name`` in its section that it applies to; other settings apply to every name."""
 
 
 class ScheduleSettings(FiniteSpec):
@@ -250,7 +250,7 @@ class TrainSettings(FiniteSpec):
     gradient_clip_norm: PositiveFloat | None = None
     """Clip gradients to this global L2 norm; null: not at all."""
     seed: int = Field(default=1, ge=0)
-    """Seed of round 1; round N uses ``seed + N - 1``, and each rank derives its own."""
+    """Seed of round 1; round N uses ``seed + N - 1``, and each rank derives a seed from it."""
     threads: PositiveInt | None = None
     """CPU threads per rank; null: cores of the host divided by its ranks."""
     log_every_steps: PositiveInt = 20
@@ -275,7 +275,7 @@ class TrainSettings(FiniteSpec):
         return self.is_sharded and self.parallelism != "deepspeed"
 
     def num_data_ranks(self, num_ranks: int) -> int:
-        """Return how many of ``num_ranks`` ranks, or groups of them, train on samples of their own."""
+        """Return how many of ``num_ranks`` ranks, or groups of them, train on different samples."""
         return num_ranks // (self.parallelism.ranks_per_sample if isinstance(self.parallelism, Mesh) else 1)
 
     def microbatches_that_fit(self, stages: int) -> list[int]:

@@ -36,7 +36,7 @@ class Choice(FiniteSpec):
 
 
 class TuningSpec(FiniteSpec):
-    """What a search tries, how long, and what it compares."""
+    """The settings that a search tries, how long, and the figure that it compares."""
 
     figure: str
     """Name of the figure that is compared."""
@@ -50,7 +50,7 @@ class TuningSpec(FiniteSpec):
     choices: tuple[Choice, ...]
     """In the order in which they are searched, again and again until no change of one of them is better."""
     settings_file: Path | None = None
-    """File to which the best settings are written."""
+    """File for the best settings."""
 
     @property
     def num_least_rounds(self) -> int:

@@ -19,7 +19,7 @@ class LocalLauncher(SharedFilesystemLauncher):
 
     @property
     def python(self) -> str:
-        """The Python that runs this program; containers have their own."""
+        """The Python that runs this program; containers have another."""
         return sys.executable
 
     @property

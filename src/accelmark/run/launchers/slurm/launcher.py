@@ -160,7 +160,7 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return [] if self._job_id is not None else [self._command()]
 
     async def allocation_end(self) -> tuple[NodeState, str] | None:
-        """Return the state and reason with which Slurm ended the allocation; None while it is held."""
+        """Return the state and reason of the allocation's end by Slurm; None while it is held."""
         if self._job_id is None or (job := await self._settled(self._job_id)) is None:
             return None
         if job.restarts > self._restarts:

@@ -50,7 +50,7 @@ def script_of(agents: Sequence[CommandAgent]) -> str:
 
 @final
 class JobStep:
-    """The ``srun`` of a job: ``prefix`` gives its arguments, once there is an allocation."""
+    """The ``srun`` of a job: ``prefix`` has its arguments, after there is an allocation."""
 
     def __init__(self, prefix: Callable[[], Sequence[str]], directory: Path) -> None:
         self._prefix = prefix
@@ -67,7 +67,7 @@ class JobStep:
 
     @property
     def poll_s(self) -> float:
-        """Interval at which each host is looked at."""
+        """Interval between checks of each host."""
         return max(POLL_S, len(self.agents) / _CHECKS_PER_S)
 
     def start(self) -> None:

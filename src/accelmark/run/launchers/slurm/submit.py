@@ -23,7 +23,7 @@ _NUMBER: Final = "# submitted as job "
 _PREPARE_S: Final = 600.0
 """Time for data, environment and evaluation of a round, in addition to its time limit."""
 _STOP_S: Final = 120
-"""Time before Slurm's limit at which the run is asked to stop, so that its results are kept."""
+"""The run is asked to stop this time before Slurm's limit, so that its results are kept."""
 
 
 def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
@@ -79,7 +79,7 @@ def _log_of(run: Path) -> Path:
 def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
     """Return the batch script of a run, which inherits the environment.
 
-    ``slurm_options`` of the cluster file take precedence over its own options.
+    ``slurm_options`` of the cluster file take precedence over AccelMark's options.
     """
     hosts = [host.address for host in plan.cluster.hosts]
     limit = [f"--time={minutes}"] if (minutes := time_limit_min(plan)) is not None else []

@@ -16,10 +16,10 @@ KEEPALIVES: Final = 3
 
 
 class Options(LauncherOptions):
-    """Settings of the SSH launcher; ``user`` and ``key`` apply to hosts without their own."""
+    """Settings of the SSH launcher; ``user`` and ``key`` apply to hosts without these keys."""
 
     ssh_port: int = Field(default=22, ge=1, le=65535)
-    """Port of SSH on hosts without a port of their own."""
+    """Port of SSH on hosts without ``port``."""
     user: str | None = None
     """null: the user who runs this."""
     key: Path | None = None
@@ -41,11 +41,11 @@ class Options(LauncherOptions):
     """Longest time that a node agent continues its job without a heartbeat of a coordinator."""
 
     keep_days: PositiveFloat = 14.0
-    """Age at which files of ended runs are removed from the hosts' work directory, when a later run uses it."""
+    """A later run removes files of ended runs from the hosts' work directory at this age."""
 
     @property
     def ping_s(self) -> float:
-        """Interval at which an open connection is checked; after three unanswered checks it is lost."""
+        """Interval between checks of an open connection; after three unanswered checks it is lost."""
         return min(5.0, self.reconnect_s / KEEPALIVES)
 
     @field_validator("work_directory", "shared_directory")

@@ -48,7 +48,7 @@ class NodeStream:
     ping_s: float
     """Interval of heartbeats."""
     poll_s: float = 0.3
-    """Interval at which the host looks for new bytes."""
+    """Interval between the host's checks for new bytes."""
     skip: Sequence[str] = ()
     """Subdirectories that are not copied: the agent's own."""
     in_place: bool = False
