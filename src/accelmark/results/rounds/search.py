@@ -151,7 +151,7 @@ def search_consumption(
     """Compute power and utilization from a telemetry directory within a ``window`` of the host's monotonic clock."""
     reason = None
     if telemetry is None or not (telemetry / _RECORD).is_file():
-        reason = "no telemetry was recorded; monitoring of a cluster's hosts is separate"
+        reason = "no telemetry was recorded; hosts of a cluster have their own monitoring"
     elif window[1] <= window[0]:
         reason = "no epoch ended in the last session"
     else:
