@@ -190,9 +190,21 @@ def _llava(model: Model) -> float:
     return text + projector + (embedded + vision + attention_flops(layers, width, patches + 1)) / 3
 
 
+def _glm(model: Model) -> float:
+    """Layers of GPT-2's form and attention for every choice, and the vocabulary's logits of the targets."""
+    hidden, layers, length = model["hidden_size"], model["num_layers"], model["seq_length"]
+    sequence = dense_flops(12 * layers * hidden**2, length) + attention_flops(layers, hidden, length)
+    return float(model["num_choices"] * (sequence + dense_flops(hidden * model["vocab_size"], model["target_length"])))
+
+
+def _cpm(model: Model) -> float:
+    return _gpt({**model, "intermediate_size": 4 * model["hidden_size"]})
+
+
 FORMULAS: Mapping[str, Callable[[Model], float]] = {
     "bert": _bert, "gpt3_6_7b": _gpt, "llama_mini": _llama_mini, "minilm_finetune": _minilm_finetune,
     "llama2_7b": _llama, "llama3_1_8b": _llama, "llama3_70b": _llama, "aquila2_7b": _llama,
+    "aquila_7b": _llama, "glm": _glm, "cpm": _cpm,
     "mixtral_8x7b": _mixture, "gpt_oss_20b": _mixture, "qwen1_5_moe": _qwen_moe, "deepseek_v3": _deepseek,
     "grpo_mini": _grpo_mini, "llama2_70b_lora": _lora, "llama2_7b_finetune": _samsum,
     "lora_mini": _lora_mini, "moe_mini": _mixture,

@@ -26,6 +26,9 @@ from tests.cases.test_definitions import CASES, SMALL, case_of
 PARAMETERS = {
     "bert": (335_174_458, "bert-large-uncased with its masked-LM head"),
     "gpt3_6_7b": (6_658_596_864, "12 x layers x width^2 + ... of arXiv:2005.14165, table 2.1, with 50,304 tokens"),
+    "cpm": (334_080_000, "cpm_model_states_medium.pt (FlagPerf: 0.33 B)"),
+    "glm": (334_688_256, "blocklm-large-blank (arXiv:2103.10360: GLM-Large, 335 M)"),
+    "aquila_7b": (7_295_537_152, "Aquila-7B: Llama's layers of 7B and 2 x 100,008 x 4,096"),
     "aquila2_7b": (7_295_537_152, "Aquila2-7B: Llama 2 7B's layers and 2 x 100,008 x 4,096"),
     "deepseek_v3": (671_026_404_352, "DeepSeek-V3 without its MTP module and 14,848 balancing biases"),
     "gpt_oss_20b": (20_914_757_184, "gpt-oss-20b (arXiv:2508.10925, table 1: 20.91 B)"),
@@ -99,6 +102,7 @@ def resident_mib(field: str) -> float:
 
 SLOW = {
     "aquila2_7b",
+    "aquila_7b",
     "deepseek_v3",
     "detr",
     "flux",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.spec.errors import EXIT_CANCELLED
@@ -72,6 +73,8 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
             "model.max_predictions": 4,
         },
     ),
+    "glm": (tiny_data.record, {"optimizer.lr": 1e-2}),
+    "cpm": (tiny_data.dialogues, {"optimizer.lr": 1e-2}),
     "llama2_7b": (tiny_data.tokens("llama_tokens"), SHORT),
     "gpt3_6_7b": (tiny_data.tokens("gpt_tokens"), SHORT),
     "mixtral_8x7b": (tiny_data.tokens("mistral_tokens"), SHORT),
@@ -84,7 +87,7 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
 }
 """Case -> its data, and settings in addition to its reduced size and to those of all. A new standard case adds a row.
 
-Not those of which another has all code and the layout of data: ``aquila2_7b`` and ``llama3_70b`` (``llama2_7b``).
+Not those of which another has all code and the layout of data: ``aquila_7b``, ``aquila2_7b``, ``llama3_70b``.
 """
 STEPS = 24
 CHECKPOINT = 16
@@ -95,6 +98,16 @@ def with_checkpoint(case: TrainCase, weights: str | None, data: Mapping[str, Pat
     if isinstance(case, MaskedTokens):
         pretrained: Any = case.build_model()
         pretrained.net.save_pretrained(data[case.shards] / "initial")
+    if {"glm_record", "cpm_dialogues"} & data.keys():
+        start_net: Any = case.build_model()
+        folder = data.get("glm_record", Path()) / "blocklm-large-blank/200000"
+        path = folder / "mp_rank_00_model_states.pt"
+        if "cpm_dialogues" in data:
+            path = data["cpm_dialogues"] / "initial/cpm_model_states_medium.pt"
+        path.parent.mkdir(parents=True)
+        blocks = getattr(start_net, "blocks", None)
+        torch.save({"module": tiny_data.megatron_gpt2(start_net.net, block_positions=blocks)}, path)
+        return
     if weights is None or weights not in data:
         return
     if isinstance(case, Pretraining):  # whose model may have low-rank changes, which a checkpoint has not

@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.sparse import csr_matrix
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import LlamaForCausalLM
 
 from accelmark.spec.plugins.catalog import load_case
@@ -101,6 +104,73 @@ def tokens(name: str, first: int = 0, *, indexed: bool = False) -> Callable[[Pat
         return {name: root / name}
 
     return write
+
+
+def record(root: Path) -> Mapping[str, Path]:
+    """Queries with three choices, the first of which repeats the passage's token, in FlagPerf's files for GLM."""
+    length, random = 24, np.random.default_rng(2)
+    for split, count in (("train", 24), ("eval", 6)):
+        rows = 3 * count
+        text, target = (np.zeros((rows, length), np.int64) for _ in range(2))
+        text[:], target[:, 20:22] = 10 + np.arange(rows)[:, None] // 3 % 5, 40 + random.integers(0, 5, (rows, 1))
+        target[::3, 20:22] = text[::3, :2]
+        positions = np.tile(np.stack((np.arange(length), np.arange(length) // 20)), (rows, 1))
+        matrices = {
+            "text": text,
+            "target": target,
+            "logit_mask": target > 0,
+            "position": positions,
+            "mask": np.full((1, rows), 20),
+            "choice_start_end": 3 * np.arange(count)[:, None] + [0, 3],
+        }
+        if split == "eval":
+            matrices |= {"answer_start_end": np.arange(count)[:, None] + [0, 1], "answer_idx": np.zeros((1, count))}
+        folder = root / "glm_record/ReCoRD/glm_train_eval_hdf5_sparse" / f"{split}_hdf5"
+        folder.mkdir(parents=True)
+        with h5py.File(folder / f"{split}_sparse.hdf5", "w") as file:
+            for name, matrix in matrices.items():
+                sparse = csr_matrix(matrix.astype(np.int64))
+                group = file.create_group(name)
+                group.attrs.update(h5sparse_format="csr", h5sparse_shape=sparse.shape)
+                for part in ("data", "indices", "indptr"):
+                    group[part] = getattr(sparse, part)
+    return {"glm_record": root / "glm_record"}
+
+
+def dialogues(root: Path) -> Mapping[str, Path]:
+    """Rows of CPM's tokens, the last five of which are padding."""
+    for split in ("train", "val"):
+        folder = root / "cpm_dialogues" / split
+        folder.mkdir(parents=True)
+        rows = np.tile(10 + np.arange(17) % 10, (24, 1))
+        rows[:, 12:] = 5
+        np.save(folder / "tokens.npy", rows.astype(np.uint16).reshape(-1))
+    return {"cpm_dialogues": root / "cpm_dialogues"}
+
+
+def megatron_gpt2(net: nn.Module, *, block_positions: nn.Embedding | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights of a ``GPT2Model`` under the names of the first Megatron-LM; GLM has positions of blocks."""
+    names = {
+        "h.": "transformer.layers.",
+        "wte.": "word_embeddings.",
+        "wpe.": "position_embeddings." if block_positions is None else "transformer.position_embeddings.",
+        "ln_f.": "transformer.final_layernorm.",
+        "ln_1.": "input_layernorm.",
+        "ln_2.": "post_attention_layernorm.",
+        "attn.c_attn.": "attention.query_key_value.",
+        "attn.c_proj.": "attention.dense.",
+        "mlp.c_fc.": "mlp.dense_h_to_4h.",
+        "mlp.c_proj.": "mlp.dense_4h_to_h.",
+    }
+    state = {}
+    for name, weight in net.state_dict().items():
+        stored = weight.T.contiguous() if ".c_" in name and name.endswith("weight") else weight
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        state[name] = stored
+    if block_positions is not None:
+        state["transformer.block_position_embeddings.weight"] = block_positions.weight.detach()
+    return state
 
 
 def samsum(root: Path) -> Mapping[str, Path]:

@@ -1,4 +1,4 @@
-"""Images packed into WebDataset's shards: written, verified, and read as from class folders."""
+"""Images packed into shards: written, verified, and read as from class folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from accelmark.cli.main import app
 from accelmark.datasets import pack as packing
 from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
+from accelmark.datasets.tfrecord import write_records
 from accelmark.datasets.verify import fingerprint, verify
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.tasks.images.data import ArrayImages
@@ -58,6 +59,28 @@ def test_shards_are_in_webdatasets_format_and_mixed(shards: Path) -> None:
     assert [Path(name).suffix for name in names] == [".jpg", ".cls"] * 5
     assert all(Path(first).stem == Path(second).stem for first, second in zip(names[::2], names[1::2], strict=True))
     assert set(labels) == {b"0", b"1"}
+
+
+def test_tfrecord_has_the_same_images_and_classes_as_the_folders(folders: Path, tmp_path: Path) -> None:
+    pytest.importorskip("google_crc32c")
+    assert pack(IMAGENET, folders, tmp_path / "to", shard_format="tfrecord", allow_subset=True) == 22
+    assert [path.name for path in (tmp_path / "to" / "train").iterdir()] == ["train-00000-of-00001"]
+    assert verify(IMAGENET, tmp_path / "to", allow_subset=True) == []
+    for split in ("train", "val"):
+        assert pixels(images(tmp_path / "to", split)) == pixels(images(folders, split))
+
+
+def test_a_record_without_a_class_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("google_crc32c")
+    (tmp_path / "val").mkdir()
+    write_records(tmp_path / "val" / "validation-00000-of-00128", [{"image/encoded": b"x"}])
+    with pytest.raises(
+        DataError, match=r"record 0 is no tf\.train\.Example with image/encoded and one image/class/label"
+    ):
+        images(tmp_path, "val")
+    write_records(tmp_path / "val" / "validation-00000-of-00128", [{"image/encoded": b"x", "image/class/label": 7}])
+    with pytest.raises(DataError, match=r"expected images of 2 classes \(0 to 1\) in its shards, found 1 \(6 to 6\)"):
+        images(tmp_path, "val")
 
 
 def test_shards_are_verified_by_their_members(shards: Path) -> None:

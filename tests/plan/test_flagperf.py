@@ -18,7 +18,7 @@ KEPT = {
     "bertLarge:pytorch_1.13": "bert_large:pytorch",
 }
 REFUSED = {
-    "glm:pytorch_1.8:A100:1:8:1": "no case carries it: its model is not in transformers",
+    "longformer:pytorch_1.8:A100:1:8:1": "no case carries it: not written yet",
     "glmm:pytorch:A100:1:8:1": "glmm",
     "swin:paddle:A100:1:8:1": "no framework 'paddle'",
     "minilm:pytorch:A100:1:8:1": "does not support training",
@@ -223,9 +223,13 @@ FIXED = {"max_steps": ("None", "10000"), "max_samples_termination": ("14000000",
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_the_training_examples_of_the_documents_run_as_they_are_written(tmp_path: Path, is_open: bool) -> None:
-    files = write(tmp_path, cluster_conf__py=DOCS_CLUSTER, test_conf__py=DOCS_TEST, config_A100x1x8__py=DOCS_CONFIG)
+    files = write(tmp_path, cluster_conf__py=DOCS_CLUSTER, test_conf__py=DOCS_TEST)
+    folder = tmp_path / "nvidia" / "bert-pytorch" / "config"
+    folder.mkdir(parents=True)
+    files = [*files, *write(folder, config_A100x1x8__py=DOCS_CONFIG)]
     converted = convert(files, is_open=is_open)
-    (case,) = converted.run["cases"]
+    case, glm = converted.run["cases"]
+    assert glm == {"key": "glm:pytorch:A100:1:8:1", "data": "/home/datasets_ckpt/glm/train/"}
     assert (case["key"], case["data"]) == ("bert:pytorch:A100:1:8:1", "/home/datasets_ckpt/bert/train/")
     assert converted.run["runs"] == "/home/FlagPerf/training/result/"
     settings = {

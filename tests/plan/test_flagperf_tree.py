@@ -25,7 +25,9 @@ TREE = {
     "bert-pytorch/csrc/setup.py": "from setuptools import setup\nsetup()\n",
     "bert-pytorch/extern/converter.py": "def convert_model(model):\n    return model\n\n\ndef fused():\n    pass\n",
     "bert-pytorch/extern/layers.py": "class Layer:\n    pass\n",
-    "glm-pytorch/config/config_X1x1x8.py": "train_batch_size = 6\n",
+    "bert-pytorch/config/config_X4x4x8.py": "train_batch_size = 4\n",
+    "bert-pytorch/extern/.gitkeep": "",
+    "longformer-pytorch/config/config_X1x1x8.py": "train_batch_size = 6\n",
     "unknown-pytorch/config/config_X1x1x8.py": "train_batch_size = 6\n",
 }
 
@@ -52,7 +54,7 @@ def test_a_vendors_directory_becomes_a_folder_that_its_check_reads(
         "images/pytorch_1.13/pytorch_1.13_install.sh",
         *(f"cases/bert-pytorch/{name}" for name in ("README.md", "csrc/setup.py")),
         *(f"cases/bert-pytorch/port/{name}.py" for name in ("converter", "layers")),
-        *(f"cases/bert-pytorch/config/{name}" for name in ("config.yaml", "config_X1x1x8.yaml")),
+        *(f"cases/bert-pytorch/config/{name}" for name in ("config.yaml", "config_X1x1x8.yaml", "config_X4x4x8.yaml")),
         *(f"cases/bert-pytorch/config/{name}" for name in ("environment_variables.sh", "requirements.txt")),
     }  # fmt: skip
     assert yaml.safe_load((case / "config" / "config.yaml").read_text()) == {"optimizer": {"lr": 1e-4}}
@@ -63,7 +65,7 @@ def test_a_vendors_directory_becomes_a_folder_that_its_check_reads(
         "converter.py: port it by hand to methods of class Extern in extern/__init__.py: convert_model",
         "layers.py: has no function with the name of a hook",
         "lib.so: is not UTF-8 text",
-        "glm-pytorch: no case carries it: its model is not in transformers",
+        "longformer-pytorch: no case carries it: not written yet",
         "unknown-pytorch: FlagPerf has no model of that name",
         "vendor.yaml: add its chips",
     ):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal
 
@@ -20,6 +21,8 @@ from accelmark.automl.model.network import Network
 from accelmark.spec.errors import RunError
 
 _WORKER: Final = "accelmark.automl.trial.worker:TrialWorker"  # by name because it is job side
+_PACKED_LOGS: Final = "accelmark.automl.trial.worker:packed_logs"
+_LOGS_S: Final = 20.0
 _DRAINS_PER_S: Final = 32.0
 """Calls of all workers together: a worker answers at the end of an epoch, else after its share of the time."""
 _SHORTEST_DRAIN_S, _LONGEST_DRAIN_S = 0.5, 30.0
@@ -151,6 +154,26 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
                 yield workers
         finally:
             ray.shutdown()
+
+
+def write_node_logs(folder: Path) -> None:
+    """Write the logs of Ray's processes on each node of the cluster to ``<address>.tar.gz``.
+
+    Nodes that do not answer in time are left out, all of them where the cluster is gone.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return
+    pack = ray.remote(pkgutil.resolve_name(_PACKED_LOGS))
+    with suppress(ray.exceptions.RayError):
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        addresses = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+        own = {address: {f"node:{address}": 0.001} for address in addresses}
+        sent = {pack.options(num_cpus=0, max_retries=0, resources=own[at]).remote(): at for at in addresses}
+        folder.mkdir(parents=True, exist_ok=True)
+        for reference in ray.wait(list(sent), num_returns=len(sent), timeout=_LOGS_S)[0]:
+            (folder / f"{sent[reference]}.tar.gz").write_bytes(ray.get(reference))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from typer import Argument, Option
@@ -106,12 +106,15 @@ def prepare(
     """
     from accelmark.datasets.catalogue import preparation_of
     from accelmark.datasets.prepare.preparation import prepare as make
+    from accelmark.datasets.verify import fingerprint
 
     spec, preparation = preparation_of(name)
     with _progress() as progress:
         used = make(spec, preparation, source.expanduser(), to.expanduser(), progress=progress)
     left = [archive.name for archive in preparation.archives if archive.name not in used]
     typer.echo(f"{spec.title} is in {to}" + (f"; not found and left out: {', '.join(left)}" if left else ""))
+    counted = [] if preparation.count is None else [preparation.count(to.expanduser())]
+    typer.echo("; ".join([*counted, f"SHA-256 {fingerprint(spec, to.expanduser())} (of names and sizes)"]))
 
 
 @app.command(cls=Verb)
@@ -119,8 +122,12 @@ def pack(
     name: Annotated[str, Argument(metavar="NAME", help="Data set in 'accelmark data list', such as imagenet.")],
     source: Annotated[Path, Option("--from", metavar="DIR", help="Directory with the prepared data set.")],
     to: Annotated[Path, Option("--to", metavar="DIR", help="Directory to write the shards to.")],
+    shard_format: Annotated[
+        Literal["webdataset", "tfrecord"],
+        Option("--format", help="'webdataset': tar archives; 'tfrecord': as build_imagenet_data.py writes them."),
+    ] = "webdataset",
 ) -> None:
-    """Pack a prepared data set of images in class folders into WebDataset's shards, which cases read as well.
+    """Pack a prepared data set of images in class folders into shards, which cases read as well.
 
     Images are shuffled, always in the same way. An interrupted call continues after the last complete shard.
     """
@@ -129,7 +136,7 @@ def pack(
 
     spec = dataset_of(name)
     with _progress() as progress:
-        count = make(spec, source.expanduser(), to.expanduser(), progress=progress)
+        count = make(spec, source.expanduser(), to.expanduser(), shard_format=shard_format, progress=progress)
     typer.echo(f"{count:,} images of {spec.title} are in {to}")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Optional, final
 
-from accelmark.datasets.shards import members, shards_in
+from accelmark.datasets.shards import shard_images, shards_in
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
 from accelmark.spec.errors import Problem
 from accelmark.spec.number_format import counted
@@ -211,9 +211,8 @@ def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
     suffixes = tuple(suffix.lower() for suffix in part.suffixes)
     if _is_sharded(part, root):
         for shard in shards_in(root / part.path):
-            for member in members(shard):
-                if member.name.lower().endswith(suffixes):
-                    yield f"{part.path}/{shard.name}/{member.name}", member.size
+            for image in shard_images(shard):
+                yield f"{part.path}/{shard.name}/{image.name}", image.size
         return
     if part.depth:
         for path in (root / part.path).glob("*/" * part.depth + "*"):

@@ -22,7 +22,7 @@ from accelmark.results.table import Cell, to_csv
 from accelmark.spec.number_format import Scale, digits, quantity, scale_of
 
 _MOST_DRAWN: Final = 60
-_LOGS: Final = ("journal.jsonl", "automl.json", "network.json", "study.journal", "telemetry", "report.html")
+_LOGS: Final = ("journal.jsonl", "automl.json", "network.json", "study.journal", "telemetry", "ray", "report.html")
 _AIPERF_PAGES: Final = {True: "Report_Succeed.html", False: "Report_Failed.html"}
 """AIPerf's names of the page of a search that has ended: whether it is VALID by the rules ``aiperf-v1``."""
 _TRIAL_HEADINGS: Final = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: 
         assert all(explained), "wherever a run is killed, what it wrote explains its networks"
     assert "has ended (all its trials are done)" in search.finish(search.begin("resume", "latest"))[2]
     assert search.finish(search.begin("verify", "latest"))[0] == 0
+    (packed,) = (search.run().path / "ray" / "session2").iterdir()
+    with tarfile.open(packed) as archive:
+        assert {"logs/raylet.out", "logs/gcs_server.out"} <= set(archive.getnames())
+    assert search.finish(search.begin("report", "latest", "--logs"))[0] == 0
+    with tarfile.open(search.run().path / "logs.tar.gz") as archive:
+        assert f"{search.run().path.name}/ray/session2/{packed.name}" in archive.getnames()
 
 
 @pytest.mark.heavy

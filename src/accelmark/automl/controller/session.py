@@ -20,7 +20,7 @@ from accelmark.automl.journal import SearchDirectory
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
-from accelmark.automl.pool import WorkerPool, ray_workers
+from accelmark.automl.pool import WorkerPool, ray_workers, write_node_logs
 from accelmark.automl.records import Hyperparameters
 from accelmark.results.rounds.search import why_ended
 from accelmark.spec.errors import DataError, RequestError
@@ -178,7 +178,8 @@ def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) ->
 
 
 def _run(directory: SearchDirectory, config: AutomlConfig, workers: WorkerPool, observer: Observer | None) -> None:
-    telemetry = directory.telemetry(len(directory.state().sessions) + 1)
+    session = len(directory.state().sessions) + 1
+    telemetry = directory.telemetry(session)
     controller = SearchController(directory, config, workers, observer=observer)
     # Hosts of a cluster have their own monitoring.
     monitoring = recording(telemetry) if isinstance(config.cluster, LocalCluster) else nullcontext()
@@ -188,7 +189,10 @@ def _run(directory: SearchDirectory, config: AutomlConfig, workers: WorkerPool, 
         signal.signal(number, _interrupt)
 
     with monitoring, _on_signals(stop):
-        controller.run()
+        try:
+            controller.run()
+        finally:
+            write_node_logs(directory.path / "ray" / f"session{session}")
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import tarfile
 import threading
+from io import BytesIO
+from typing import Any
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialListener, TrialOrder, WorkerReady
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import EpochReport
+
+
+def packed_logs() -> bytes:
+    """Return the logs of Ray's processes on this node as a compressed archive; runs as a task of Ray."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    with BytesIO() as content:
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            archive.add(node.get_logs_dir_path(), "logs")
+        return content.getvalue()
 
 
 class TrialWorker:

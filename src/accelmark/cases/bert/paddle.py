@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 from accelmark.frameworks.paddle.layers import Attention, Module
 from accelmark.spec.errors import DataError
-from accelmark.tasks.language.data import MaskedWindows, TokenShards
+from accelmark.tasks.language.data import masked_tokens
 from accelmark.tasks.metrics import IGNORED, classification_metrics
-from accelmark.train.batches import Arrays
+from accelmark.train.batches import Arrays, ArraySource
 from accelmark.train.case import ArrayCase, Batch
 from accelmark.train.formulas import attention_flops, dense_flops
 
@@ -46,10 +46,10 @@ class BertLayer(Module):
         self.attention_norm, self.feed_norm = nn.LayerNorm(hidden, _EPS), nn.LayerNorm(hidden, _EPS)
         self.dropout = nn.Dropout(_DROPOUT)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the layer's output for ``x`` of shape (batch, length, hidden)."""
         shape = [*x.shape[:2], self.heads, -1]
-        mixed = self.attention(*(project(x).reshape(shape) for project in (self.query, self.key, self.value)))
+        mixed = self.attention(*(project(x).reshape(shape) for project in (self.query, self.key, self.value)), mask)
         x = self.attention_norm(x + self.dropout(self.output(mixed.reshape(x.shape))))
         return self.feed_norm(x + self.dropout(self.down(F.gelu(self.up(x)))))
 
@@ -69,12 +69,16 @@ class MaskedLm(nn.Layer):
         self.transform, self.transform_norm = _linear(hidden, hidden), nn.LayerNorm(hidden, _EPS)
         self.head_bias = self.create_parameter([vocabulary], is_bias=True)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return logits of shape (batch, positions, vocabulary)."""
-        x = self.words(tokens) + self.positions(paddle.arange(tokens.shape[1])) + self.segments.weight[0]
-        x = self.dropout(self.norm(x))
+    def forward(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None, num_tokens: Tensor | None = None
+    ) -> Tensor:
+        """Return logits of shape (batch, positions, vocabulary); no token sees one after ``num_tokens``."""
+        steps = paddle.arange(tokens.shape[1])
+        mask = None if num_tokens is None else (steps < num_tokens.unsqueeze(-1)).unsqueeze([1, 2])
+        of_segments = self.segments.weight[0] if segments is None else self.segments(segments)
+        x = self.dropout(self.norm(self.words(tokens) + self.positions(steps) + of_segments))
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, mask)
         picked = paddle.take_along_axis(x, positions.unsqueeze(-1), 1)
         picked = self.transform_norm(F.gelu(self.transform(picked)))
         return paddle.matmul(picked, self.words.weight, transpose_y=True) + self.head_bias
@@ -146,7 +150,10 @@ class Case(ArrayCase):
 
     def loss(self, model: nn.Layer, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the masked tokens."""
-        return self._loss(model(batch["tokens"], batch["positions"]), batch["labels"], "mean")
+        return self._loss(self._logits(model, batch), batch["labels"], "mean")
+
+    def _logits(self, model: nn.Layer, batch: Batch) -> Tensor:
+        return model(*(batch[name] for name in ("tokens", "positions", "segments", "num_tokens") if name in batch))
 
     def _loss(self, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
         flat = logits.flatten(0, 1).astype("float32")
@@ -154,7 +161,7 @@ class Case(ArrayCase):
 
     def eval_sums(self, model: nn.Layer, batch: Batch) -> dict[str, Any]:
         """Count the masked tokens that were predicted, and add up their cross entropies."""
-        logits, labels = model(batch["tokens"], batch["positions"]), batch["labels"]
+        logits, labels = self._logits(model, batch), batch["labels"]
         return {
             "mlm_accuracy": (logits.argmax(-1) == labels).sum(),  # an ignored label is no token
             "loss": self._loss(logits, labels, "sum"),
@@ -175,12 +182,10 @@ class Case(ArrayCase):
             "labels": random.integers(0, vocabulary, (size, predictions)),
         }
 
-    def dataset(self, *, train: bool) -> MaskedWindows:
+    def dataset(self, *, train: bool) -> ArraySource:
         """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
-        length, vocabulary = self.number("seq_length"), self.number("vocab_size")
-        split = "train" if train else "val"
-        shards = TokenShards(self.data_dirs["bert_tokens"], split, length - 2, length - 2, vocabulary)
-        return MaskedWindows(shards, self.number("max_predictions"), vocabulary)
+        sizes = (self.number(name) for name in ("seq_length", "max_predictions", "vocab_size"))
+        return masked_tokens(self.data_dirs["bert_tokens"], "train" if train else "val", *sizes)
 
     def flops_per_sample(self) -> float:
         """Return the FLOPs of encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""

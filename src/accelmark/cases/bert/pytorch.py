@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
@@ -18,9 +19,15 @@ class MaskedLm(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return logits of shape (batch, positions, vocabulary)."""
-        hidden: Tensor = self.net.bert(input_ids=tokens).last_hidden_state
+    def forward(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None, num_tokens: Tensor | None = None
+    ) -> Tensor:
+        """Return logits of shape (batch, positions, vocabulary); no token sees one after ``num_tokens``."""
+        mask = None
+        if num_tokens is not None:
+            mask = torch.arange(tokens.shape[1], device=tokens.device) < num_tokens[:, None]
+        found = self.net.bert(input_ids=tokens, token_type_ids=segments, attention_mask=mask)
+        hidden: Tensor = found.last_hidden_state
         picked = hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
         logits: Tensor = self.net.cls(picked)
         return logits

@@ -1,4 +1,4 @@
-"""Pretraining of Llama 2 7B in JAX and PaddlePaddle."""
+"""Pretraining of Llama 2 7B in JAX, MindSpore, PaddlePaddle and TensorFlow."""
 
 from __future__ import annotations
 

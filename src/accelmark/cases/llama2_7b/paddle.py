@@ -1,5 +1,3 @@
 """Pretraining of Llama 2 7B in PaddlePaddle."""
 
-from accelmark.cases.llama2_7b.arrays import Case
-
-__all__ = ["Case"]
+from accelmark.cases.llama2_7b.arrays import Case as Case

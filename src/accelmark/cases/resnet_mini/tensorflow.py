@@ -1,5 +1,3 @@
 """A small ResNet on Fashion-MNIST in TensorFlow."""
 
-from accelmark.cases.resnet_mini.arrays import Case
-
-__all__ = ["Case"]
+from accelmark.cases.resnet_mini.arrays import Case as Case

@@ -11,13 +11,15 @@ from accelmark.compat.flagperf.coverage import equivalent
 from accelmark.compat.flagperf.keys import converted_key
 from accelmark.compat.flagperf.parse import TABLES
 from accelmark.compat.flagperf.training import Config, case_of_folder
-from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import read_text
 from accelmark.spec.plugins.catalog import allowed_hooks, folders, hooks_file
 
 _COPIED: Final = ("environment_variables.sh", "requirements.txt")
 """Files of ``config/`` that have the same meaning here."""
+_MOST_HOSTS: Final = 64
+"""Hosts of the largest configuration that is accepted: which ones it is for is not known here."""
 _PORT: Final = "port"
 """Folder of files that a person has to port."""
 _IMAGES: Final = "docker_image"
@@ -36,7 +38,8 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
     """
     result = Converted()
     vendor = TABLES["vendors"].get(vendor, vendor)
-    cluster = ClusterSpec(vendor=vendor if vendor in folders("vendors") else None)
+    hosts = tuple(HostSpec(address=f"host{number}") for number in range(_MOST_HOSTS))
+    cluster = ClusterSpec(vendor=vendor if vendor in folders("vendors") else None, launcher="ssh", hosts=hosts)
     conversion = Conversion(result, cluster, is_open=is_open)
     texts: dict[str, str] = {}
     for folder in sorted(path.glob("*-*/")):
@@ -92,7 +95,7 @@ def _copied(source: Path, target: str, result: Converted) -> dict[str, str]:
     """Return the text files at or below ``source`` by their names below ``target``; list binary files."""
     texts: dict[str, str] = {}
     for file in [source] if source.is_file() else sorted(source.rglob("*")):
-        if not file.is_file() or "__pycache__" in file.parts:
+        if not file.is_file() or "__pycache__" in file.parts or file.name.startswith("."):
             continue
         name = target if file == source else f"{target}/{file.relative_to(source).as_posix()}"
         try:

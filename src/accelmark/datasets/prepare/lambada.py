@@ -76,6 +76,5 @@ PREPARATION: Final = Preparation(
         "tokenizer": Part((TOKENIZER,), lambda archives, folder: archives.place(TOKENIZER, folder)),
     },
     unpacked_ratio=2.0,
-    module="tokenizers",
-    module_from="models",
+    requires=("accelmark[models]",),
 )

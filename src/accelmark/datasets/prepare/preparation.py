@@ -11,20 +11,20 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Final, NamedTuple, final
+from pickle import UnpicklingError
+from typing import IO, Any, Final, NamedTuple, final
 
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
 from accelmark.spec.errors import DataError, Problem, RequestError, first_line
-from accelmark.spec.plugins.requirements import pip_install
+from accelmark.spec.plugins.requirements import require
 
 _CHUNK: Final = 1 << 20
 
 
 class Archive(NamedTuple):
-    """A published file."""
+    """A published file, or a directory of files."""
 
     name: str
     md5: str | None
@@ -88,7 +88,10 @@ class Archives:
 
     def place(self, name: str, folder: Path) -> None:
         """Link a file that needs no unpacking into a folder, or copy it where the file system is another one."""
-        source, target = self.paths[name], folder / name
+        self.link(self.paths[name], folder / name)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Link a file, or copy it where the file system is another one; a file that exists is kept."""
         self._meter.add(source.stat().st_size)
         if target.exists():
             return
@@ -118,10 +121,10 @@ class Preparation:
     """Directory -> how it is written, in this order."""
     unpacked_ratio: float = 1.0
     """Size of the prepared data set in relation to its archives, for the check of free space."""
-    module: str | None = None
-    """A Python module that a part imports."""
-    module_from: str = ""
-    """The extra of AccelMark that installs the module."""
+    requires: Sequence[str] = ()
+    """Packages that a part imports, as in ``requires`` of a case."""
+    count: Callable[[Path], str] | None = None
+    """Returns the number of samples in the prepared data set."""
 
 
 def prepare(
@@ -138,14 +141,13 @@ def prepare(
     Archives are verified by their published MD5; a second call continues after the complete parts.
 
     Raises:
-        RequestError: an archive or a Python module is missing, or there is too little space; nothing was written.
+        RequestError: an archive or a package is missing, or there is too little space; nothing was written.
         DataError: an archive is damaged or another one, a file cannot be written, or the result is incomplete.
     """
-    if preparation.module is not None and find_spec(preparation.module) is None:
-        install = pip_install([f"accelmark[{preparation.module_from}]"])
-        raise RequestError(f"{spec.name}: needs the Python module {preparation.module}: {install}")
+    require(spec.name, *preparation.requires)
     paths = _located(spec, preparation.archives, source)
-    num_bytes = sum(path.stat().st_size for path in paths.values())
+    files = (file for path in paths.values() for file in ([path] if path.is_file() else path.iterdir()))
+    num_bytes = sum(file.stat().st_size for file in files)
     _check_space(preparation.unpacked_ratio * num_bytes, to)
     with naming_failed_writes(to):
         _check_hashes(preparation.archives, paths, ProgressMeter("verifying archives", num_bytes, progress))
@@ -161,6 +163,29 @@ def prepare(
     return paths
 
 
+def read_weights(path: Path) -> dict[str, Any]:
+    """Return what a file of PyTorch has by name, without running code in it; raises DataError where it is damaged."""
+    import torch
+
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
+        raise DataError(f"{path}: PyTorch cannot read it as weights alone; download it again") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: does not consist of names with tensors")
+    return found
+
+
+def check_weights(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any], title: str) -> None:
+    """Raise DataError where names or shapes of weights are not those of a model."""
+    if others := sorted(expected.keys() ^ found.keys()):
+        problem = f"{others[0]} is {'missing' if others[0] in expected else 'unknown'}"
+        raise DataError(f"{path}: {len(others)} names differ from {title}: {problem}")
+    for name, value in expected.items():
+        if (shape := tuple(getattr(found[name], "shape", ()))) != tuple(value.shape):
+            raise DataError(f"{path}: {name} has shape {shape}; expected {tuple(value.shape)}")
+
+
 @contextmanager
 def naming_failed_writes(to: Path) -> Iterator[None]:
     """Raise DataError for an error of the operating system, such as a full disk, with advice."""
@@ -172,7 +197,7 @@ def naming_failed_writes(to: Path) -> Iterator[None]:
 
 
 def _located(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> dict[str, Path]:
-    found = {archive.name: source / archive.name for archive in archives if (source / archive.name).is_file()}
+    found = {archive.name: source / archive.name for archive in archives if (source / archive.name).exists()}
     missing = [archive.name for archive in archives if archive.needed and archive.name not in found]
     if missing or not found:
         names = ", ".join(archive.name + ("" if archive.needed else " (optional)") for archive in archives)

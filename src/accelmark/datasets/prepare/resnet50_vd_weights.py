@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Final
+from typing import Final
 
-from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
-from accelmark.spec.errors import DataError
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, check_weights, read_weights
 
 ARCHIVE: Final = "ResNet50_vd_ssld_v2_pretrained_from_paddle.pth"
 _COUNTER: Final = ".num_batches_tracked"
@@ -45,40 +42,20 @@ def _write(archives: Archives, folder: Path) -> None:
 
     path, config = archives.paths[ARCHIVE], RTDetrResNetConfig()
     with torch.device("meta"):
-        expected = RTDetrResNetBackbone(config).state_dict()
-    weights = _read(path)
-    _check({name: value for name, value in expected.items() if not name.endswith(_COUNTER)}, weights, path)
+        model = RTDetrResNetBackbone(config).state_dict()
+    expected, found = (
+        {name: value for name, value in weights.items() if not str(name).endswith(_COUNTER)}
+        for weights in (model, read_weights(path))
+    )
+    weights = {_renamed(name): value for name, value in found.items()}
+    check_weights(path, weights, expected, "ResNet-50-vd's weights")
     config.save_pretrained(folder)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file under their new names; no code in it is run."""
-    import torch
-
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        named = {_renamed(name): value.contiguous() for name, value in state.items() if not name.endswith(_COUNTER)}
-    except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
-        raise DataError(f"{path}: PyTorch cannot read it as weights alone; download it again") from error
-    except (AttributeError, TypeError) as error:
-        raise DataError(f"{path}: does not consist of names with tensors") from error
-    return named
-
-
-def _check(expected: Mapping[str, Any], actual: Mapping[str, Any], path: Path) -> None:
-    if others := sorted(expected.keys() ^ actual.keys()):
-        problem = f"{others[0]} is {'missing' if others[0] in expected else 'unknown'}"
-        raise DataError(f"{path}: {len(others)} names differ from ResNet-50-vd's weights: {problem}")
-    for name, value in expected.items():
-        if actual[name].shape != value.shape:
-            shapes = f"{tuple(actual[name].shape)}; expected {tuple(value.shape)}"
-            raise DataError(f"{path}: {name} has shape {shapes}")
+    contiguous = {name: value.contiguous() for name, value in weights.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 PREPARATION: Final = Preparation(
     archives=(Archive(ARCHIVE, None),),
     parts={"hf": Part((ARCHIVE,), _write)},
-    module="transformers",
-    module_from="torch,models",
+    requires=("accelmark[torch]", "accelmark[models]"),
 )

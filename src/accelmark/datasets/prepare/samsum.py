@@ -41,6 +41,5 @@ PREPARATION: Final = Preparation(
     archives=(Archive(ARCHIVE, None),),
     parts={"corpus": Part((ARCHIVE,), _write)},
     unpacked_ratio=4.0,
-    module="py7zr",
-    module_from="archives",
+    requires=("accelmark[archives]",),
 )

@@ -86,6 +86,5 @@ PREPARATION: Final = Preparation(
         "test": Part((TEST,), _write_test),
         "tokenizer": Part((), _train_tokenizer),
     },
-    module="tokenizers",
-    module_from="models",
+    requires=("accelmark[models]",),
 )

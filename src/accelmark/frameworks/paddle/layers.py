@@ -132,10 +132,10 @@ class Attention(Module):
         super().__init__()
         self.causal, self.dropout = causal, nn.Dropout(dropout)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the mixed values of shape (batch, length, heads, width)."""
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the mixed values of shape (batch, length, heads, width); ``mask`` is true where a token is seen."""
         return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout.p, is_causal=self.causal, training=self.training
+            query, key, value, mask, dropout_p=self.dropout.p, is_causal=self.causal, training=self.training
         )
 
 

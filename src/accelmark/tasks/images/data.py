@@ -1,4 +1,4 @@
-"""Labelled images: class folders or WebDataset's shards, read with Pillow (without torchvision)."""
+"""Labelled images: class folders or shards, read with Pillow (without torchvision)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import IO, Final, Protocol, final
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
-from accelmark.datasets.shards import bytes_at, members, shards_in
+from accelmark.datasets.shards import bytes_at, shard_images, shards_in
 from accelmark.spec.errors import DataError
 from accelmark.spec.number_format import counted
 from accelmark.train.batches import Arrays
@@ -65,7 +64,7 @@ class ClassFolders:
         classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         if len(classes) != num_classes:
             found = counted(len(classes), "class folder") if folder.is_dir() else "no such directory"
-            expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar)"
+            expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar, *-of-*)"
             raise DataError(f"{folder}: expected {expected} here, found {found}")
         self._files = [
             (path, label)
@@ -90,14 +89,21 @@ class ClassFolders:
 
 @final
 class ShardedImages:
-    """``*.tar`` with ``<key>.jpg`` and the number of its class in ``<key>.cls``, read by offset."""
+    """Images in shards, read by offset."""
 
     def __init__(self, folder: Path, num_classes: int) -> None:
         self._shards = shards_in(folder)
-        self._places = np.concatenate([_places(path, place, num_classes) for place, path in enumerate(self._shards)])
-        found = len(np.unique(self._places[:, 3]))
-        if found != num_classes:
-            raise DataError(f"{folder}: expected images of {num_classes} classes in its shards, found {found}")
+        self._places = np.concatenate(
+            [
+                np.array([(number, *image[1:]) for image in shard_images(shard)], np.int64).reshape(-1, 4)
+                for number, shard in enumerate(self._shards)
+            ]
+        )  # shard, offset, size, class
+        found = np.unique(self._places[:, 3])
+        if found.tolist() != list(range(num_classes)):
+            numbers = f" ({found[0]} to {found[-1]})" if len(found) else ""
+            expected = f"{num_classes} classes (0 to {num_classes - 1})"
+            raise DataError(f"{folder}: expected images of {expected} in its shards, found {len(found)}{numbers}")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -112,7 +118,7 @@ class ShardedImages:
         path = self._shards[shard]
 
         def name() -> str:
-            names = (member.name for member in members(path) if member.offset_data == offset)
+            names = (image.name for image in shard_images(path) if image.offset == offset)
             return f"{path}: {next(names, f'image at byte {offset}')}"
 
         try:
@@ -121,26 +127,6 @@ class ShardedImages:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
         return opened_image(content, name)
-
-
-def _places(path: Path, shard: int, num_classes: int) -> npt.NDArray[np.int64]:
-    """Return shard, offset, size and class of each image of a shard."""
-    images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, int] = {}
-    with path.open("rb") as file:
-        for member in members(path):
-            key, _, suffix = member.name.rpartition(".")
-            if f".{suffix.lower()}" in _SUFFIXES:
-                images[key] = member.offset_data, member.size
-            elif suffix == "cls":
-                text = bytes_at(file, member.offset_data, member.size).decode("ascii", "replace").strip()
-                if not text.isdecimal() or int(text) >= num_classes:
-                    raise DataError(f"{path}: {member.name} has {text!r}; expected a class from 0 to {num_classes - 1}")
-                labels[key] = int(text)
-    if unpaired := sorted(images.keys() ^ labels.keys()):
-        lacks = "class (.cls)" if unpaired[0] in images else "image"
-        raise DataError(f"{path}: {unpaired[0]} has no {lacks}")
-    return np.array([(shard, *place, labels[key]) for key, place in images.items()], np.int64).reshape(-1, 4)
 
 
 MEAN: Final = (0.485, 0.456, 0.406)

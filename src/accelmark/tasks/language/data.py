@@ -8,7 +8,9 @@ beside it, else bare little-endian uint16. A window is always within one file.
 from __future__ import annotations
 
 import bisect
+import os
 import struct
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, final
@@ -17,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.errors import DataError
+from accelmark.spec.plugins.requirements import require
 from accelmark.tasks.metrics import IGNORED
-from accelmark.train.batches import Arrays
+from accelmark.train.batches import Arrays, ArraySource
 
 
 @final
@@ -144,3 +147,84 @@ class MaskedWindows:
         spare = (0, self._max_predictions - wanted)
         labels = np.pad(truth, spare, constant_values=IGNORED)
         return {"tokens": tokens, "positions": np.pad(chosen, spare), "labels": labels}
+
+
+@final
+class MaskedSamples:
+    """Samples of MLPerf's BERT in ``*.hdf5``, which were masked when the files were written.
+
+    Rows are padded to ``length`` tokens, with the number of tokens in ``input_mask``, or have variable lengths. Of the
+    masked tokens, position 0 is padding.
+
+    Raises:
+        DataError: a file is damaged, or has other data sets.
+        RequestError: h5py is not installed.
+    """
+
+    def __init__(self, folder: Path, length: int, max_predictions: int, vocab_size: int) -> None:
+        require(f"{folder}/*.hdf5", "h5py>=3.10")
+        self._paths = sorted(folder.glob("*.hdf5"))
+        self._length, self._max_predictions, self._vocab_size = length, max_predictions, vocab_size
+        self._ends = list(accumulate(map(num_samples, self._paths)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, index: int, random: np.random.Generator) -> Arrays:
+        """Return ``tokens`` and ``segments`` (length,), their ``num_tokens``, and ``positions`` and ``labels``."""
+        which = bisect.bisect_right(self._ends, index)
+        row, path = index - (self._ends[which - 1] if which else 0), self._paths[which]
+        try:
+            file = _hdf5(path, os.getpid())
+            tokens, segments, positions, labels = (file[name][row].astype(np.int64) for name in _COLUMNS)
+            num_tokens = int(file["input_mask"][row].sum()) if "input_mask" in file else len(tokens)
+        except OSError as error:
+            raise DataError(f"{path}: sample {row} cannot be read: {error}") from error
+        num_masked = int(np.count_nonzero(positions))
+        if max(len(tokens), int(positions.max(initial=0)) + 1) > self._length or num_masked > self._max_predictions:
+            has = f"has {len(tokens)} tokens, {num_masked} of them masked"
+            raise DataError(f"{path}: sample {row} {has}; expected {self._length}, {self._max_predictions} at most")
+        if int(max(tokens.max(), labels.max(initial=0))) >= self._vocab_size:
+            raise DataError(f"{path}: sample {row} has a token that is not below {self._vocab_size}")
+        rest, spare = (0, self._length - len(tokens)), (0, self._max_predictions - num_masked)
+        return {
+            "tokens": np.pad(tokens, rest),
+            "segments": np.pad(segments, rest),
+            "num_tokens": np.array(num_tokens),
+            "positions": np.pad(positions[:num_masked], spare),
+            "labels": np.pad(labels[:num_masked], spare, constant_values=IGNORED),
+        }
+
+
+_COLUMNS: Final = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
+_MOST_OPEN: Final = 128
+
+
+@lru_cache(_MOST_OPEN)
+def _hdf5(path: Path, process: int) -> Any:
+    """Open a file of HDF5 in a process; a handle is not shared with another one."""
+    import h5py
+
+    return h5py.File(path)
+
+
+def num_samples(path: Path) -> int:
+    """Return the number of MLPerf's samples of BERT in a file of HDF5; raises DataError where it has others."""
+    import h5py
+
+    try:
+        with h5py.File(path) as file:
+            counts = {name: len(file[name]) if name in file else None for name in _COLUMNS}
+    except OSError as error:
+        raise DataError(f"{path}: is not a complete HDF5 file: {error}") from error
+    if None in counts.values() or len(set(counts.values())) != 1:
+        raise DataError(f"{path}: expected equally many rows of {', '.join(_COLUMNS)}; found {counts}")
+    return counts["input_ids"] or 0
+
+
+def masked_tokens(directory: Path, split: str, length: int, max_predictions: int, vocab_size: int) -> ArraySource:
+    """Return samples that are masked anew in each epoch, or in ``*.hdf5`` were masked before; raises DataError."""
+    if any((directory / split).glob("*.hdf5")):
+        return MaskedSamples(directory / split, length, max_predictions, vocab_size)
+    shards = TokenShards(directory, split, length - 2, length - 2, vocab_size)
+    return MaskedWindows(shards, max_predictions, vocab_size)

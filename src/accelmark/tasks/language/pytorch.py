@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.tasks.language.data import MaskedWindows, TokenShards
+from accelmark.tasks.language.data import masked_tokens
 from accelmark.tasks.metrics import IGNORED, PredictedTokens, classification_metrics
 
 if TYPE_CHECKING:
@@ -56,17 +56,18 @@ class NextToken(PredictedTokens, TaskFamily):
 
 
 class MaskedTokens(TaskFamily):
-    """Masked tokens: a batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions)."""
+    """Masked tokens: a batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions).
+
+    Batches of pairs of texts also have their ``segments`` and ``num_tokens``.
+    """
 
     shards: ClassVar[str]
     """Name of the data set."""
 
     def dataset(self, *, train: bool) -> FromArrays:
         """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
-        length, vocabulary = self.number("seq_length"), self.number("vocab_size")
-        split = "train" if train else "val"
-        shards = TokenShards(self.data_dirs[self.shards], split, length - 2, length - 2, vocabulary)
-        return FromArrays(MaskedWindows(shards, self.number("max_predictions"), vocabulary))
+        sizes = (self.number(name) for name in ("seq_length", "max_predictions", "vocab_size"))
+        return FromArrays(masked_tokens(self.data_dirs[self.shards], "train" if train else "val", *sizes))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random tokens, positions and labels."""
@@ -78,14 +79,18 @@ class MaskedTokens(TaskFamily):
             "labels": torch.randint(0, vocabulary, (size, predictions), generator=random),
         }
 
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        return logits
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the masked tokens."""
-        logits: Tensor = model(batch["tokens"], batch["positions"])
+        logits = self._logits(model, batch)
         return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Count the masked tokens that were predicted, and add up their cross entropies."""
-        logits, labels = model(batch["tokens"], batch["positions"]), batch["labels"]
+        logits, labels = self._logits(model, batch), batch["labels"]
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         correct = (logits.argmax(-1) == labels).sum()
         return {"mlm_accuracy": correct, "loss": loss, "count": (labels != IGNORED).sum()}

@@ -1,13 +1,17 @@
-"""Initial weights from a checkpoint of transformers."""
+"""Initial weights from a checkpoint of transformers, or of the first Megatron-LM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from pickle import UnpicklingError
+from typing import Any, Final, TypeVar
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import GPT2Config, PreTrainedConfig, PreTrainedModel
 
 from accelmark.spec.errors import DataError, first_line
 
@@ -78,3 +82,53 @@ def load_backbone(backbone: PreTrainedModel, directory: Path | None, *, new: Seq
     loaded = load_pretrained(type(backbone), backbone.config, directory / "hf", new=new)
     state = loaded.state_dict()
     backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})
+
+
+_MEGATRON: Final = {
+    r"^transformer\.layers\.": "h.",
+    r"^word_embeddings\.": "wte.",
+    r"^(transformer\.)?position_embeddings\.": "wpe.",
+    r"^transformer\.final_layernorm\.": "ln_f.",
+    r"\.input_layernorm\.": ".ln_1.",
+    r"\.post_attention_layernorm\.": ".ln_2.",
+    r"\.attention\.query_key_value\.": ".attn.c_attn.",
+    r"\.attention\.dense\.": ".attn.c_proj.",
+    r"\.mlp\.dense_h_to_4h\.": ".mlp.c_fc.",
+    r"\.mlp\.dense_4h_to_h\.": ".mlp.c_proj.",
+}
+"""Parts of the names of GPT-2's weights in the first Megatron-LM -> those of transformers."""
+_MATRIX: Final = re.compile(r"\.c_\w+\.weight$")
+"""Names of matrices that transformers stores as (in, out)."""
+
+
+def gpt2_config(**sizes: Any) -> GPT2Config:
+    """Return the configuration of GPT-2's layers in another model, without tokens of a meaning."""
+    return GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa")  # type: ignore[call-arg]
+
+
+def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | None = None) -> None:
+    """Give ``net``, which has a ``GPT2Model`` as ``net.net``, the weights in a file of the first Megatron-LM.
+
+    ``others`` has further names in the file, and those in ``net``.
+
+    Raises:
+        DataError: the file cannot be read as weights alone, or has other weights.
+    """
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace, set]):
+            found: Any = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
+        raise DataError(f"{path}: PyTorch cannot read it as weights alone: {first_line(error)}") from error
+    stored: Mapping[str, Tensor] = found.get("module", found.get("model", found))
+    state = {}
+    for name, weight in stored.items():
+        ours = (others or {}).get(name)
+        if ours is None:
+            ours = f"net.{name}"
+            for part, other in _MEGATRON.items():
+                ours = "net." + re.sub(part, other, ours.removeprefix("net."))
+        state[ours] = weight.T if _MATRIX.search(ours) else weight
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        raise DataError(f"{path}: has other weights: {first_line(error)}") from error
