@@ -147,16 +147,25 @@ def test_replayed_steps_have_the_losses_and_the_effect_of_training(
 
 
 @pytest.mark.parametrize(
-    ("update", "is_valid"),
+    ("update", "steps", "is_valid"),
     [
-        (UpdateSquares(replayed=4.0, saved=4.1, difference=1.5), True),
-        (UpdateSquares(replayed=4.0, saved=2.0, difference=1.5), False),
-        (UpdateSquares(replayed=4.0, saved=4.0, difference=8.0), False),
+        (UpdateSquares(replayed=4.0, saved=4.1, difference=1.5), 20, True),
+        (UpdateSquares(replayed=4.0, saved=4.1, difference=2.4), 20, False),
+        (UpdateSquares(replayed=4.0, saved=4.1, difference=2.4), 60, True),
+        (UpdateSquares(replayed=4.0, saved=4.5, difference=0.1), 60, False),
+        (UpdateSquares(replayed=4.0, saved=4.5, difference=0.1), 100, True),
+        (UpdateSquares(replayed=4.0, saved=2.0, difference=1.5), 100, False),
+        (UpdateSquares(replayed=4.0, saved=4.0, difference=4.4), 100, False),
     ],
-    ids=["small differences that grew", "half of the work", "another direction"],
-)
-def test_over_many_steps_only_size_and_direction_are_compared(run: Path, update: UpdateSquares, is_valid: bool) -> None:
-    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run), update, steps=20))
+    ids=[
+        "small differences that grew", "too far after 20 steps", "as far after 60", "too long after 60 steps",
+        "as long after 100", "half of the work", "another direction",
+    ],
+)  # fmt: skip
+def test_sizes_and_directions_may_differ_by_more_over_more_steps(
+    run: Path, update: UpdateSquares, steps: int, is_valid: bool
+) -> None:
+    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run), update, steps=steps))
     assert rules(judged(run)) == (set() if is_valid else {"replayed-update"})
 
 

@@ -72,8 +72,9 @@ def test_accelmarks_own_paths_and_harmless_values_are_no_finding_and_private_val
     assert "hunter22" not in record.model_dump_json()
 
 
-def test_a_library_path_is_found_where_it_replaces_a_library_of_pythons_own(tmp_path: Path) -> None:
-    for name in ("replaced/libc.so.6", "devices/libcuda.so.1"):
+@pytest.mark.parametrize("library", ["libc.so.6", "libz.so.1"])
+def test_a_library_path_is_found_where_it_replaces_a_library_of_pythons_own(tmp_path: Path, library: str) -> None:
+    for name in (f"replaced/{library}", "devices/libcuda.so.1"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
     shell = {"LD_LIBRARY_PATH": f"{tmp_path / 'devices'}:/usr/lib:{tmp_path / 'replaced'}"}

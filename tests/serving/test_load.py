@@ -112,6 +112,13 @@ def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, pre
         assert len({str(each.content)[: prefix // 2] for each in drawn}) <= 2
 
 
+def test_a_table_of_the_answers_to_all_windows_of_the_text_has_no_prompt() -> None:
+    for model in (WordModel(), PairModel()):
+        text = " ".join(model.prompt_text().split())
+        prompts = open_prompts(PromptSettings(input=Lengths(mean=40)), model, "completions", 1)
+        assert not [drawn for _ in range(20) if (drawn := str(prompts.draw().content)) in text]
+
+
 def test_the_seed_decides_the_prompts_and_words_replace_tokens_without_a_tokenizer() -> None:
     def drawn(seed: int) -> list[Any]:
         prompts = open_prompts(PromptSettings(input=Lengths(mean=20)), WordModel(), "completions", seed)

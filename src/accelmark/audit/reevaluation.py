@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figures import FigureName
-from accelmark.results.read.reevaluation import Metrics, Reevaluation, ReplayedStep, ReplayedSteps
+from accelmark.results.read.reevaluation import Reevaluation, ReplayedStep, ReplayedSteps
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.number_format import limit_percent, percent
@@ -18,10 +18,10 @@ from accelmark.spec.settings.training import Precision
 
 METRIC_TOLERANCE: Final = 0.005
 """Largest relative difference of a metric: kernels of a vendor round differently from the framework's own."""
-
 NUM_CLOSE_STEPS: Final = 8
 """Steps over which two correct computations stay close; after that, small differences grow as in any chaotic system."""
-
+MOST_STEPS: Final = 128
+"""Most steps between the checkpoints of a pair."""
 MIN_STEPS_WITH_PAIR: Final = 144
 """Steps from which training writes a pair of checkpoints: 8 before it, at most 128 in it, and 8 more."""
 
@@ -33,23 +33,24 @@ class ReplayTolerance(NamedTuple):
     """Mean relative difference of the losses of the first ``NUM_CLOSE_STEPS`` steps."""
     update: float
     """Norm of the difference of the parameters' changes / norm of the replayed change, over as many steps."""
+    cosine: float = 0.3
+    """Smallest cosine of the angle between the parameters' changes over ``MOST_STEPS`` steps; its distance from 1 is
+    limited in proportion to the root of their number."""
     origin: Literal["measured", "not measured"] = "measured"
     """Whether it comes from honest runs, or was set between other precisions' tolerances, by the mantissa."""
 
 
 REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
-    "fp32": ReplayTolerance(loss=0.002, update=0.04),
+    "fp32": ReplayTolerance(loss=0.002, update=0.04, cosine=0.5),
     "tf32": ReplayTolerance(loss=0.005, update=0.1, origin="not measured"),
-    "bf16": ReplayTolerance(loss=0.02, update=0.3),
+    "bf16": ReplayTolerance(loss=0.02, update=0.3, cosine=0.5),
     "fp16": ReplayTolerance(loss=0.01, update=0.2),
     "fp8": ReplayTolerance(loss=0.05, update=0.6, origin="not measured"),
 }
 NORM_TOLERANCE: Final = 0.05
-"""Largest relative difference of the norms of the parameters' changes, over any number of steps."""
+"""Largest relative difference of the norms of the parameters' changes over 64 steps; over more, in proportion."""
 MIN_LOSS_CORRELATION: Final = 0.8
 """Smallest :func:`loss_correlation`."""
-MIN_COSINE: Final = 0.3
-"""Smallest cosine of the angle between the parameters' changes, over any number of steps."""
 
 
 class StateTolerance(NamedTuple):
@@ -98,10 +99,8 @@ def reproduced(entry: RoundEvidence) -> Findings:
 
 def _untimed_findings(work: TrainJob, found: Reevaluation, train_s: float, *, is_cpu: bool) -> Findings:
     """Report work that no throughput counts: before the first step (in CPU time on CPUs), and in evaluations."""
-    took: list[tuple[str, float, float, float]] = []
-    for start in found.starts:
-        own_s, other_s = start.cpu_s if is_cpu else start.wall_s
-        took.append((f"{'of CPU time ' if is_cpu else ''}before its first step", own_s, other_s, start.train_s))
+    before = f"{'of CPU time ' if is_cpu else ''}before its first step"
+    took = [(before, *(start.cpu_s if is_cpu else start.wall_s), start.train_s) for start in found.starts]
     if found.evaluation_s is not None:
         # The first evaluation of a round that compiles takes longest; this job does not compile.
         listed = sorted(found.evaluations_s)[: -1 if work.settings.compile != "off" else None]
@@ -117,21 +116,19 @@ def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings
     """Check that the weights have the metrics that training reported."""
     if found.problem is not None:
         yield deviation(entry, "reevaluation", "", f"the evaluation job did not complete: {found.problem}")
-    yield from _metric_findings("the last evaluation", found.reported, found.metrics)
+    for name, value in found.reported.items() if found.metrics is not None else ():
+        other = (found.metrics or {}).get(name)
+        if not _close(value, other):
+            actual = (
+                f"{name} of the last evaluation: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
+            )
+            yield finding("error", "reevaluated-metric", f"equal within {limit_percent(METRIC_TOLERANCE)}", actual)
     target = entry.result.target
     if found.claimed is not None and target is not None:
         metric = found.claimed.get(target.metric)
         if metric is None or not target.reached(metric):
             actual = f"the weights with which training reported it have {target.metric} {_text(metric)}"
             yield finding("error", "reevaluated-target", f"{target.metric} {target.value:g}", actual)
-
-
-def _metric_findings(what: str, reported: Metrics, again: Metrics | None) -> Findings:
-    for name, value in reported.items() if again is not None else ():
-        other = (again or {}).get(name)
-        if not _close(value, other):
-            actual = f"{name} of {what}: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
-            yield finding("error", "reevaluated-metric", f"equal within {limit_percent(METRIC_TOLERANCE)}", actual)
 
 
 def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluation) -> Findings:
@@ -148,8 +145,8 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
     ):
         within = f"within checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
         why = "after the round was resumed" if "resumed" in entry.result.marks else within
-        steps = f"of {entry.result.num_steps} steps only the first were replayed"
         severity: Severity = "open" if entry.job is not None and entry.job.has_vendors_code else "warning"
+        steps = f"of {entry.result.num_steps} steps only the first were replayed"
         actual = f"{steps}: no pair of checkpoints was kept {why}"
         yield finding(severity, "replay", "steps between two checkpoints replayed", actual)
     for attempt in found.unpaired:
@@ -166,9 +163,8 @@ def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Repla
     difference = loss_difference(replay.steps)
     if not difference <= tolerance.loss:
         actual = f"the losses of the first of {replay.what} differ by {percent(difference, 3)} on average in the replay"
-        yield deviation(
-            entry, "replayed-losses", f"equal within {limit_percent(tolerance.loss)} ({tolerance.origin})", actual
-        )
+        expected = f"equal within {limit_percent(tolerance.loss)} ({tolerance.origin})"
+        yield deviation(entry, "replayed-losses", expected, actual)
     correlation = loss_correlation(replay.steps)
     if correlation is not None and not correlation >= MIN_LOSS_CORRELATION:
         actual = f"the losses of {replay.what} change from step to step with a correlation of {correlation:.2f}"
@@ -186,14 +182,15 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
     if replay.num_steps <= NUM_CLOSE_STEPS:
         if difference > tolerance.update:
             actual = f"the parameters' change over {replay.what} differs by {percent(difference, 3)} from the replay's"
-            yield deviation(
-                entry, "replayed-update", f"equal within {limit_percent(tolerance.update)} ({tolerance.origin})", actual
-            )
+            expected = f"equal within {limit_percent(tolerance.update)} ({tolerance.origin})"
+            yield deviation(entry, "replayed-update", expected, actual)
         return
-    if abs(update.norms - 1) > NORM_TOLERANCE or update.cosine < MIN_COSINE:
+    cosine = 1 - (1 - tolerance.cosine) * math.sqrt(replay.num_steps / MOST_STEPS)
+    norms = NORM_TOLERANCE * max(1.0, replay.num_steps / 64)
+    if abs(update.norms - 1) > norms or update.cosine < cosine:
         size = f"{update.norms:.2f} times the replay's, cosine {update.cosine:.2f}"
         actual = f"the parameters' change over {replay.what} is {size}"
-        expected = f"within {limit_percent(NORM_TOLERANCE)} of it, cosine at least {MIN_COSINE:g}"
+        expected = f"within {limit_percent(norms)} of it, cosine at least {cosine:.2f}"
         yield deviation(entry, "replayed-update", expected, actual)
 
 

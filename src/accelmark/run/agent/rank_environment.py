@@ -122,11 +122,11 @@ def _foreign_entries(python_path: str, node_dir: Path) -> list[str]:
 def _shadowing_entries(library_path: str, node_dir: Path) -> list[str]:
     """Return the entries of ``LD_LIBRARY_PATH`` that replace a library which every Python process loads."""
     mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    names = set(re.findall(r"/(lib[^/\s]+\.so[.\d]*)$", mapped, re.MULTILINE))
+    names = set(re.findall(r"/(lib[^/\s]+\.so)[.\d]*$", mapped, re.MULTILINE))  # versions of files and names differ
     own = [*map(Path, _SYSTEM_LIBRARIES), Path(sys.base_prefix, "lib")]
     entries = [node_dir / entry for entry in library_path.split(os.pathsep)]
     foreign = [entry for entry in entries if not any(entry.resolve().is_relative_to(place) for place in own)]
-    return [str(entry) for entry in foreign if any((entry / name).exists() for name in names)]
+    return [str(entry) for entry in foreign if any(any(entry.glob(f"{name}*")) for name in names)]
 
 
 def package_directories(python: Path | None = None) -> list[Path]:

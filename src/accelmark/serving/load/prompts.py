@@ -24,6 +24,8 @@ Decode = Callable[[list[int]], str]
 _TRIES: Final = 200
 """Windows that are drawn before the text is found too short for another prompt."""
 _CORRECTIONS: Final = 8
+_MOST_END: Final = 8
+"""Most tokens at the end of a prompt that come from another place than those before."""
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -86,8 +88,7 @@ def draw_length(lengths: Lengths, rng: np.random.Generator, most: int | None = N
         variance = math.log1p((lengths.stdev / lengths.mean) ** 2)
         drawn = round(rng.lognormal(math.log(lengths.mean) - variance / 2, math.sqrt(variance)))
     drawn = max(drawn, lengths.min or 1)
-    limits = [limit for limit in (lengths.max, most) if limit is not None]
-    return min([drawn, *limits])
+    return min(limit for limit in (drawn, lengths.max, most) if limit is not None)
 
 
 def longest(lengths: Lengths) -> int | None:
@@ -99,9 +100,13 @@ def longest(lengths: Lengths) -> int | None:
 class TextPrompts:
     """Windows of a text, at random places; with a tokenizer each has exactly the drawn number of tokens.
 
+    The last tokens of a prompt come from another place: the answers to all windows of a text could have been stored.
     Where tokens at the cut merge in another way, so that no window at a place has that number, another place is drawn.
     Without a tokenizer, words take the place of tokens.
     """
+
+    num_left: Final = None
+    """Unknown."""
 
     def __init__(self, settings: PromptSettings, model: PromptModel, text: str, rng: np.random.Generator) -> None:
         self._settings = settings
@@ -117,11 +122,6 @@ class TextPrompts:
         self._prefixes = [""]
         if settings.shared_prefix_tokens:
             self._prefixes = [self._window(settings.shared_prefix_tokens, "") for _ in range(settings.num_prefixes)]
-
-    @property
-    def num_left(self) -> None:
-        """Unknown."""
-        return
 
     def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
         """Return a prompt that was not drawn before."""
@@ -139,9 +139,13 @@ class TextPrompts:
     def _window(self, length: int, prefix: str) -> str:
         """Return a text of ``length`` tokens that begins with ``prefix`` and was not used before."""
         repeated = ""
+        num_new = length - (self._settings.shared_prefix_tokens if prefix else 0)
+        lengths = (length - min(_MOST_END, num_new // 4), length) if num_new >= 4 else (length,)
         for _ in range(_TRIES):
-            begin = int(self._rng.integers(len(self._units) - length + 1))
-            text = self._units.window(begin, length, prefix)
+            text: str | None = prefix
+            for num_tokens in lengths:
+                begin = int(self._rng.integers(len(self._units) - length + 1))
+                text = None if text is None else self._units.window(begin, num_tokens, text)
             if text is None:
                 continue
             if text not in self._used:
