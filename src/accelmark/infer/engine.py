@@ -273,7 +273,7 @@ class Engine(ABC):
         return path
 
     def named(self, kind: Literal["inputs", "outputs"], names: Sequence[str]) -> list[str]:
-        """Return the compiled model's inputs or outputs, ``found``, in the order of the case's.
+        """Return the compiled model's inputs or outputs, ``names``, in the order of the case's.
 
         In a model without any of the case's names, the model's order is kept.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, final
 
 import numpy as np
@@ -13,13 +13,54 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
-from accelmark.frameworks.pytorch.model.deep_cross_network import DeepCrossNetwork
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.recommendation.data import ClickLog, area_under_curve
 from accelmark.train.batches import Arrays, Share, read_ahead
+
+
+def layers(widths: Sequence[int]) -> nn.Sequential:
+    """Return linear layers, each followed by a ReLU."""
+    return nn.Sequential(*(part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())))
+
+
+class CrossLayer(nn.Module):
+    """A low-rank cross layer of DCN v2 (Wang et al. 2020, arXiv:2008.13535, equation 2)."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width)
+        for linear in (self.down, self.up):
+            nn.init.xavier_normal_(linear.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, first: Tensor, state: Tensor) -> Tensor:
+        """Return ``first`` x the layer's output + ``state``, of the shape of both."""
+        crossed: Tensor = first * self.up(self.down(state)) + state
+        return crossed
+
+
+class DeepCrossNetwork(nn.Module):
+    """Dense layers, embedding tables, cross layers over both, and layers up to a logit, as in MLPerf's DLRM-DCNv2."""
+
+    def __init__(
+        self, tables: EmbeddingTables, dense: Sequence[int], cross: Sequence[int], over: Sequence[int]
+    ) -> None:
+        super().__init__()
+        width = dense[-1] * (1 + len(tables.rows))
+        self.tables, self.dense = tables, layers(dense)
+        self.cross = nn.ModuleList(CrossLayer(width, rank) for rank in cross)
+        self.over = nn.Sequential(layers([width, *over]), nn.Linear(over[-1], 1))
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        """Return a logit for each sample."""
+        first = state = torch.cat([self.dense(dense)[:, None], self.tables(ids)], 1).flatten(1)
+        for layer in self.cross:
+            state = layer(first, state)
+        logits: Tensor = self.over(state).squeeze(1)
+        return logits
 
 
 class Clicks(Protocol):

@@ -189,7 +189,7 @@ def family(roots: Iterable[int]) -> list[psutil.Process]:
 
 
 def foreign_processes(devices: Iterable[DeviceSample], roots: Collection[int]) -> list[str]:
-    """Describe the processes on ``devices`` that are neither in ``own`` nor descendants of one of them.
+    """Describe the processes on ``devices`` that are neither in ``roots`` nor descendants of one of them.
 
     A process that is not visible (in another container) counts as foreign. The program is named without its arguments,
     which may contain secrets.

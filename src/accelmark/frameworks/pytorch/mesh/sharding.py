@@ -145,7 +145,7 @@ class PassThrough(nn.Module):
     """In the place of a module of another stage: returns its first argument."""
 
     def forward(self, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
-        """Return ``given``."""
+        """Return ``tensor``."""
         return tensor
 
 
