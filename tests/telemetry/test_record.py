@@ -149,23 +149,31 @@ def test_power_in_a_wrong_unit_is_refused_whatever_reads_it(tmp_path: Path) -> N
     folder, _ = make_vendor(tmp_path)
     (folder / "telemetry.py").write_text(
         textwrap.dedent("""
+            import itertools
+
             from accelmark.telemetry.device import DeviceInfo, DeviceSample
+
+            number = itertools.count()
 
             class Source:
                 def open(self):
                     return (DeviceInfo(0, "Acme"),)
 
                 def sample(self):
-                    return (DeviceSample(0, power_w=80000.0),)
+                    return (DeviceSample(0, power_w=80000.0 + next(number)),)
 
                 def close(self):
                     pass
         """)
     )
     process = start(tmp_path, folder)
-    until(lambda: num_lines(tmp_path, "power_w is 80000, out of bounds (0 to 5000)") >= 1)
+    until(lambda: num_lines(tmp_path) >= 5)
     recording = stop(process, tmp_path)
     assert "power_w" not in recording.devices.get(0, {})
+    assert recording.footer is not None
+    (note,) = [note for note in recording.footer["notes"] if "power_w" in note["what"]]
+    assert note["what"] == "device 0: power_w is out of bounds (0 to 5000 W). Check its unit."
+    assert note["count"] >= 2
 
 
 def test_a_killed_recorder_leaves_a_readable_record(tmp_path: Path) -> None:

@@ -58,11 +58,14 @@ class UnreadableError(Exception):
 
 
 def implausible_power(samples: Iterable[DeviceSample]) -> str | None:
-    """Return which device draws more than any device can, or less than nothing (a wrong unit); None where none does."""
+    """Return which device's power is out of bounds, so that its unit is wrong; None where none is.
+
+    The text is the same for each such reading, since the recorder counts equal ones.
+    """
     _, least, most = _NUMBERS["power_w"]
     for sample in samples:
         if sample.power_w is not None and not least <= sample.power_w <= most:
-            return f"device {sample.index}: power_w is {sample.power_w:g}, out of bounds ({least:g} to {most:g})"
+            return f"device {sample.index}: power_w is out of bounds ({least:g} to {most:g} W). Check its unit."
     return None
 
 
