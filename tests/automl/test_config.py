@@ -288,3 +288,49 @@ def test_a_host_that_is_listed_twice_is_named(tmp_path: Path) -> None:
         load_search(written(tmp_path, AIPERF), servers)
     with pytest.raises(ValidationError, match="node1"):
         SshCluster(kind="ssh", hosts=("node1", "node2", "node1"))
+
+
+RULES = "name: short\nversion: 3\nmin_accuracy: 0.5\npinned: {search.method: bayesian}\n"
+
+
+def with_rules(tmp_path: Path, text: str) -> str:
+    (tmp_path / "own-rules.yaml").write_text(text)
+    return OURS + "rules: own-rules.yaml\n"
+
+
+def test_a_users_rule_set_is_a_file_next_to_the_search_file(tmp_path: Path) -> None:
+    config, _ = load_search(written(tmp_path, with_rules(tmp_path, RULES)))
+    assert (config.rules.name, config.rules.version, config.rules.min_accuracy) == ("short", 3, 0.5)
+    assert load_search(written(tmp_path, config.model_dump_json()))[0].rules == config.rules, "kept with the search"
+    other, _ = load_search(written(tmp_path, with_rules(tmp_path, RULES.replace("0.5", "0.6"))))
+    assert other.rules.sha256 != config.rules.sha256
+    assert len(config.rules.sha256) == 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("min_accuracy", "min_accurcy", r"own-rules\.yaml': min_accurcy: unknown key \(did you mean 'min_accuracy'"),
+        (
+            "search.method",
+            "search.metod",
+            r"rules short: pinned\.search\.metod: unknown key \(did you mean 'search\.method'",
+        ),
+        ("short", "aiperf-v1", None),
+        ("name: short\nversion: 3", "name: aiperf-v1\nversion: 2", "is a rule set of AccelMark's, with other values"),
+    ],
+)
+def test_a_mistake_in_a_rule_set_is_one_error(tmp_path: Path, old: str, new: str, message: str | None) -> None:
+    text = with_rules(tmp_path, RULES.replace(old, new))
+    if message is None:
+        load_search(written(tmp_path, text))  # another version than the shipped one
+    else:
+        found = problems(tmp_path, text)
+        assert re.search(message, found)
+        assert "\n" not in found
+
+
+def test_a_rule_set_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "'aiperf-v2' is neither a rule set of AccelMark's nor a file (did you mean 'aiperf-v1'?)" in problems(
+        tmp_path, OURS + "rules: aiperf-v2\n"
+    )

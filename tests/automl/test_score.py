@@ -12,8 +12,9 @@ import pytest
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig
 from accelmark.automl.journal import EpochEvent, SearchState, SessionBegan, TrialEvent
 from accelmark.automl.records import EpochRecord, Hyperparameters, Individual, OperationCost, Splits, TrialRecord
-from accelmark.automl.scoring.score import PRESETS, Scoreboard, regulated, utilisation, verdict
+from accelmark.automl.scoring.score import Scoreboard, regulated, utilisation, verdict
 from accelmark.results.rounds.search import SearchVerdict, search_consumption
+from accelmark.spec.rules import SearchRules, shipped_rules
 from tests.automl.images import tiny_network
 
 COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
@@ -160,7 +161,7 @@ def test_waiting_for_data_is_idle_time() -> None:
 
 
 def judged(
-    rules: str = "aiperf-v1",
+    rules: str | SearchRules = "aiperf-v1",
     *,
     duration_s: float = 3600.0,
     precisions: tuple[str, ...] = ("bf16",),
@@ -235,7 +236,21 @@ def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
     assert judged("smoke", **little).verdict == "VALID"
     assert judged("smoke", **little, finished=False).verdict == "INVALID"
     assert judged("smoke", **little, precisions=("fp8",)).verdict == "INVALID"
-    assert {name: rules.version for name, rules in PRESETS.items()} == {"aiperf-v1": 2, "smoke": 1}
+    shipped = shipped_rules(SearchRules, "searches")
+    assert {name: (rules.name, rules.version) for name, rules in shipped.items()} == {
+        "aiperf-v1": ("aiperf-v1", 2),
+        "smoke": ("smoke", 1),
+    }
+
+
+def test_a_search_is_judged_by_a_users_rules_and_names_them_with_their_hash() -> None:
+    own = SearchRules(name="own", min_accuracy=0.8, pinned={"search.morphs": ["deepen", "widen", "add-skip"]})
+    judged_by = judged(own)
+    assert judged_by.reasons == (
+        "the held-out accuracy is 0.7100 (expected: held-out accuracy above 0.80) [search-accuracy]",
+    )
+    assert judged_by.by_rules == f"rules own (version 1, SHA-256 {own.sha256[:12]})"
+    assert judged(own, held_out=0.81).verdict == "VALID"
 
 
 def test_a_pretrained_start_is_disclosed() -> None:

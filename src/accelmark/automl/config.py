@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
 from accelmark.automl.records import Hyperparameters, Individual, WeightMode
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.layers import flatten
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.number_format import DURATION, duration_s
+from accelmark.spec.rules import RulesOfSearch
 
 SearchName = Literal["bayesian", "random", "evolution", "tpe", "batch", "halving", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
@@ -225,11 +227,15 @@ class AutomlConfig(FiniteSpec):
     cluster: ClusterConfig = LocalCluster()
     counting: Mode = "accelmark"
     """Rule by which operations are counted."""
-    rules: Literal["aiperf-v1", "smoke"] = "smoke"
-    """``aiperf-v1``: AIPerf's published rules; ``smoke``: none."""
+    rules: RulesOfSearch = Field(default="smoke", validate_default=True)
+    """``aiperf-v1``: AIPerf's published rules; ``smoke``: almost none; or the path of a file with rules."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
+        if unknown := sorted(self.rules.pinned.keys() - (known := self.by_key()).keys()):
+            raise ValueError(
+                f"rules {self.rules.name}: pinned.{unknown[0]}: unknown key ({nearest(unknown[0], known)})"
+            )
         if self.search.method == "halving" and self.schedule.tuning_round is not None:
             raise ValueError("schedule.tuning_round: halving compares equal hyperparameters: write null")
         limit, devices = self.search.max_kernel, self.training.devices_per_trial
@@ -242,6 +248,10 @@ class AutomlConfig(FiniteSpec):
                 smaller, larger = max(1, batch // devices) * devices, (batch // devices + 1) * devices
                 raise ValueError(f"{what}: take {smaller} or {larger}")
         return self
+
+    def by_key(self) -> dict[str, Any]:
+        """Return the values by dotted key, without those of the rules."""
+        return flatten(self.model_dump(mode="json", exclude={"rules"}))
 
 
 def round_of(config: AutomlConfig, trial: int, individual: Individual) -> int:

@@ -158,7 +158,7 @@ def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
     verified = verify_search(_find(name, runs))
 
     def show() -> None:
-        echo_wrapped(f"{verified.verdict} by rules {verified.rules} (version {verified.version})")
+        echo_wrapped(f"{verified.verdict} by {verified.by_rules}")
         reasons = (f"not valid: {reason}" for reason in verified.reasons)
         for line in (*reasons, *verified.disclosures, *verified.checked):
             echo_wrapped(f"  {line}")

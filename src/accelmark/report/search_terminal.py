@@ -92,7 +92,7 @@ def show_summary(summary: SearchSummary) -> None:
     """Print a search's verdict, failures and figures."""
     console = Console()
     verdict, final, used = summary.judgement, summary.final, summary.consumption
-    rules, running = f"rules {verdict.rules} (version {verdict.version})", summary.status == "running"
+    rules, running = verdict.by_rules, summary.status == "running"
     style = "cyan" if running else "green" if verdict.verdict == "VALID" else "red"
     head = f"running: {rules} judge it at its end" if running else f"{verdict.verdict} by {rules}"
     if summary.status in ("interrupted", "stopped"):

@@ -22,6 +22,7 @@ from accelmark.automl.journal import (
 from accelmark.automl.scoring.score import verify_search
 from accelmark.cli.main import app
 from accelmark.report.search_page import write_report
+from accelmark.spec.rules import SearchRules, shipped_rules
 from tests.automl.controller.made_run import Lines, forge, made_config, made_run
 
 Change = Callable[[Lines], None]
@@ -273,7 +274,7 @@ def _told(folder: Path, change: Change) -> str:
 
 
 def test_a_search_by_aiperfs_rules_has_a_page_of_aiperfs_name(tmp_path: Path) -> None:
-    run = made_run(tmp_path, made_config(rules="aiperf-v1"))
+    run = made_run(tmp_path, made_config(rules=shipped_rules(SearchRules, "searches")["aiperf-v1"]))
     written = [path.name for path in write_report(run)]
     assert written[-1] == "Report_Failed.html"
     assert "at least" in (run.path / written[-1]).read_text()

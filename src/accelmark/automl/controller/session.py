@@ -38,7 +38,10 @@ def load_config(path: Path) -> AutomlConfig:
     Raises:
         SpecError: with all problems.
     """
-    config = parse(AutomlConfig, read_yaml(path), str(path))
+    values = read_yaml(path)
+    if isinstance(given := values.get("rules"), str) and (path.parent / given).is_file():
+        values["rules"] = str((path.parent / given).resolve())
+    config = parse(AutomlConfig, values, str(path))
     changes: dict[str, Any] = {}
     for section, names in _PATHS.items():
         given = getattr(config, section)

@@ -11,13 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from math import inf, log
-from operator import attrgetter, itemgetter
-from pathlib import Path
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from accelmark.audit.verdict import verdict_of
 from accelmark.automl.config import AutomlConfig
@@ -26,7 +24,6 @@ from accelmark.automl.records import FAILURES, TrialRecord
 from accelmark.automl.scoring.consistency import Check, consistency_checks
 from accelmark.results.rounds import search
 from accelmark.results.schema import Finding, finding
-from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.number_format import counted, percent
 
 Vector = NDArray[np.float64]
@@ -167,35 +164,11 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
     )
 
 
-class Rules(Spec):
-    """One set of rules; a pretrained start is allowed by all and disclosed."""
-
-    name: str
-    version: int = 1
-    min_duration_s: float = 0.0
-    min_precision_bits: int = 16
-    min_accuracy: float = 0.0
-    """Held-out accuracy that must be exceeded; 0: any."""
-    datasets: tuple[str, ...] = ()
-    """Allowed data sets; empty: any."""
-    sample_s: float = 30.0
-    """Interval of the series of figures."""
-    pinned: dict[str, Any] = Field(default_factory=dict)
-    """Dotted key of the configuration -> its value; another value makes a search OPEN."""
-
-
-def _presets() -> dict[str, Rules]:
-    file = Path(__file__).with_name("rules.yaml")
-    return {name: parse(Rules, {"name": name, **values}, str(file)) for name, values in read_yaml(file).items()}
-
-
-PRESETS: Final = _presets()
-
-
 def _pinned(config: AutomlConfig) -> Iterator[Finding]:
     """Yield what differs from the search that the rules fix: its score cannot be compared with others of the rules."""
-    for key, expected in PRESETS[config.rules].pinned.items():
-        actual = attrgetter(key)(config)
+    values = config.by_key()
+    for key, expected in config.rules.pinned.items():
+        actual = values[key]
         if _listed(actual) != _listed(expected):
             yield finding("open", "search-altered", f"{key} {_listed(expected)}", f"{key} is {_listed(actual)}")
 
@@ -206,7 +179,7 @@ def _listed(value: Any) -> str:
 
 def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[Check]:
     """Check a search as recorded, not as configured, by each rule."""
-    rules, error = PRESETS[config.rules], board.final().error
+    rules, error = config.rules, board.final().error
     least_s, lasted_s = rules.min_duration_s, board.ended_s - board.started_s
     yield lasted_s >= least_s, "duration", f"at least {least_s:.0f} s", f"the search ran {lasted_s:.1f} s"
     bits = f"at least {rules.min_precision_bits} bits"
@@ -262,7 +235,7 @@ def summarise(
         epochs=sum(totals.epochs for totals in useful),
         trained_images=sum(totals.trained_images for totals in useful),
         final=board.final(),
-        series=board.series(PRESETS[config.rules].sample_s) if series else (),
+        series=board.series(config.rules.sample_s) if series else (),
         utilisation=utilisation(known),
         consumption=_consumption(directory, known, board),
         best_trial=best.trial if best is not None else None,
@@ -280,7 +253,7 @@ def summarise(
 
 def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = ()) -> search.SearchVerdict:
     """Return the audit's verdict by the rules and by further checks."""
-    rules, board = PRESETS[config.rules], Scoreboard(state)
+    rules, board = config.rules, Scoreboard(state)
     findings = [
         Finding(severity="error", rule=f"search-{rule}", expected=expected, actual=actual)
         for agrees, rule, expected, actual in (*_rule_checks(config, state, board), *checks)
@@ -290,6 +263,7 @@ def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = 
     return search.SearchVerdict(
         rules=rules.name,
         version=rules.version,
+        rules_sha256=rules.sha256,
         verdict=verdict_of(findings),
         reasons=tuple(dict.fromkeys(map(str, findings))),
         disclosures=tuple(_disclosures(config, state, board)),

@@ -22,12 +22,15 @@ from accelmark.results.store.loaded_run import SCHEMA_VERSION, LoadedRun, RunFil
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
+from accelmark.spec.rules import SearchRules, shipped_rules
 
 CONFIG_FILE: Final = "automl.json"
 SEARCH_REPORT: Final = "report.json"
 _JOURNAL: Final = "journal.jsonl"
 _RECORD: Final = "telemetry.jsonl"
 _ROUND: Final = "search"
+_DIGITS: Final = 12
+"""Shown digits of a rule set's hash."""
 _ENDS: Final = {
     "trials": "all its trials are done",
     "time": "its time is used up",
@@ -72,9 +75,16 @@ class SearchVerdict(_Part):
 
     rules: str
     version: int
+    rules_sha256: str = ""
     verdict: Verdict
     reasons: tuple[str, ...]
     disclosures: tuple[str, ...]
+
+    @property
+    def by_rules(self) -> str:
+        """The rule set with its version and, where it was recorded, the start of its hash."""
+        digest = f", SHA-256 {self.rules_sha256[:_DIGITS]}" if self.rules_sha256 else ""
+        return f"rules {self.rules} (version {self.version}{digest})"
 
 
 class SearchUtilisation(_Part):
@@ -253,7 +263,10 @@ def _hardware(vendor: str, device: str | None) -> str:
 def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
     """Return what comparable scores have in common: seed network, rules, counting mode, part of the data."""
     limit = (config.get("dataset") or {}).get("limit")
-    parts = [f"from {config.get('network', 'an unknown network')}", f"rules {report.judgement.rules}"]
+    rules = report.judgement.rules
+    if rules not in shipped_rules(SearchRules, "searches"):  # other files may have that name
+        rules = f"{rules} {report.judgement.rules_sha256[:_DIGITS]}".strip()
+    parts = [f"from {config.get('network', 'an unknown network')}", f"rules {rules}"]
     parts += [f"counted by {report.counting}", *([f"{limit:,} images"] if isinstance(limit, int) else [])]
     return ", ".join(parts)
 

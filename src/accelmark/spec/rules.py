@@ -1,0 +1,89 @@
+"""Rule sets: files by which searches are judged, AccelMark's own in ``rules/`` and those of users."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar, Union
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from accelmark.spec.errors import SpecError, nearest
+from accelmark.spec.model import FiniteSpec, parse, read_yaml
+
+_FOLDER: Final = Path(__file__).parents[1] / "rules"
+
+
+class RuleSet(FiniteSpec):
+    """What all rule sets have."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
+    """Name in results; that of AccelMark's own rule sets is theirs alone."""
+    version: Annotated[int, Field(ge=1)] = 1
+    """Version of the rules."""
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the values that differ from the defaults, as compact JSON."""
+        return sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+
+
+class SearchRules(RuleSet):
+    """Rules of a search; a pretrained start is allowed by all and disclosed."""
+
+    min_duration_s: Annotated[float, Field(ge=0)] = 0.0
+    """Least duration."""
+    min_precision_bits: Annotated[int, Field(ge=1)] = 16
+    """Least number of bits of the matrix work."""
+    min_accuracy: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Held-out accuracy that must be exceeded; 0: any."""
+    datasets: tuple[str, ...] = ()
+    """Allowed data sets; empty: any."""
+    sample_s: Annotated[float, Field(gt=0)] = 30.0
+    """Interval of the series of figures."""
+    pinned: dict[str, Any] = Field(default_factory=dict)
+    """Dotted key of the search file -> its value; another value makes a search OPEN."""
+
+
+R = TypeVar("R", bound=RuleSet)
+
+
+@cache
+def shipped_rules(model: type[R], folder: str) -> dict[str, R]:
+    """Return AccelMark's own rule sets in a folder of ``rules/``, by name."""
+    files = sorted((_FOLDER / folder).glob("*.yaml"))
+    return {file.stem: parse(model, read_yaml(file), str(file)) for file in files}
+
+
+def _read(model: type[R], folder: str, given: Any) -> Any:
+    """Return AccelMark's own rule set of that name, or the one in the file of that path."""
+    if not isinstance(given, (str, Path)):
+        return given
+    if (own := shipped_rules(model, folder).get(str(given))) is not None:
+        return own
+    path = Path(given)
+    if not path.is_file():
+        hint = nearest(str(given), shipped_rules(model, folder))
+        raise ValueError(f"{str(given)!r} is neither a rule set of AccelMark's nor a file ({hint})")
+    try:
+        return parse(model, read_yaml(path), repr(str(path)))
+    except SpecError as error:  # reported with the other problems of the file that names it
+        raise ValueError("; ".join(map(str, error.problems))) from error
+
+
+def _check_name(rules: R, folder: str) -> R:
+    own = shipped_rules(type(rules), folder).get(rules.name)
+    if own is not None and own.version == rules.version and own != rules:
+        raise ValueError(f"{rules.name} is a rule set of AccelMark's, with other values: give this one another name")
+    return rules
+
+
+RulesOfSearch = Annotated[
+    SearchRules,
+    BeforeValidator(
+        lambda given: _read(SearchRules, "searches", given), json_schema_input_type=Union[SearchRules, str]
+    ),
+    AfterValidator(lambda rules: _check_name(rules, "searches")),
+]
+"""A rule set, its name, or the path of its file."""
