@@ -18,6 +18,7 @@ from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.vendor import Chip, Peaks
+from accelmark.spec.rules import RunRules
 from accelmark.spec.settings.training import EndSettings, LoaderSettings, TrainSettings
 
 BOOT_MS = 5_000_000.0
@@ -74,6 +75,7 @@ class Made:
     rapl: bool = False
     model: str = "toy"
     reference_loss: ReferenceLoss | None = None
+    rules: RunRules | None = None
 
     @property
     def key(self) -> CaseKey:
@@ -228,7 +230,7 @@ def _job(made: Made, number: int) -> JobSpec:
         work=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
                        reference_loss=made.reference_loss, min_repeats=made.min_rounds,
                        settings=settings).for_round(number),
-        provenance=provenance,
+        provenance=provenance, rules=made.rules,
     )  # fmt: skip
 
 

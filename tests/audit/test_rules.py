@@ -172,6 +172,25 @@ def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plug
     assert any("[target]" in reason for reason in judged(run).reasons)
 
 
+def test_settings_and_target_are_compared_with_the_rules_of_a_run(run: Path, plugins: Path) -> None:
+    target = {"metric": "accuracy", "direction": "at_least", "value": 0.95, "why": "own"}
+    rules = {"name": "own", "target": target, "mutable": ["seed"]}
+
+    def by_rules(job: dict[str, Any]) -> None:
+        job["rules"], job["work"]["target"] = rules, target
+
+    for number in (1, 2):
+        (run / SLUG / f"round{number}" / "result.json").unlink()
+        change_job(run, number, by_rules)
+    reasons = " ".join(judged(run).reasons)
+    assert "[target]" not in reasons
+    assert "seed is" not in reasons
+    for number in (1, 2):
+        (run / SLUG / f"round{number}" / "result.json").unlink()
+        change_job(run, number, lambda job: job["work"]["target"].update(value=0.9))
+    assert "[target]" in " ".join(judged(run).reasons)
+
+
 @pytest.mark.parametrize(
     ("factor", "verdict"), [(1.0, "VALID"), (1.01, "VALID"), (1.05, "INVALID")], ids=["on it", "within", "beyond"]
 )

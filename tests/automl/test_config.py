@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from pydantic import ValidationError
 
 from accelmark.automl.config import SshCluster
 from accelmark.automl.controller.cluster import initialised
+from accelmark.automl.controller.session import check_request
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.compat.aiperf import load_search
-from accelmark.spec.errors import SpecError
+from accelmark.spec.errors import RequestError, SpecError
 
 AIPERF = """\
 authorName: default
@@ -334,3 +337,29 @@ def test_a_rule_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "'aiperf-v2' is neither a rule set of AccelMark's nor a file (did you mean 'aiperf-v1'?)" in problems(
         tmp_path, OURS + "rules: aiperf-v2\n"
     )
+
+
+def test_a_stall_that_is_shorter_than_the_reports_of_many_workers_is_refused(tmp_path: Path) -> None:
+    text = OURS.replace("concurrency: 2", "concurrency: 4096").replace("5e-2}", "5e-2, stall: 40s}")
+    message = "training.stall: each of 4096 workers reports every 30 s: 40 s is too short, take at least 60 s"
+    assert message in problems(tmp_path, text)
+    load_search(written(tmp_path, text.replace("40s", "60s")))
+
+
+@pytest.mark.parametrize(("tuner", "method"), [("Anneal", "anneal"), ("SMAC", "smac"), ("TPE", "tpe")])
+def test_tuners_of_aiperf_are_methods(tmp_path: Path, tuner: str, method: str) -> None:
+    config, _ = load_search(written(tmp_path, AIPERF.replace("Name: NetworkMorphism", f"Name: {tuner}")))
+    assert config.search.method == method
+
+
+def test_a_method_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = load_search(written(tmp_path, OURS + "search: {method: smac}\n"))
+
+    def version(name: str, found: Callable[[str], str] = importlib.metadata.version) -> str:
+        if name == "smac":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(RequestError, match=r"search\.method: smac.*pip install 'accelmark\[smac\]'"):
+        check_request(config, resolve_network(config.network))

@@ -144,6 +144,43 @@ def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
     assert planned.jobs[0].job.provenance["model.width"].forced
 
 
+RULES = {
+    "name": "own",
+    "cases": ["toy"],
+    "target": {"metric": "accuracy", "direction": "at_least", "value": 0.99, "why": "own"},
+    "mutable": ["model.width", "batch"],
+}
+
+
+def test_the_rules_of_a_run_state_target_and_mutable_settings_in_place_of_the_case(plugins: Path) -> None:
+    key = {"key": "toy", "settings": {"model": {"width": 8}}}
+    job = plan({"rules": RULES, "cases": [key]}).jobs[0].job
+    assert isinstance(job.work, TrainJob)
+    assert job.work.target is not None
+    assert (job.work.target.value, job.work.settings.model["width"]) == (0.99, 8)
+    assert job.rules is not None
+    assert job.rules.name == "own"
+    weaker = RULES | {"target": {**RULES["target"], "value": 0.1}}  # type: ignore[dict-item]
+    assert plan({"rules": weaker, "cases": [key]}).jobs[0].job.work != job.work, "the case's own target is stricter"
+    with pytest.raises(SpecError, match=r"precision: is not mutable.*may change: model\.width, batch_size"):
+        plan({"rules": RULES, "cases": [{"key": "toy", "settings": {"precision": "fp16"}}]})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"cases": ["other"]}, "the rules own have no case 'toy'"),
+        ({"mutable": ["batch_sise"]}, "names 'batch_sise', which is no setting .did you mean 'batch_size'"),
+        ({"targets": None}, "rules.targets: unknown key .did you mean 'target'"),
+        ({"name": "aiperf-moe"}, "aiperf-moe is a rule set of AccelMark's, with other values"),
+    ],
+)
+def test_a_mistake_in_the_rules_of_a_run_is_one_error(changed: dict[str, Any], message: str, plugins: Path) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        plan({"rules": RULES | changed, "cases": [{"key": "toy"}]})
+    assert len(caught.value.problems) == 1
+
+
 def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:
     cluster = ClusterSpec(hosts=(HostSpec(address="192.0.2.7", label="gpu-node"),))
     with pytest.raises(SpecError, match=r"launcher: local .*192\.0\.2\.7 .*slurm, ssh"):

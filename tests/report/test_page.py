@@ -11,13 +11,14 @@ import pytest
 
 from accelmark.explain.terms import all_terms
 from accelmark.report.charts import embed_json
-from accelmark.report.run_page import interval_text, render_page, write_page
+from accelmark.report.run_page import interval_text, ranking, render_page, write_page
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Finding, Spread
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import load_run
 from accelmark.run.record.directory import measure_run
+from accelmark.spec.rules import RunRules
 from tests.made_run import Made, make_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -202,3 +203,18 @@ def test_a_difference_near_zero_has_an_absolute_interval() -> None:
     spread = Spread(mean=-0.0002, stdev=0.0006, ci95=(-0.0017, 0.0013), num_rounds=3)
     assert interval_text(FigureName.METRIC_DIFFERENCE, spread) == "± 0.0015"
     assert interval_text(FigureName.ENGINE_METRIC, spread).startswith("± 750")
+
+
+def test_a_run_by_rules_ranks_its_cases_by_flops_and_names_the_rules_with_their_hash(tmp_path: Path) -> None:
+    rules = RunRules(name="own", version=4, mutable=("batch",))
+    run = make_run(tmp_path / "run", Made(rules=rules))
+    page = visible(page_of(run))
+    assert f"By rules own (version 4, SHA-256 {rules.sha256[:12]})" in page
+    ranked = ranking(load_run(run))
+    assert ranked is not None
+    row = ranked[1][0]
+    whole = row.case.mean_of(FigureName.THROUGHPUT_WHOLE)
+    assert whole is not None
+    assert row.flops == pytest.approx(whole / 16 * 8e9), "16 tokens a sample of 8e9 FLOP"
+    assert (row.place, row.case.verdict) == (1, "VALID")
+    assert ranking(load_run(make_run(tmp_path / "plain"))) is None

@@ -133,8 +133,11 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
     train = entry.job.work if entry.job is not None else None
     if not isinstance(train, TrainingWork):
         return
+    rules = entry.job.rules if entry.job is not None else None
     for name in ("target", "reference_loss", "min_repeats", "made_up_data"):
         expected, actual = getattr(case, name), getattr(train, name)
+        if name == "target" and rules is not None:
+            expected = rules.target_of(expected)
         if name == "reference_loss" and actual is None and not entry.has_same_case:
             continue  # measured after the run; the rule case-changed reports that the case has changed
         if expected != actual:
@@ -147,12 +150,12 @@ def _against_case(entry: RoundEvidence, case: TrainCaseSpec) -> Findings:
     except ValidationError:
         return
     forced = {name for name, setting in entry.result.settings.items() if setting.forced}
-    changed = []
+    mutable, changed = case.mutable if rules is None else rules.mutable, []
     for name, value in flatten(train.settings.model_dump(mode="json")).items():
         standard = fixed.get(name)
         if name == "seed" and isinstance(standard, int):
             standard += entry.number - 1
-        if value != standard and not may_change(name, case.mutable) and name not in forced:
+        if value != standard and not may_change(name, mutable) and name not in forced:
             changed.append(f"{name} is {value} instead of {standard}")
     if changed:
         yield deviation(entry, "settings-changed", "the settings of case.yaml", "; ".join(changed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -16,7 +16,7 @@ from accelmark.spec.model import FiniteSpec
 from accelmark.spec.number_format import DURATION, duration_s
 from accelmark.spec.rules import RulesOfSearch
 
-SearchName = Literal["bayesian", "random", "evolution", "tpe", "batch", "halving", "none"]
+SearchName = Literal["bayesian", "random", "evolution", "tpe", "anneal", "smac", "batch", "halving", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
 
 
@@ -25,6 +25,16 @@ _WrittenDuration = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=
 Duration = Annotated[
     float, BeforeValidator(duration_s, json_schema_input_type=_WrittenDuration), Field(gt=0, strict=True)
 ]
+
+
+_REPORTS_PER_S: Final = 32.0
+"""Reports of all workers together."""
+_SHORTEST_REPORT_S, _LONGEST_REPORT_S = 0.5, 30.0
+
+
+def report_interval_s(workers: int) -> float:
+    """Return the seconds after which each of so many workers reports, where no epoch ended before."""
+    return min(max(_SHORTEST_REPORT_S, workers / _REPORTS_PER_S), _LONGEST_REPORT_S)
 
 
 class DatasetConfig(FiniteSpec):
@@ -48,8 +58,9 @@ class SearchConfig(MorphLimits):
     """Search method and bounds on networks."""
 
     method: SearchName = "bayesian"
-    """How networks are proposed: ``bayesian``, ``random`` and ``evolution`` morph; ``tpe`` and ``batch`` sample widths
-    and depths of stages; ``halving`` trains the best third of a round longer; ``none`` trains the seed network only."""
+    """How networks are proposed: ``bayesian``, ``random`` and ``evolution`` morph; ``tpe``, ``anneal``, ``smac`` and
+    ``batch`` sample widths and depths of stages; ``halving`` trains the best third of a round longer; ``none`` trains
+    the seed network only."""
     morphs: Annotated[tuple[MorphKind, ...], Field(min_length=1)] = MORPH_KINDS
     """Morphs that may be applied."""
     weights: WeightMode = "carried"
@@ -238,6 +249,10 @@ class AutomlConfig(FiniteSpec):
             )
         if self.search.method == "halving" and self.schedule.tuning_round is not None:
             raise ValueError("schedule.tuning_round: halving compares equal hyperparameters: write null")
+        interval_s, stall_s = report_interval_s(self.schedule.concurrency), self.training.stall
+        if stall_s < 2 * interval_s:
+            what = f"each of {self.schedule.concurrency} workers reports every {interval_s:g} s"
+            raise ValueError(f"training.stall: {what}: {stall_s:g} s is too short, take at least {2 * interval_s:g} s")
         limit, devices = self.search.max_kernel, self.training.devices_per_trial
         above = ", ".join(str(kernel) for kernel in self.tuning.kernel if kernel > limit)
         if above and self.schedule.tuning_round is not None:

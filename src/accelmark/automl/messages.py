@@ -63,6 +63,7 @@ class WorkerReady(NamedTuple):
     fingerprint: str
     identity: str
     splits: Splits
+    host: str = "this machine"
 
 
 class TrialEnded(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal
 
-from accelmark.automl.config import AutomlConfig, check_capacity
+from accelmark.automl.config import AutomlConfig, check_capacity, report_interval_s
 from accelmark.automl.messages import Message, TrainedWeights, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.network import Network
 from accelmark.spec.errors import RunError
@@ -23,9 +23,6 @@ from accelmark.spec.errors import RunError
 _WORKER: Final = "accelmark.automl.trial.worker:TrialWorker"  # by name because it is job side
 _PACKED_LOGS: Final = "accelmark.automl.trial.worker:packed_logs"
 _LOGS_S: Final = 20.0
-_DRAINS_PER_S: Final = 32.0
-"""Calls of all workers together: a worker answers at the end of an epoch, else after its share of the time."""
-_SHORTEST_DRAIN_S, _LONGEST_DRAIN_S = 0.5, 30.0
 _LAST_DRAIN_S: Final = 30.0
 _START_S: Final = 5.0
 _IDLE_S: Final = 0.02
@@ -48,7 +45,7 @@ class WorkerPool:
         """Calls that were not answered yet: worker and method."""
         self._done: Final[SimpleQueue[Future[Any]]] = SimpleQueue()
         self._training: set[int] = set()
-        self._drain_s: Final = min(max(_SHORTEST_DRAIN_S, size / _DRAINS_PER_S), _LONGEST_DRAIN_S)
+        self._drain_s: Final = report_interval_s(size)
         for worker in range(size):
             self.replace(worker)
         while len(self.ready) < size:

@@ -327,6 +327,7 @@ def read_run_file(path: Path) -> RunSpec:
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.catalog import add_plugins
     from accelmark.spec.plugins.launcher import launcher_problems
+    from accelmark.spec.rules import resolve_rules
     from accelmark.spec.runfile import RunSpec
 
     add_plugins(path.parent)
@@ -337,6 +338,7 @@ def read_run_file(path: Path) -> RunSpec:
     for part, key in [*paths, (values, "runs")]:
         if isinstance(part.get(key), str):
             part[key] = str(path.parent / Path(part[key]).expanduser())
+    resolve_rules(values, path)
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)

@@ -30,7 +30,8 @@ _KNOWN: Final = {
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = {"authorName", "trainingServicePlatform", "useAnnotation", "trial.codeDir", "trial.gpuNum"}
 _TUNERS: Final = {
-    "NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution", "TPE": "tpe", "BatchTuner": "batch",
+    "NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution", "TPE": "tpe", "Anneal": "anneal",
+    "SMAC": "smac", "BatchTuner": "batch",
 }  # fmt: skip
 _FLAGS: Final = {
     "slave", "ip", "batch_size", "epoch", "epochs", "initial_lr", "final_lr", "train_data_dir", "val_data_dir",

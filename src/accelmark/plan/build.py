@@ -15,7 +15,7 @@ from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, 
 from accelmark.plan.serving import plan_serving
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
-from accelmark.spec.errors import Problem, RequestError, SpecError
+from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey, is_version
 from accelmark.spec.module_command import module_command
@@ -135,6 +135,7 @@ class _Planner:
             if self.is_partial:
                 key = key.model_copy(update={"hardware": detected.hardware, "nnodes": 1, "nproc": 1})
             self.problems.extend(self._scale_problems(key, request.key))
+            self.problems.extend(_rule_problems(self.run, key, request))
             data = request.data
             if data is not None and self.run.launcher.is_localhost and not data.exists():
                 what = f"the data directory {data} does not exist"
@@ -249,6 +250,23 @@ class _Planner:
             self.missing.append(Problem(where, written, what, "lower the fifth part of the key"))
 
 
+def _rule_problems(run: RunRequest, key: CaseKey, request: CaseRequest) -> Iterator[Problem]:
+    """Yield why the rules of the run do not apply to a key."""
+    if (rules := run.options.rules) is None:
+        return
+    if request.task != "train":
+        yield Problem(
+            run.where, request.key, f"the rules {rules.name} are of training", "remove the task, or the rules"
+        )
+    if rules.cases and key.model not in rules.cases:
+        yield Problem(
+            run.where,
+            request.key,
+            f"the rules {rules.name} have no case {key.model!r}",
+            nearest(key.model, rules.cases),
+        )
+
+
 def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
     """Yield the packages that case, framework and work need."""
     device = framework_device(asked.run.vendor, framework)
@@ -286,5 +304,6 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
         data_dirs=dict(planned.data_dirs),
         checkpoint_dir=Path("checkpoints"),
         open=run.options.open,
+        rules=run.options.rules,
         provenance=dict(planned.provenance),
     )

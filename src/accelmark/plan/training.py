@@ -38,7 +38,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "config")
     user = (Layer.of(request.where, request.request.settings), Layer(_COMMAND_LINE, run.command_line))
     base = Layer.of(request.case_file, case.settings_of(key.framework))
-    resolved = resolve(base, [*layers, *user], mutable=case.mutable, is_open=run.options.open)
+    rules = run.options.rules
+    mutable = case.mutable if rules is None else rules.mutable
+    resolved = resolve(base, [*layers, *user], mutable=mutable, is_open=run.options.open)
     settings, units, warnings = resolved.settings, case.units_per_sample, []
     if trainer is not None:
         request.problems.extend(_trainer_problems(request, trainer, resolved))
@@ -55,6 +57,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
         units = int(str(settings.model[case.units_per_sample_key]))
     common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
     common |= {name: getattr(case, name) for name in _OF_CASE}
+    common |= {} if rules is None else {"target": rules.target_of(case.target)}
     can_differ = not settings.loader.synthetic or (request.adaptation / "extern").is_dir()
     return PlannedWork(
         work=TrainJob(**common, is_checked=can_differ) if trainer is None else ExternalJob(**common, trainer=trainer),

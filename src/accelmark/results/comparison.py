@@ -200,7 +200,7 @@ _WORKLOAD: Final[dict[Task, tuple[str, ...]]] = {
 """Prefixes of settings that must be equal for figures to be comparable."""
 
 _TASKS: Final[dict[Task, str]] = {"train": "training", "infer": "inference", "serve": "serving", "automl": "search"}
-_SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl"})
+_SAME_VARIANT: Final[frozenset[Task]] = frozenset({"automl", "train"})
 """Tasks whose variants are not comparable; inference engines are compared on purpose."""
 
 

@@ -564,6 +564,8 @@ class RoundResult(Spec):
     """Rounds that the case requires for a valid result."""
     role: TrialRole | None = None
     """Its part in a search for the best settings; null in other runs."""
+    rules: str | None = None
+    """Rules of the run, with version and hash; null: the case's own."""
     inference: InferenceRound | None = None
     """null for other tasks."""
     serving: ServingRound | None = None

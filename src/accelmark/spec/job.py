@@ -17,6 +17,7 @@ from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
+from accelmark.spec.rules import RunRules
 from accelmark.spec.settings.inference import Benchmark, InferPrecision, InferSettings, Note, Reference
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import Precision, Scalar, TrainSettings
@@ -266,6 +267,8 @@ class JobSpec(Spec):
     seed: int | None = None
     """Seed that the coordinator drew when the round started, in place of the settings' seed; null: it drew none."""
     open: bool = False
+    rules: RunRules | None = None
+    """Rules of the run in place of the case's; null: none."""
     role: TrialRole | None = None
     """Its part in a search for the best settings; null in other runs."""
     provenance: dict[str, Provenance] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Rule sets: files by which searches are judged, AccelMark's own in ``rules/`` and those of users."""
+"""Rule sets: files by which searches and runs are judged, AccelMark's own in ``rules/`` and those of users."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, Union
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from accelmark.spec.errors import SpecError, nearest
 from accelmark.spec.model import FiniteSpec, parse, read_yaml
+from accelmark.spec.plugins.case import Target, expanded_mutable
 
 _FOLDER: Final = Path(__file__).parents[1] / "rules"
 
@@ -28,6 +29,11 @@ class RuleSet(FiniteSpec):
         """SHA-256 of the values that differ from the defaults, as compact JSON."""
         return sha256(self.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
+    @property
+    def title(self) -> str:
+        """Name, version and the start of the hash."""
+        return f"{self.name} (version {self.version}, SHA-256 {self.sha256[:12]})"
+
 
 class SearchRules(RuleSet):
     """Rules of a search; a pretrained start is allowed by all and disclosed."""
@@ -44,6 +50,32 @@ class SearchRules(RuleSet):
     """Interval of the series of figures."""
     pinned: dict[str, Any] = Field(default_factory=dict)
     """Dotted key of the search file -> its value; another value makes a search OPEN."""
+
+
+class RunRules(RuleSet):
+    """Rules of a run that trains. A result is VALID where its target is reached and only ``mutable`` settings differ.
+
+    The page ranks the cases by model FLOP/s of all devices, forward and backward, over the whole training time.
+    """
+
+    cases: tuple[str, ...] = ()
+    """Models of allowed cases; empty: any."""
+    target: Target | None = None
+    """Target in place of those of the cases that are less strict, or have none; null: those of the cases."""
+    mutable: tuple[str, ...]
+    """Settings that may be changed, in place of the cases' own list; ``batch`` and ``execution`` stand for groups."""
+
+    @field_validator("mutable")
+    @classmethod
+    def _names_settings(cls, listed: tuple[str, ...]) -> tuple[str, ...]:
+        return expanded_mutable(listed, {})
+
+    def target_of(self, own: Target | None) -> Target | None:
+        """Return the target of a case whose own target is ``own``."""
+        target = self.target
+        if target is None or (own is not None and own.metric == target.metric and target.reached(own.value)):
+            return own
+        return target
 
 
 R = TypeVar("R", bound=RuleSet)
@@ -72,6 +104,13 @@ def _read(model: type[R], folder: str, given: Any) -> Any:
         raise ValueError("; ".join(map(str, error.problems))) from error
 
 
+def resolve_rules(values: dict[str, Any], file: Path) -> None:
+    """Make the path of a rule set in the values of a ``file`` relative to that file."""
+    given = values.get("rules")
+    if isinstance(given, str) and (file.parent / given).is_file():
+        values["rules"] = str((file.parent / given).resolve())
+
+
 def _check_name(rules: R, folder: str) -> R:
     own = shipped_rules(type(rules), folder).get(rules.name)
     if own is not None and own.version == rules.version and own != rules:
@@ -87,3 +126,10 @@ RulesOfSearch = Annotated[
     AfterValidator(lambda rules: _check_name(rules, "searches")),
 ]
 """A rule set, its name, or the path of its file."""
+
+RulesOfRun = Annotated[
+    RunRules,
+    BeforeValidator(lambda given: _read(RunRules, "runs", given), json_schema_input_type=Union[RunRules, str]),
+    AfterValidator(lambda rules: _check_name(rules, "runs")),
+]
+"""The same for a run."""

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, PositiveFloat, Tag
 
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.model import FiniteSpec
+from accelmark.spec.rules import RulesOfRun
 
 
 class CaseRequest(FiniteSpec):
@@ -55,6 +56,8 @@ class RunOptions(FiniteSpec):
     """Seconds between samples of hosts and devices."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of ``coordinator.log`` in the run directory."""
+    rules: RulesOfRun | None = None
+    """Rules of training: a rule set of AccelMark's (``aiperf-moe``), or the path of a file; null: the cases' own."""
     retry_lost: int = Field(default=0, ge=0, le=10)
     """How often a lost round (its host or agent is unreachable) is repeated automatically; failed rounds are not."""
 

@@ -53,6 +53,8 @@ class Search:
         (folder / "net.json").write_text(tiny_network().to_json())
         self.dataset = tiny_dataset(folder)
         self.started: list[subprocess.Popen[str]] = []
+        self.launcher: tuple[str, ...] = ()
+        """Command that starts the search, such as srun."""
 
     def configure(self, **changes: object) -> Path:
         config = CONFIG | {"dataset": self.dataset.model_dump(mode="json")} | changes
@@ -62,7 +64,7 @@ class Search:
 
     def begin(self, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words, "--runs", str(self.folder / "runs")],
+            [*self.launcher, sys.executable, "-c", PROGRAM, *words, "--runs", str(self.folder / "runs")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -19,8 +21,10 @@ import pytest
 import accelmark
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TrainingConfig
 from accelmark.automl.controller.cluster import ssh_cluster
-from accelmark.automl.controller.session import start_search
-from accelmark.spec.errors import RunError
+from accelmark.automl.controller.session import check_equal_data, start_search
+from accelmark.automl.messages import WorkerReady
+from accelmark.automl.records import Splits
+from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -129,3 +133,23 @@ def test_an_unreachable_host_is_named_and_the_others_are_ended(ssh_config: Path)
         with pytest.raises(RunError, match=message), ssh_cluster(nodes):
             pytest.fail("a host that is not there cannot be part of a cluster")
     wait_until_gone(nodes.port)
+
+
+def test_a_host_with_another_version_of_ray_is_refused() -> None:
+    request = {"role": "node", "address": "127.0.0.1:1", "token": "t", "ray": "2.0.0"}
+    command = [sys.executable, "-m", "accelmark.automl.trial.ray_node"]
+    done = subprocess.run(command, input=json.dumps(request) + "\n", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    installed = importlib.metadata.version("ray")
+    assert done.stderr == f"Ray {installed} is installed; the search uses 2.0.0: install that version\n"
+
+
+def test_data_that_differ_between_hosts_are_named_with_their_hashes() -> None:
+    splits = Splits(training=4, validation=2, held_out=2, classes=2)
+    ready = [
+        WorkerReady(letter * 64, "arrays", splits, host) for letter, host in (("a", "n1"), ("a", "n2"), ("b", "n3"))
+    ]
+    check_equal_data(ready[:2], None)
+    message = r"dataset: the data differ between hosts .*: n1 a{12}, n2 a{12}, n3 b{12}: copy one"
+    with pytest.raises(RequestError, match=message):
+        check_equal_data(ready, None)

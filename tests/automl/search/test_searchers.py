@@ -187,3 +187,20 @@ def test_every_point_of_the_space_is_tried_once_within_the_limits() -> None:
     points = [tuple((one.point or {}).values()) for one in population.individuals[1:]]
     assert len(points) == len(set(points)) > 2
     assert all(limits.allow(one.network) for one in population.individuals)
+
+
+@pytest.mark.parametrize("method", ["tpe", "anneal", "smac"])
+def test_a_librarys_sampler_proposes_new_points_that_follow_from_the_values_alone(method: SearchName) -> None:
+    def proposed(sign: float) -> list[dict[str, int]]:
+        population = started(SEED, 0)
+        set_value(population, 0, "observed", 0.5)
+        for _ in range(14):
+            (one,) = SEARCHERS[method]().propose(population)
+            assert one.point is not None
+            set_value(population, one.id, "observed", 0.5 + sign * 0.05 * sum(one.point.values()))
+        return population.points
+
+    points = proposed(1.0)
+    assert len({tuple(point.values()) for point in points}) == len(points) == 14
+    assert proposed(1.0) == points
+    assert proposed(-1.0) != points

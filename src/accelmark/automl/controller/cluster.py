@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
 import os
 import secrets
@@ -94,11 +95,12 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     thread.start()
     with environment_restored(), TemporaryDirectory(prefix="acmray-", ignore_cleanup_errors=True) as folder:
         _require_token(_TOKEN)
-        head = {"role": "head", "address": head_ip, "port": cluster.port, "token": _TOKEN, "folder": folder}
+        common = {"token": _TOKEN, "ray": importlib.metadata.version("ray")}
+        head = common | {"role": "head", "address": head_ip, "port": cluster.port, "folder": folder}
         try:
             call(_start(nodes, cluster, None, head))
             for host in cluster.hosts:
-                call(_start(nodes, cluster, host, {"role": "node", "address": address, "token": _TOKEN}))
+                call(_start(nodes, cluster, host, common | {"role": "node", "address": address}))
             yield address
         finally:
             call(nodes.aclose())

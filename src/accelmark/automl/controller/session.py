@@ -6,17 +6,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from accelmark.automl.config import AutomlConfig, LocalCluster, check_capacity
+from accelmark.automl.config import AutomlConfig, LocalCluster, SearchName, check_capacity
 from accelmark.automl.controller.cluster import cluster_address
 from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.journal import SearchDirectory
+from accelmark.automl.messages import WorkerReady
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
@@ -26,10 +27,15 @@ from accelmark.results.rounds.search import why_ended
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.plugins.requirements import require
+from accelmark.spec.rules import resolve_rules
 from accelmark.telemetry.detect import default_vendor
 from accelmark.telemetry.monitor import recording
 
 _PATHS: Final = {"dataset": ("directory", "train_directory", "held_out_directory"), "search": ("initial_weights",)}
+
+_EXTRAS: Final[dict[SearchName, str]] = {"anneal": "accelmark[anneal]", "smac": "accelmark[smac]"}
+"""Packages of methods that the extra ``automl`` does not install."""
 
 
 def load_config(path: Path) -> AutomlConfig:
@@ -39,8 +45,7 @@ def load_config(path: Path) -> AutomlConfig:
         SpecError: with all problems.
     """
     values = read_yaml(path)
-    if isinstance(given := values.get("rules"), str) and (path.parent / given).is_file():
-        values["rules"] = str((path.parent / given).resolve())
+    resolve_rules(values, path)
     config = parse(AutomlConfig, values, str(path))
     changes: dict[str, Any] = {}
     for section, names in _PATHS.items():
@@ -96,6 +101,8 @@ def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool 
 
     Returns the data where trials run on this machine; else None: the hosts of a cluster check their own.
     """
+    if (extra := _EXTRAS.get(config.search.method)) is not None:
+        require(f"search.method: {config.search.method}", extra)
     if config.schedule.tuning_round is not None:
         _check_hyperparameters(config, network)
     if config.search.initial_weights is not None and not seed_trained:
@@ -165,6 +172,17 @@ def resume_search(directory: SearchDirectory, observer: Observer | None = None) 
             _run(directory, config, workers, observer)
 
 
+def check_equal_data(ready: Iterable[WorkerReady], dataset: Dataset | None) -> None:
+    """Raise RequestError with the hosts and hashes where not all workers opened the same data."""
+    found = {report.host: report.fingerprint for report in ready}
+    found |= {} if dataset is None else {"this machine": dataset.fingerprint}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{host} {fingerprint[:12]}" for host, fingerprint in sorted(found.items()))
+        raise RequestError(
+            f"dataset: the data differ between hosts (SHA-256 of labels): {listed}: copy one to the others"
+        )
+
+
 @contextmanager
 def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) -> Iterator[WorkerPool]:
     # Ray prints about lost workers to standard output, which may be read as JSON.
@@ -173,9 +191,7 @@ def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) ->
         cluster_address(config.cluster) as address,
         ray_workers(config, network, address=address) as workers,
     ):
-        fingerprints = {report.fingerprint for report in workers.ready.values()}
-        if len(fingerprints | ({dataset.fingerprint} if dataset else set())) != 1:
-            raise RequestError("the workers' hosts have different data under the same name")
+        check_equal_data(workers.ready.values(), dataset)
         check_batches(config, workers.ready[0].splits.training)
         yield workers
 

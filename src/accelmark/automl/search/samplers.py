@@ -1,10 +1,12 @@
-"""Searchers over a space of widths and depths: all its points, Optuna's TPE, and successive halving with it."""
+"""Searchers over a space of widths and depths: all its points, samplers of libraries, and successive halving."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
 import numpy as np
@@ -24,6 +26,12 @@ _MOST_ADDED: Final = 2
 _HISTORY: Final = 100
 _ASKS: Final = 20
 _REDUCTION: Final = 3
+
+_SMAC_TRIALS: Final = 100_000
+"""A limit of SMAC's own, above all searches."""
+
+Tried = tuple[dict[str, int], float | None]
+"""A point, and the value of its network; None while it trains."""
 
 Stage = tuple[int, ...]
 """Height and width of the main chain's convolutions between two poolings or strides."""
@@ -100,16 +108,69 @@ class TpeSearch(BatchSearch):
         searched = space(population.individuals[0].network)
         for doublings in range(1, _MOST_DOUBLINGS + 1):
             yield {name: doublings if name.startswith("double") else 0 for name in searched}
+        tried = [*population.leaders(_HISTORY, _HISTORY), *population.pending[-_HISTORY:]]
+        known = [(dict(one.point), one.value) for one in tried if one.point is not None]
+        yield from self.suggested(searched, known, int(generator.integers(2**31)))
+
+    def suggested(self, searched: Mapping[str, int], known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+        """Yield the library's next points, given the largest value of each name and what was tried."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = TPESampler(seed=int(generator.integers(2**31)), n_startup_trials=6, constant_liar=True)
+        sampler = TPESampler(seed=seed, n_startup_trials=6, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         ranges: dict[str, BaseDistribution] = {name: IntDistribution(0, most) for name, most in searched.items()}
-        for one in (*population.leaders(_HISTORY, _HISTORY), *population.pending[-_HISTORY:]):
-            if one.point is not None:
-                state, params = TrialState.RUNNING if one.value is None else TrialState.COMPLETE, dict(one.point)
-                study.add_trial(create_trial(state=state, value=one.value, params=params, distributions=ranges))
+        for point, value in known:
+            state = TrialState.RUNNING if value is None else TrialState.COMPLETE
+            study.add_trial(create_trial(state=state, value=value, params=point, distributions=ranges))
         for _ in range(_ASKS):
             yield dict(study.ask(ranges).params)
+
+
+class AnnealSearch(TpeSearch):
+    """Draws points by the simulated annealing of Hyperopt."""
+
+    def suggested(self, searched: Mapping[str, int], known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+        """Yield the library's next points, given the largest value of each name and what was tried."""
+        from hyperopt import Trials, anneal, hp  # takes three seconds
+        from hyperopt.base import JOB_STATE_DONE, Domain
+
+        domain = Domain(lambda _: 0.0, {name: hp.randint(name, most + 1) for name, most in searched.items()})
+        trials = Trials()
+        for number, (point, value) in enumerate((point, value) for point, value in known if value is not None):
+            places = {"idxs": {name: [number] for name in point}, "vals": {name: [at] for name, at in point.items()}}
+            misc = {"tid": number, "cmd": domain.cmd, "workdir": domain.workdir, **places}
+            (trial,) = trials.new_trial_docs([number], [None], [{"status": "ok", "loss": -value}], [misc])
+            trials.insert_trial_doc(trial | {"state": JOB_STATE_DONE})
+        trials.refresh()
+        for number in range(_ASKS):
+            (drawn,) = anneal.suggest([len(known) + number], domain, trials, (seed + number) % 2**31)
+            yield {name: int(at) for name, (at,) in drawn["misc"]["vals"].items()}
+
+
+class SmacSearch(TpeSearch):
+    """Draws points by SMAC (Lindauer et al. 2022): a random forest and expected improvement."""
+
+    def suggested(self, searched: Mapping[str, int], known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+        """Yield the library's next points, given the largest value of each name and what was tried."""
+        from ConfigSpace import Configuration, ConfigurationSpace, Integer  # with SMAC it takes seven seconds
+        from smac import HyperparameterOptimizationFacade, Scenario
+        from smac.runhistory import TrialInfo, TrialValue
+
+        domain = ConfigurationSpace(seed=seed)
+        domain.add([Integer(name, (0, most)) for name, most in searched.items()])
+        with TemporaryDirectory(prefix="acmsmac-") as folder:
+            scenario = Scenario(
+                domain, deterministic=True, n_trials=_SMAC_TRIALS, seed=seed, output_directory=Path(folder)
+            )
+            first = HyperparameterOptimizationFacade.get_initial_design(scenario, n_configs=1)
+            smac = HyperparameterOptimizationFacade(
+                scenario, lambda config, seed: 0.0, initial_design=first, overwrite=True, logging_level=False
+            )
+            for point, value in known:
+                if value is not None:
+                    tried = TrialInfo(Configuration(domain, values=point), seed=0)
+                    smac.tell(tried, TrialValue(cost=-value), save=False)
+            for _ in range(_ASKS):
+                yield {name: int(at) for name, at in dict(smac.ask().config).items()}
 
 
 class HalvingSearch(TpeSearch):
@@ -128,5 +189,5 @@ class HalvingSearch(TpeSearch):
 
 SEARCHERS: Final[Mapping[SearchName, type[Searcher]]] = {
     "bayesian": BayesianSearch, "random": Searcher, "evolution": EvolutionSearch, "tpe": TpeSearch,
-    "batch": BatchSearch, "halving": HalvingSearch, "none": NoSearch,
+    "anneal": AnnealSearch, "smac": SmacSearch, "batch": BatchSearch, "halving": HalvingSearch, "none": NoSearch,
 }  # fmt: skip

@@ -1,11 +1,12 @@
 """Program on a host of a Ray cluster: runs Ray as its child until its standard input closes.
 
-The first line of input is a JSON object: role (head or node), address, token; for the head also port and folder. The
-line ``up`` is printed when Ray runs.
+The first line of input is a JSON object: role (head or node), address, token, version of Ray; for the head also port and
+folder. The line ``up`` is printed when Ray runs.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -38,6 +39,9 @@ def _command(request: Mapping[str, object]) -> list[str]:
 def main() -> int:
     """Start Ray, print when it runs, end it when the input closes; return an exit code."""
     request = json.loads(sys.stdin.readline())
+    if (version := importlib.metadata.version("ray")) != request["ray"]:
+        print(f"Ray {version} is installed; the search uses {request['ray']}: install that version", file=sys.stderr)
+        return 1
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": str(request["token"])}
     environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tarfile
 import threading
 from io import BytesIO
@@ -32,7 +33,7 @@ class TrialWorker:
         from accelmark.automl.trial.ranks import make_executor  # loaded before the first trial's clock starts
 
         data = open_dataset(dataset, network)
-        self._ready = WorkerReady(data.fingerprint, data.identity, data.splits(network.classes))
+        self._ready = WorkerReady(data.fingerprint, data.identity, data.splits(network.classes), platform.node())
         self._execute = make_executor(data, dataset, network, devices=devices, threads=threads)
         self._changed = threading.Condition()
         self._busy = False

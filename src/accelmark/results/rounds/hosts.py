@@ -241,6 +241,7 @@ def round_of(
         "started_at": min((end.started_at for end in exits), default=""),
         "min_rounds": job.work.min_repeats,
         "role": job.role,
+        "rules": None if job.rules is None else job.rules.title,
         "nodes": exits,
         "settings": job.provenance,
         "findings": tuple(findings),

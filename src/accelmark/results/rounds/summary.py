@@ -301,7 +301,7 @@ def _variant(result: RoundResult) -> str | None:
     if serving is not None and serving.engine is None:
         return f"{serving.source} {result.precision}"
     if inference is None:
-        return None
+        return None if result.rules is None else f"rules {result.rules}"
     words = [f"{inference.compiler or 'no engine'} {result.precision} batch {inference.batch_size}"]
     for name, setting in sorted(result.settings.items()):
         if name.startswith(OPTIONS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -96,6 +97,21 @@ class ReferenceLoss(Spec):
         return self.samples_per_step in (None, samples_per_step)
 
 
+def expanded_mutable(listed: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return names of mutable settings with groups expanded; raises ValueError for unknown ones.
+
+    ``settings`` are the case's; without any, every name below ``model`` is accepted.
+    """
+    mutable = tuple(name for entry in listed for name in MUTABLE_GROUPS.get(entry, (entry,)))
+    known = {*setting_defaults(TrainSettings), *flatten(settings)}
+    sections = {*MUTABLE_GROUPS, *(key.rpartition(".")[0] for key in known)} - {""}
+    unknown = [entry for entry in mutable if not any(f"{key}.".startswith(f"{entry}.") for key in known)]
+    if unknown := [entry for entry in unknown if settings or not entry.startswith("model.")]:
+        named = (f"names {entry!r}, which is no setting ({nearest(entry, known | sections)})" for entry in unknown)
+        raise ValueError("; ".join(named))
+    return mutable
+
+
 class TrainCaseSpec(Spec):
     """The training side of a case."""
 
@@ -140,14 +156,7 @@ class TrainCaseSpec(Spec):
     @field_validator("mutable")
     @classmethod
     def _names_settings(cls, listed: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        mutable = tuple(name for entry in listed for name in MUTABLE_GROUPS.get(entry, (entry,)))
-        known = {*setting_defaults(TrainSettings), *flatten(info.data.get("settings", {}))}
-        sections = {*MUTABLE_GROUPS, *(key.rpartition(".")[0] for key in known)} - {""}
-        unknown = [entry for entry in mutable if not any(f"{key}.".startswith(f"{entry}.") for key in known)]
-        if unknown:
-            named = (f"names {entry!r}, which is no setting ({nearest(entry, known | sections)})" for entry in unknown)
-            raise ValueError("; ".join(named))
-        return mutable
+        return expanded_mutable(listed, info.data.get("settings", {}))
 
     def settings_of(self, framework: str) -> dict[str, Any]:
         """Return the case's settings in a framework."""
