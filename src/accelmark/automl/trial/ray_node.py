@@ -1,7 +1,7 @@
 """Program on a host of a Ray cluster: runs Ray as its child until its standard input closes.
 
-The first line of input is a JSON object: role (head or node), address, token, version of Ray; for the head also port and
-folder. The line ``up`` is printed when Ray runs.
+The first line of input is a JSON object: role (head or node), address, token, version of Ray; for the head also port
+and folder. The line ``up`` is printed when Ray runs.
 """
 
 from __future__ import annotations
