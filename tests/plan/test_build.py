@@ -146,7 +146,6 @@ def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
 
 RULES = {
     "name": "own",
-    "cases": ["toy"],
     "target": {"metric": "accuracy", "direction": "at_least", "value": 0.99, "why": "own"},
     "mutable": ["model.width", "batch"],
 }
@@ -169,7 +168,6 @@ def test_the_rules_of_a_run_state_target_and_mutable_settings_in_place_of_the_ca
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"cases": ["other"]}, "the rules own have no case 'toy'"),
         ({"mutable": ["batch_sise"]}, "names 'batch_sise', which is no setting .did you mean 'batch_size'"),
         ({"targets": None}, "rules.targets: unknown key .did you mean 'target'"),
         ({"name": "aiperf-moe"}, "aiperf-moe is a rule set of AccelMark's, with other values"),
@@ -179,6 +177,11 @@ def test_a_mistake_in_the_rules_of_a_run_is_one_error(changed: dict[str, Any], m
     with pytest.raises(SpecError, match=message) as caught:
         plan({"rules": RULES | changed, "cases": [{"key": "toy"}]})
     assert len(caught.value.problems) == 1
+
+
+def test_rules_of_training_are_refused_for_another_task(plugins: Path) -> None:
+    with pytest.raises(SpecError, match="the rules own are of training"):
+        plan({"rules": RULES, "cases": [{"key": "toy", "task": "infer"}]})
 
 
 def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:

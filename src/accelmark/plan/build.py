@@ -15,7 +15,7 @@ from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, 
 from accelmark.plan.serving import plan_serving
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
-from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.errors import Problem, RequestError, SpecError
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey, is_version
 from accelmark.spec.module_command import module_command
@@ -135,7 +135,9 @@ class _Planner:
             if self.is_partial:
                 key = key.model_copy(update={"hardware": detected.hardware, "nnodes": 1, "nproc": 1})
             self.problems.extend(self._scale_problems(key, request.key))
-            self.problems.extend(_rule_problems(self.run, key, request))
+            if self.run.options.rules is not None and request.task != "train":
+                what = f"the rules {self.run.options.rules.name} are of training"
+                self.problems.append(Problem(where, request.key, what, "remove the task, or the rules"))
             data = request.data
             if data is not None and self.run.launcher.is_localhost and not data.exists():
                 what = f"the data directory {data} does not exist"
@@ -248,23 +250,6 @@ class _Planner:
         if self.run.is_here and devices is not None and key.nproc > devices:
             what = f"requests {key.nproc} devices a host, this one has {devices}"
             self.missing.append(Problem(where, written, what, "lower the fifth part of the key"))
-
-
-def _rule_problems(run: RunRequest, key: CaseKey, request: CaseRequest) -> Iterator[Problem]:
-    """Yield why the rules of the run do not apply to a key."""
-    if (rules := run.options.rules) is None:
-        return
-    if request.task != "train":
-        yield Problem(
-            run.where, request.key, f"the rules {rules.name} are of training", "remove the task, or the rules"
-        )
-    if rules.cases and key.model not in rules.cases:
-        yield Problem(
-            run.where,
-            request.key,
-            f"the rules {rules.name} have no case {key.model!r}",
-            nearest(key.model, rules.cases),
-        )
 
 
 def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:

@@ -283,33 +283,22 @@ def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
     return RankTable(text, slow is not None, rows, len(times.ranks))
 
 
-class Ranked(NamedTuple):
-    """A case in the ranking by the rules of its run."""
+def ranking(run: LoadedRun) -> tuple[str, list[tuple[float | None, str, CaseResult]]] | None:
+    """Return the rules of a run and its cases as (FLOP/s, anchor, case): VALID ones first, the fastest first.
 
-    anchor: str
-    case: CaseResult
-    place: int | None
-    """From 1; None where the case is not VALID or its FLOP/s are not known."""
-    flops: float | None
-    """Model FLOP/s of all devices over the whole training time."""
-
-
-def ranking(run: LoadedRun) -> tuple[str, list[Ranked]] | None:
-    """Return the rules of a run and its cases by model FLOP/s, the VALID ones first; None for a run without rules."""
+    Model FLOP/s are those of all devices over the whole training time. None for a run without rules.
+    """
     titles = [case.first.rules for case in run.cases if case.first is not None and case.first.rules is not None]
     if not titles:
         return None
-    found = []
-    for number, case in enumerate(run.cases, start=1):
-        mean = case.result.mean_of
-        achieved, steady, whole = mean(F.ACHIEVED_TFLOPS), mean(F.THROUGHPUT_PER_DEVICE), mean(F.THROUGHPUT_WHOLE)
-        flops = 1e12 * achieved / steady * whole if achieved and steady and whole else None
-        found.append((flops if case.result.verdict == "VALID" else None, flops, f"case-{number}", case.result))
-    found.sort(key=lambda row: (row[0] or 0.0, row[1] or 0.0), reverse=True)
-    rows = [
-        Ranked(one, case, place if valid else None, flops) for place, (valid, flops, one, case) in enumerate(found, 1)
-    ]
-    return titles[0], rows
+    rows: list[tuple[float | None, str, CaseResult]] = []
+    for number, (_, case) in enumerate(run.cases, start=1):
+        achieved, steady = case.mean_of(F.ACHIEVED_TFLOPS), case.mean_of(F.THROUGHPUT_PER_DEVICE)
+        whole = case.mean_of(F.THROUGHPUT_WHOLE)
+        rows.append(
+            (1e12 * achieved / steady * whole if achieved and steady and whole else None, f"case-{number}", case)
+        )
+    return titles[0], sorted(rows, key=lambda row: (row[2].verdict == "VALID", row[0] or 0.0), reverse=True)
 
 
 _ENGINE_COLUMNS: Final = (

@@ -58,8 +58,6 @@ class RunRules(RuleSet):
     The page ranks the cases by model FLOP/s of all devices, forward and backward, over the whole training time.
     """
 
-    cases: tuple[str, ...] = ()
-    """Models of allowed cases; empty: any."""
     target: Target | None = None
     """Target in place of those of the cases that are less strict, or have none; null: those of the cases."""
     mutable: tuple[str, ...]

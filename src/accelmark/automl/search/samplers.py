@@ -27,9 +27,6 @@ _HISTORY: Final = 100
 _ASKS: Final = 20
 _REDUCTION: Final = 3
 
-_SMAC_TRIALS: Final = 100_000
-"""A limit of SMAC's own, above all searches."""
-
 Tried = tuple[dict[str, int], float | None]
 """A point, and the value of its network; None while it trains."""
 
@@ -158,9 +155,7 @@ class SmacSearch(TpeSearch):
         domain = ConfigurationSpace(seed=seed)
         domain.add([Integer(name, (0, most)) for name, most in searched.items()])
         with TemporaryDirectory(prefix="acmsmac-") as folder:
-            scenario = Scenario(
-                domain, deterministic=True, n_trials=_SMAC_TRIALS, seed=seed, output_directory=Path(folder)
-            )
+            scenario = Scenario(domain, deterministic=True, n_trials=10**6, seed=seed, output_directory=Path(folder))
             first = HyperparameterOptimizationFacade.get_initial_design(scenario, n_configs=1)
             smac = HyperparameterOptimizationFacade(
                 scenario, lambda config, seed: 0.0, initial_design=first, overwrite=True, logging_level=False
