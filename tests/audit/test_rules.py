@@ -180,13 +180,13 @@ def test_settings_and_target_are_compared_with_the_rules_of_a_run(run: Path, plu
         job["rules"], job["work"]["target"] = rules, target
 
     for number in (1, 2):
-        (run / SLUG / f"round{number}" / "result.json").unlink()
+        (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
         change_job(run, number, by_rules)
     reasons = " ".join(judged(run).reasons)
     assert "[target]" not in reasons
     assert "seed is" not in reasons
     for number in (1, 2):
-        (run / SLUG / f"round{number}" / "result.json").unlink()
+        (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
         change_job(run, number, lambda job: job["work"]["target"].update(value=0.9))
     assert "[target]" in " ".join(judged(run).reasons)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,11 +33,11 @@ def search(tmp_path: Path) -> Iterator[Search]:
     made.end()
 
 
-def killed_and_resumed(search: Search, path: Path, kill: Callable[[], None], is_clean: Callable[[], bool]) -> None:
+def killed_and_resumed(search: Search, path: Path, is_clean: Callable[[], bool]) -> None:
     """Run a search until it has epochs, kill it, wait until nothing of it is left, and resume it to its last trial."""
     search.begin("run", "-c", str(path))
     search.wait_for(lambda: search.epochs() >= 3, _WAIT_S)
-    kill()
+    os.kill(search.run().state().sessions[-1].pid, signal.SIGKILL)
     search.started[-1].wait(_WAIT_S)
     assert search.run().state().ended is None, "it was killed, not stopped"
     wait_for(is_clean, "nothing of the killed search", _WAIT_S)
@@ -68,10 +67,7 @@ def test_a_search_on_two_ssh_hosts_is_killed_and_resumed(bed: Bed, search: Searc
         },
     )
 
-    def kill() -> None:
-        os.killpg(search.started[-1].pid, signal.SIGKILL)
-
-    killed_and_resumed(search, path, kill, lambda: not bed.processes())
+    killed_and_resumed(search, path, lambda: not bed.processes())
     finished = [record for record in search.run().state().trials.values() if record.status == "finished"]
     assert {record.host for record in finished} == {"n1", "n2"}
 
@@ -82,11 +78,7 @@ def test_a_search_in_an_allocation_of_slurm_is_killed_and_resumed_in_another_one
     monkeypatch.setenv("SLURM_CONF", slurm_conf)
     search.launcher = ("salloc", "--quiet", "--nodes=1", "srun")
     path = search.configure(schedule={"max_trials": NUM_TRIALS, "round_epochs": [3], "tuning_round": 2})
-
-    def kill() -> None:
-        subprocess.run(["scancel", "--signal=KILL", queue().split()[0]], check=True)
-
-    killed_and_resumed(search, path, kill, lambda: not (queue() or in_allocations(slurm_conf)))
+    killed_and_resumed(search, path, lambda: not (queue() or in_allocations(slurm_conf)))
 
 
 def in_allocations(slurm_conf: str) -> list[psutil.Process]:

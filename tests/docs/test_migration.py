@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+import accelmark
 from accelmark.cli.main import app
 from accelmark.compat.flagperf.parse import TABLES
 from accelmark.explain.entries import entries
@@ -19,6 +20,7 @@ from accelmark.spec.plugins.catalog import folders
 from tests.docs.test_commands import parse
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+SUITES = Path(accelmark.__file__).parent / "suites"
 SOURCES = ("files.md", "vendors.md", "case-files.md", "cluster.md", "inference.md", "automl.md")
 """Pages that describe files, methods and classes, which ``accelmark explain`` does not."""
 STATUS = {"same", "converted", "otherwise", "no"}
@@ -33,6 +35,7 @@ def rows(page: str) -> list[list[str]]:
 def known_names() -> set[str]:
     names = {part for entry in entries() for part in (entry.name, entry.name.rpartition(".")[2])}
     names |= {name for kind in ("cases", "vendors", "frameworks", "servers") for name in folders(kind)}
+    names |= {file.stem for file in SUITES.glob("*.yaml")}
     names |= {event.value for event in Event} | set(TABLES["vendors"])
     names |= {field for model in (StepWindow, Evaluation, Finished) for field in model.model_fields}
     return names | set(options(typer.main.get_command(app)))

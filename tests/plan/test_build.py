@@ -161,7 +161,9 @@ def test_the_rules_of_a_run_state_target_and_mutable_settings_in_place_of_the_ca
     assert job.rules.name == "own"
     weaker = RULES | {"target": {**RULES["target"], "value": 0.1}}  # type: ignore[dict-item]
     assert plan({"rules": weaker, "cases": [key]}).jobs[0].job.work != job.work, "the case's own target is stricter"
-    with pytest.raises(SpecError, match=r"precision: is not mutable.*may change: model\.width, batch_size"):
+    with pytest.raises(
+        SpecError, match=r"precision: is not mutable.*rules own fixes it; may change: model\.width, batch_size"
+    ):
         plan({"rules": RULES, "cases": [{"key": "toy", "settings": {"precision": "fp16"}}]})
 
 

@@ -39,8 +39,8 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     user = (Layer.of(request.where, request.request.settings), Layer(_COMMAND_LINE, run.command_line))
     base = Layer.of(request.case_file, case.settings_of(key.framework))
     rules = run.options.rules
-    mutable = case.mutable if rules is None else rules.mutable
-    resolved = resolve(base, [*layers, *user], mutable=mutable, is_open=run.options.open)
+    mutable, fixed_by = (case.mutable, "") if rules is None else (rules.mutable, f"rules {rules.name}")
+    resolved = resolve(base, [*layers, *user], mutable=mutable, is_open=run.options.open, fixed_by=fixed_by)
     settings, units, warnings = resolved.settings, case.units_per_sample, []
     if trainer is not None:
         request.problems.extend(_trainer_problems(request, trainer, resolved))

@@ -199,9 +199,11 @@ class _Merger(Generic[S]):
         return self._layers[max(changed, default=0)]
 
 
-def resolve(base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool) -> Resolved[TrainSettings]:
+def resolve(
+    base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool, fixed_by: str = ""
+) -> Resolved[TrainSettings]:
     """Merge layers as :func:`resolve_as` does, into training settings."""
-    return resolve_as(TrainSettings, base, over, mutable=mutable, is_open=is_open)
+    return resolve_as(TrainSettings, base, over, mutable=mutable, is_open=is_open, fixed_by=fixed_by)
 
 
 def resolve_as(
@@ -212,10 +214,12 @@ def resolve_as(
     mutable: Sequence[str],
     is_open: bool,
     defaults: Layer | None = None,
+    fixed_by: str = "",
 ) -> Resolved[S]:
     """Merge ``over`` (weakest first) into a case's own settings of type ``model``.
 
-    ``defaults`` is weaker than the case and declares further settings (the options of a server).
+    ``defaults`` is weaker than the case and declares further settings (the options of a server). ``fixed_by``: what
+    states ``mutable``; empty: the case.
 
     Raises SpecError with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
     settings that are not mutable.
@@ -244,7 +248,7 @@ def resolve_as(
             if not may_change(key, mutable) and value != merger.current(key):
                 if not is_open:
                     allowed = ", ".join(mutable) or "nothing"
-                    hint = f"{base.name} fixes it; may change: {allowed}; or declare the run open (--open)"
+                    hint = f"{fixed_by or base.name} fixes it; may change: {allowed}; or declare the run open (--open)"
                     what = f"is not mutable: it is {merger.current(key)!r}, not {value!r}"
                     merger.problems.append(Problem(layer.name, key, what, hint))
                     continue
