@@ -131,6 +131,10 @@ def remove_log(running: Running) -> None:
     log.unlink()
 
 
+def remove_files(running: Running) -> None:
+    shutil.rmtree(running.node_dir().parents[2])
+
+
 def without_keys(bed: Bed) -> None:
     (bed.home(2) / "authorized_keys").write_text("")
 
@@ -254,6 +258,7 @@ FAULTS: Final = (
         repair=unlimit_memory,
     ),
     Fault("the log of a rank is removed on its host", "failed", "without a FINISHED event", remove_log, SHORT),
+    Fault("the run's directory on a host vanishes", "lost", "No such file or directory", remove_files),
     Fault("a host refuses the key", "failed", "n2", prepare=without_keys, repair=with_keys),
     Fault("the work directory is read-only", "failed", "mount it writable", prepare=read_only, repair=writable),
     Fault("a host's disk is full from the start", "failed", "the disk is full", prepare=full, repair=not_full),

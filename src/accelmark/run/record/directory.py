@@ -67,7 +67,10 @@ class RunDirectory:
         make_directory(path)
         require_empty(path)
         with write_errors(path / HOLDER_FILE):
-            (path / HOLDER_FILE).touch(exist_ok=False)  # fails where another run is starting there
+            try:
+                (path / HOLDER_FILE).touch(exist_ok=False)
+            except FileExistsError:  # another run is starting there
+                require_empty(path)
         directory = cls(path, plan)
         directory._made = made
         try:
