@@ -1,9 +1,12 @@
-"""Starts that meet another coordinator, or one machine under two names."""
+"""Starts that meet a full disk, another coordinator, a closed terminal, or one machine under two names."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,58 @@ import pytest
 from accelmark.plan.plan import Plan
 from tests.cluster.bed import Bed, run
 from tests.cluster.conftest import done, drive, record_fault, statuses, stepping, stop
-from tests.run.fakes import wait_for
+from tests.run.fakes import make_plan, wait_for
 
 pytestmark = pytest.mark.cluster
 MakePlan = Callable[..., Plan]
 SHORT = ("steps=40", "pace=0.05")
+
+
+@contextlib.contextmanager
+def full_disk(place: Path) -> Iterator[Path]:
+    """Mount a small file system and fill it; yields the file that fills it."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], check=True)
+    ballast = place / "ballast"
+    try:
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        yield ballast
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_directory(plugins: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "disk" / "run"
+    (tmp_path / "run").symlink_to(directory)  # the plan's file is beside it, on another disk
+    with full_disk(tmp_path / "disk") as ballast:
+        code, _, err = done(drive("start", tmp_path / "run", plan=make_plan(())))
+        assert (code, "the disk is full" in err, directory.exists()) == (1, True, False), err
+        ballast.unlink()
+        subprocess.run(["mount", "-o", "remount,size=64m", str(directory.parent)], check=True)
+        code, out, err = done(drive("start", tmp_path / "run", plan=make_plan(())))
+        assert (code, statuses(directory)[0].state) == (0, "succeeded"), out + err
+
+
+def handles_hang_up(pid: int) -> bool:
+    caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0]
+    return bool(int(caught, 16) >> (signal.SIGHUP - 1) & 1)
+
+
+def test_a_terminal_that_is_closed_before_anything_started_leaves_no_directory(
+    plan: MakePlan, bed: Bed, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    bed.link(1, "down")
+    try:
+        process = drive("start", directory, "--look", plan=plan(()))
+        wait_for(lambda: handles_hang_up(process.pid), "the preflight")
+        process.send_signal(signal.SIGHUP)
+        code, _, err = done(process)
+    finally:
+        bed.link(1, "up")
+    assert (code, "closed before anything was started" in err, directory.exists()) == (130, True, False), err
 
 
 def test_of_two_coordinators_at_once_one_starts_or_resumes_a_run(plan: MakePlan, tmp_path: Path) -> None:
