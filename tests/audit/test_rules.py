@@ -185,6 +185,7 @@ def test_settings_and_target_are_compared_with_the_rules_of_a_run(run: Path, plu
     reasons = " ".join(judged(run).reasons)
     assert "[target]" not in reasons
     assert "seed is" not in reasons
+    assert "user's rules own" in reasons
     for number in (1, 2):
         (run / SLUG / f"round{number}" / "result.json").unlink(missing_ok=True)
         change_job(run, number, lambda job: job["work"]["target"].update(value=0.9))

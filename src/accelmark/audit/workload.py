@@ -12,6 +12,7 @@ from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.log.events import Started
 from accelmark.spec.plugins.case import TrainCaseSpec
+from accelmark.spec.rules import RunRules, shipped_rules
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, TrainSettings
 
 
@@ -115,6 +116,9 @@ def settings(entry: RoundEvidence) -> Findings:
         yield finding("open", "declared-open", "", f"{what}; not a closed result")
     elif forced:
         yield deviation(entry, "settings-changed", "changes of mutable settings only", f"changed: {', '.join(forced)}")
+    rules = entry.job.rules if entry.job is not None else None
+    if rules is not None and rules not in shipped_rules(RunRules, "runs").values():
+        yield finding("open", "declared-open", "", f"by the user's rules {rules.title}; not a closed result")
     case = entry.reference.case
     if case is not None and case.spec.train is not None:
         yield from _against_case(entry, case.spec.train)

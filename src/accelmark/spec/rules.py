@@ -55,7 +55,8 @@ class SearchRules(RuleSet):
 class RunRules(RuleSet):
     """Rules of a run that trains. A result is VALID where its target is reached and only ``mutable`` settings differ.
 
-    The page ranks the cases by model FLOP/s of all devices, forward and backward, over the whole training time.
+    By rules that AccelMark does not ship a result is OPEN at best. The page ranks the cases by model FLOP/s of all
+    devices, forward and backward, over the whole training time.
     """
 
     target: Target | None = None
