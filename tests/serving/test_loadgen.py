@@ -49,7 +49,7 @@ class Words:
         return [int(word[1:]) for word in text.split()]
 
     def text(self, tokens: list[int]) -> str:
-        return " ".join(self.words[token] for token in tokens)
+        return "".join(f" {self.words[token]}" for token in tokens)
 
     def prompt_text(self) -> str:
         return TEXT

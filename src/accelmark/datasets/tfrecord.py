@@ -10,12 +10,13 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Final, Union
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, Union
 
 from accelmark.spec.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PACKAGE: Final = "google-crc32c>=1.5"
 """Computes checksums, which are written, and verified where a file is converted."""
@@ -83,6 +84,8 @@ def features(content: Buffer, record: Span) -> dict[str, Span]:
 
 def integers(content: Buffer, place: Span) -> npt.NDArray[np.int64]:
     """Return packed integers."""
+    import numpy as np
+
     packed = np.frombuffer(content[slice(*place)], np.uint8)
     first = np.flatnonzero(np.concatenate(([True], packed[:-1] < _END))) if len(packed) else np.zeros(0, np.intp)
     shift = 7 * (np.arange(len(packed)) - np.repeat(first, np.diff([*first, len(packed)])))

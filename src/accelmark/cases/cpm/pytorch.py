@@ -13,11 +13,11 @@ from transformers import GPT2Config, GPT2Model
 
 from accelmark.frameworks.pytorch.batches import FromArrays
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.pretrained import gpt2_config, load_megatron_gpt2
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.language.pytorch import NextToken
 
-DATA: Final = "cpm_dialogues"
 CHECKPOINT: Final = Path("initial", "cpm_model_states_medium.pt")
 
 
@@ -56,15 +56,17 @@ class Case(NextToken):
         names = {"num_layers": "n_layer", "num_heads": "n_head", "hidden_size": "n_embd"}
         dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), self.real("dropout"))
         sizes: dict[str, Any] = {**self.dimensions(**names), **dropout, "n_positions": self.number("max_positions")}
-        model = Cpm(gpt2_config(**sizes))
-        if DATA in self.data_dirs and torch.get_default_device().type != "meta":
-            load_megatron_gpt2(model, self.data_dirs[DATA] / CHECKPOINT)
+        model = Cpm(gpt2_config(attention=CAUSAL, **sizes))
+        if "cpm_dialogues" in self.data_dirs and torch.get_default_device().type != "meta":
+            load_megatron_gpt2(model, self.data_dirs["cpm_dialogues"] / CHECKPOINT)
         return model
 
     def dataset(self, *, train: bool) -> FromArrays:
         """Return the dialogues of a split, in rows of one length."""
         row = self.number("seq_length") + 1
-        return FromArrays(TokenShards(self.data_dirs[DATA], "train" if train else "val", row, row, self.vocab_size))
+        return FromArrays(
+            TokenShards(self.data_dirs["cpm_dialogues"], "train" if train else "val", row, row, self.vocab_size)
+        )
 
     def _sums(self, model: nn.Module, batch: Batch) -> Tensor:
         labels = self._labels(batch)

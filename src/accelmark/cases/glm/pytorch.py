@@ -18,7 +18,6 @@ from accelmark.frameworks.pytorch.model.pretrained import gpt2_config, load_mega
 from accelmark.spec.errors import DataError
 from accelmark.tasks.metrics import IGNORED
 
-DATA: Final = "glm_record"
 _BLOCKS: Final = {"transformer.block_position_embeddings.weight": "blocks.weight"}
 
 
@@ -59,14 +58,16 @@ class Case(TaskFamily):
         """Build GLM-Large with the published weights; synthetic data goes with random ones."""
         names = {"num_layers": "n_layer", "num_heads": "n_head", "hidden_size": "n_embd"}
         model = Glm(gpt2_config(**self.dimensions(**names), n_positions=self.number("seq_length") + 1))
-        if DATA in self.data_dirs and torch.get_default_device().type != "meta":
-            load_megatron_gpt2(model, _only(self.data_dirs[DATA] / "blocklm-large-blank" / "200000", "*.pt"), _BLOCKS)
+        if "glm_record" in self.data_dirs and torch.get_default_device().type != "meta":
+            load_megatron_gpt2(
+                model, _only(self.data_dirs["glm_record"] / "blocklm-large-blank" / "200000", "*.pt"), _BLOCKS
+            )
         return model
 
     def dataset(self, *, train: bool) -> FromArrays:
         """Return the queries of a split; those of training have at most ``num_choices`` choices."""
         split = "train" if train else "eval"
-        folder = self.data_dirs[DATA] / "ReCoRD" / "glm_train_eval_hdf5_sparse" / f"{split}_hdf5"
+        folder = self.data_dirs["glm_record"] / "ReCoRD" / "glm_train_eval_hdf5_sparse" / f"{split}_hdf5"
         choices = self.number("num_choices") if train else None
         length, targets = self.number("seq_length"), self.number("target_length")
         return FromArrays(Choices(_only(folder, "*.hdf5"), length, targets, choices))

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, check_weights, read_weights
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
+from accelmark.datasets.pytorch_weights import check_weights, read_weights
 from accelmark.datasets.tfrecord import PACKAGE, features, integers, opened, records
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.plugins.requirements import require

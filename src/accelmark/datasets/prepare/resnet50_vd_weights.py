@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, check_weights, read_weights
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
+from accelmark.datasets.pytorch_weights import check_weights, read_weights
 
 ARCHIVE: Final = "ResNet50_vd_ssld_v2_pretrained_from_paddle.pth"
 _COUNTER: Final = ".num_batches_tracked"

@@ -27,6 +27,7 @@ def causal_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     documents: Tensor | None = None,
@@ -45,6 +46,7 @@ def causal_attention(
         value: shape (batch, key-value heads, length, value width).
         attention_mask: None, as samples are not padded.
         scaling: factor of the scores.
+        dropout: share of the weights that are set to 0.
         sliding_window: number of latest positions that a token attends to; None: all earlier ones.
         s_aux: one learned score per head that takes part in the softmax without a value, the "attention sink" of
             gpt-oss (OpenAI 2025, arXiv:2508.10925, section 2.2).
@@ -53,7 +55,7 @@ def causal_attention(
     """
     if attention_mask is not None:
         raise ValueError("causal_attention takes no attention mask: samples are not padded")
-    attend = partial(_attend, scaling=scaling, window=sliding_window, sink=s_aux, documents=documents)
+    attend = partial(_attend, scaling=scaling, dropout=dropout, window=sliding_window, sink=s_aux, documents=documents)
     output = attend(query, key, value) if sequence is None else sequence.attend(query, key, value, attend)
     return output.transpose(1, 2), None
 
@@ -67,6 +69,7 @@ def _attend(
     value: Tensor,
     *,
     scaling: float | None,
+    dropout: float,
     window: int | None,
     sink: Tensor | None,
     documents: Tensor | None,
@@ -86,7 +89,7 @@ def _attend(
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     grouped = {"enable_gqa": True} if groups > 1 and _GROUPS_HEADS else {}
     output: Tensor = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, **grouped
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, **grouped
     )
     return output[:, :, 1:, :width] if has_sink else output
 

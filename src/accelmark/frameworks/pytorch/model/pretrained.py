@@ -101,9 +101,9 @@ _MATRIX: Final = re.compile(r"\.c_\w+\.weight$")
 """Names of matrices that transformers stores as (in, out)."""
 
 
-def gpt2_config(**sizes: Any) -> GPT2Config:
+def gpt2_config(*, attention: str = "sdpa", **sizes: Any) -> GPT2Config:
     """Return the configuration of GPT-2's layers in another model, without tokens of a meaning."""
-    return GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa")  # type: ignore[call-arg]
+    return GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, attn_implementation=attention)  # type: ignore[call-arg]
 
 
 def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | None = None) -> None:
