@@ -86,7 +86,7 @@ def test_of_two_coordinators_at_once_one_starts_or_resumes_a_run(plan: MakePlan,
     assert stop(second, at_once=False)
     ends = [done(process) for process in resumed]
     assert sorted(code for code, *_ in ends) == [2, 130], ends
-    assert any("is in progress, locked by process" in err for *_, err in ends), ends
+    assert any("is in progress, locked by" in err and "stop it with" in err for *_, err in ends), ends
 
 
 @pytest.mark.parametrize("look", [True, False])
