@@ -68,7 +68,7 @@ def _masked_crc(content: bytes) -> int:
 
 
 def features(content: Buffer, record: Span) -> dict[str, Span]:
-    """Return the place of each feature of an Example: of its bytes, of which there is one value, or packed numbers.
+    """Return the place of each feature of an Example: its single bytes value, or its packed numbers.
 
     Raises:
         ValueError: it is another message.

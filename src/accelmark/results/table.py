@@ -86,7 +86,7 @@ def column(name: str) -> str:
 
 
 def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> list[LoadedRun]:
-    """Filter the cases of runs by (column, value) pairs, all of which must match; letter case is ignored.
+    """Filter the cases of runs by (column, value) pairs, which must all match; letter case is ignored.
 
     A value ``a,b`` matches either ``a``, ``b`` or the whole text. A list of marks matches where it has the value.
 

@@ -31,7 +31,7 @@ _SPLITS: Final = {
     ),
     "val": ("eval_set_uncompressed", "hdf5/eval_varlength", "hdf5/eval", _RECORDS),
 }
-"""Split -> directories that may have it, of which the first is used."""
+"""Split -> directories that may have it; the first that exists is used."""
 _IN_RECORDS: Final = {"train": "part-*", "val": "eval_*"}
 _CHECKPOINTS: Final = ("model.ckpt-28252.pt", "phase1/model.ckpt-28252.pt")
 _COLUMNS: Final = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids")

@@ -25,7 +25,7 @@ _PIECES: Final = str.maketrans(" \n", "\u2582\u2583")
 
 
 def _write(split: str, archives: Archives, folder: Path) -> None:
-    """Write ``tokens.npy``: each line's tokens and its end, cut into rows, the last of which is padded."""
+    """Write ``tokens.npy``: each line's tokens and its end, cut into rows; the last row is padded."""
     import jieba
     from sentencepiece import SentencePieceProcessor
 

@@ -25,7 +25,7 @@ _TRIES: Final = 200
 """Windows that are drawn before the text is found too short for another prompt."""
 _CORRECTIONS: Final = 8
 _MOST_END: Final = 8
-"""Most tokens at the end of a prompt that come from another place than those before."""
+"""Most tokens at the end of a prompt that come from a second place in the text."""
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
