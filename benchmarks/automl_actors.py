@@ -127,7 +127,7 @@ def main() -> None:
         f"Ray actors that report and do nothing else; {EPOCHS} epochs of {given.epoch:g} s (a quarter more or less)"
         f" a trial, {given.trials_each} trials a worker, method `bayesian`. Ideal: every worker always in an epoch.",
         "",
-        "| Workers | All ready after | Trials | Of ideal | Proposals in a hurry | Coordinator | Actors and Ray |",
+        "| Workers | All ready after | Trials | Of ideal | Hurried proposals | Coordinator | Actors and Ray |",
         "|---:|---:|---:|---:|---:|---|---:|",
         *(
             f"| {one['workers']} | {one['ready_s']:.0f} s | {one['trials']} | {one['of_ideal']:.1%}"

@@ -332,7 +332,7 @@ def main() -> None:
         f" {21 * costs.measured_trials:,} epochs {costs.report_command_s:.1f} s.",
         "Ideal is every worker training or evaluating all the time. Cores include the twentieth that reports may take.",
         "",
-        "| Workers | Score against ideal | Idle | Trials started | Proposals in a hurry | Rounds | Coordinator |",
+        "| Workers | Score against ideal | Idle | Trials started | Hurried proposals | Rounds | Coordinator |",
         "|---:|---:|---:|---:|---:|---:|---|",
         *(
             f"| {one['workers']:,} | {one['score_of_ideal']:.3%} | {one['idle_share']:.3%} | {one['trials']:,}"

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from accelmark.audit import acceptance
 from accelmark.audit.acceptance import MIN_REPEATS_S, judge, newest_cases, rounds_lacking, support
 from accelmark.cli.acceptance import BEGIN, accept
 from accelmark.cli.help import Verb
@@ -79,6 +80,16 @@ def test_a_dry_run_shows_the_rounds_that_lack_and_starts_nothing(tmp_path: Path)
     assert "resnet_mini-pytorch-CPUx1x1" in done.output
     assert "resnet_mini-pytorch-CPUx1x2" in done.output
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_dry_run_writes_no_readme_where_nothing_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptance, "MIN_REPEATS_S", 0.001)
+    made(tmp_path / "runs" / "one", rounds=1)
+    readme = tmp_path / "README.md"
+    options = ["--scales", "1x1", "--dry-run", "--readme", str(readme), "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, ["accept", "nvidia", "toy", *options])
+    assert (done.exit_code, "nothing lacks" in done.output, readme.exists()) == (0, True, False), done.output
 
 
 @pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])

@@ -191,7 +191,7 @@ def _llava(model: Model) -> float:
 
 
 def _glm(model: Model) -> float:
-    """Layers of GPT-2's form and attention for every choice, and the vocabulary's logits of the targets."""
+    """Count GPT-2's layers and attention for each choice, and the logits of the targets over the vocabulary."""
     hidden, layers, length = model["hidden_size"], model["num_layers"], model["seq_length"]
     sequence = dense_flops(12 * layers * hidden**2, length) + attention_flops(layers, hidden, length)
     return float(model["num_choices"] * (sequence + dense_flops(hidden * model["vocab_size"], model["target_length"])))

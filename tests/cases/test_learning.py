@@ -87,7 +87,7 @@ CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
 }
 """Case -> its data, and settings in addition to its reduced size and to those of all. A new standard case adds a row.
 
-Not those of which another has all code and the layout of data: ``aquila_7b``, ``aquila2_7b``, ``llama3_70b``.
+Left out, since another case has their code and data layout: ``aquila_7b``, ``aquila2_7b``, ``llama3_70b``.
 """
 STEPS = 24
 CHECKPOINT = 16

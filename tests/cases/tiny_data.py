@@ -107,7 +107,7 @@ def tokens(name: str, first: int = 0, *, indexed: bool = False) -> Callable[[Pat
 
 
 def record(root: Path) -> Mapping[str, Path]:
-    """Queries with three choices, the first of which repeats the passage's token, in FlagPerf's files for GLM."""
+    """Queries with three choices; the first repeats the passage's token, in FlagPerf's files for GLM."""
     length, random = 24, np.random.default_rng(2)
     for split, count in (("train", 24), ("eval", 6)):
         rows = 3 * count
@@ -138,7 +138,7 @@ def record(root: Path) -> Mapping[str, Path]:
 
 
 def dialogues(root: Path) -> Mapping[str, Path]:
-    """Rows of CPM's tokens, the last five of which are padding."""
+    """Rows of CPM's tokens; the last five are padding."""
     for split in ("train", "val"):
         folder = root / "cpm_dialogues" / split
         folder.mkdir(parents=True)

@@ -16,6 +16,7 @@ from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 if TYPE_CHECKING:
     from accelmark.audit.acceptance import Criterion, Scale
     from accelmark.results.store.loaded_run import LoadedCase
+    from accelmark.spec.runfile import RunSpec
 
 BEGIN: Final = "<!-- acceptance -->"
 END: Final = "<!-- /acceptance -->"
@@ -58,33 +59,30 @@ def accept(
     find("vendors", vendor)
     find("cases", model)
     wanted = [_scale(text) for text in scales.split(",")] if scales else []
-    is_shown = dry_run or commands
-    if train or is_shown:
-        from accelmark.audit.acceptance import rounds_lacking
-        from accelmark.cli.execution import execute
+    if train or dry_run or commands:
         from accelmark.cli.machine import detect_devices
-        from accelmark.cli.runs import plan_request, run_name
+        from accelmark.cli.runs import run_name
         from accelmark.spec.cluster import ClusterSpec
         from accelmark.spec.runfile import CaseRequest, RunSpec
 
         key = f"{model}:{framework}:{hardware or detect_devices(vendor).hardware}"
-        name, hosts = f"accept-{run_name(model)}", cluster or ClusterSpec()
-        for _ in range(2):  # one round at each scale that has none, then as many as last long enough
+
+        def lacking() -> RunSpec | None:
             cases = _newest(runs, vendor, model, framework)
-            rounds = {scale: rounds_lacking(cases.get(scale)) for scale in wanted or [(1, 1)]}
-            keys = [f"{key}:{scale[0]}:{scale[1]}:{number}" for scale, number in rounds.items() if number]
-            if not keys:
-                break
+            keys = _keys_lacking(key, cases, wanted or [(1, 1)])
             requests = tuple(CaseRequest(key=text, data=data and data.expanduser()) for text in keys)
-            request = RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests)
-            plan = plan_request(request, (), synthetic=False, allow_missing_data=is_shown)
-            try:
-                execute(plan, None, runs=runs, offline=False, dry_run=dry_run, with_commands=commands, as_json=as_json)
-            except typer.Exit as end:  # an unsuccessful run is judged
-                if end.exit_code != EXIT_FAILED:
-                    raise
-            if is_shown:
-                return Output([], lambda: None)
+            name, hosts = f"accept-{run_name(model)}", cluster or ClusterSpec()
+            return RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests) if requests else None
+
+        if dry_run or commands:
+            request = lacking()
+            if request is None:
+                return Output([], lambda: typer.echo("nothing lacks: every scale has rounds of ten minutes together"))
+            _execute(request, runs, dry_run=dry_run, commands=commands, as_json=as_json)
+            return Output([], lambda: None)
+        for _ in range(2):  # one round at each scale that has none, then as many as last long enough
+            if (request := lacking()) is not None:
+                _execute(request, runs, as_json=as_json)
     cases = _newest(options.existing_run(runs), vendor, model, framework)
     wanted = wanted or list(cases)
     if not wanted:
@@ -95,6 +93,27 @@ def accept(
     rejected = any(criterion.passed is False for criterion in criteria)
     content = [criterion._asdict() for criterion in criteria]
     return Output(content, lambda: _show(criteria), EXIT_FAILED if rejected else EXIT_OK)
+
+
+def _keys_lacking(key: str, cases: dict[Scale, LoadedCase], scales: list[Scale]) -> list[str]:
+    """Return a key for each scale whose rounds do not last long enough; ``key`` ends with the chip."""
+    from accelmark.audit.acceptance import rounds_lacking
+
+    rounds = {scale: rounds_lacking(cases.get(scale)) for scale in scales}
+    return [f"{key}:{nnodes}:{nproc}:{number}" for (nnodes, nproc), number in rounds.items() if number]
+
+
+def _execute(request: RunSpec, runs: Path, *, as_json: bool, dry_run: bool = False, commands: bool = False) -> None:
+    """Train or print what was requested; a run that is unsuccessful is judged like the others."""
+    from accelmark.cli.execution import execute
+    from accelmark.cli.runs import plan_request
+
+    plan = plan_request(request, (), synthetic=False, allow_missing_data=dry_run or commands)
+    try:
+        execute(plan, None, runs=runs, offline=False, dry_run=dry_run, with_commands=commands, as_json=as_json)
+    except typer.Exit as end:
+        if end.exit_code != EXIT_FAILED:
+            raise
 
 
 def _newest(runs: Path, vendor: str, model: str, framework: str) -> dict[Scale, LoadedCase]:

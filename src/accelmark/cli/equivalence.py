@@ -73,7 +73,7 @@ def compare_frameworks(
     """
     train = load_case(name).train
     if train is None:
-        raise RequestError(f"case {name!r} is not trained: there are no steps to compare")
+        raise RequestError(f"case {name!r} does not support training: nothing can be compared")
     names = _frameworks(name, frameworks)
     if any(setting.startswith("gradient_accumulation_steps=") for setting in settings):
         raise RequestError(f"--set gradient_accumulation_steps: a step has {_NUM_BATCHES} batches here; leave it out")
