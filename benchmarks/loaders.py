@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.ensure import dataset_of
 from accelmark.datasets.pack import pack
 from accelmark.frameworks.pytorch.batches import BatchMemory, IndexedBatches, collated
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.images.data import ArrayImages
-from accelmark.tasks.images.pytorch_imagenet import ImageFolder
+from accelmark.tasks.images.pytorch import ImageFolder
 from accelmark.train.batches import ArrayPlace, SampleBatches
 from benchmarks.inference_peers import ratio
 

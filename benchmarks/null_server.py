@@ -20,7 +20,7 @@ from typing import IO, Final
 
 import httptools
 
-from accelmark.serving.client.clock import WakeSelector, allow_files
+from accelmark.serving.client.connection import WakeSelector, allow_files
 
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _EVENT: Final = (

@@ -18,9 +18,8 @@ import accelmark
 from accelmark import api
 from accelmark.cli.main import app
 from accelmark.compat.flagperf.coverage import coverage
-from accelmark.datasets.catalogue import known_datasets
-from accelmark.explain.entries import entries, settings
-from accelmark.explain.terms import all_terms
+from accelmark.datasets.ensure import known_datasets
+from accelmark.explain.entries import all_terms, entries, settings
 from accelmark.results.figures import FIGURE_GROUPS, title_of
 from accelmark.spec.number_format import quantity
 from accelmark.spec.plugins.catalog import folders, load_case, load_framework

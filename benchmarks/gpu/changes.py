@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, mover, pinned
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.optimizers import Lamb
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelmark.telemetry.detect import default_vendor, detect
+from accelmark.telemetry.inventory import default_vendor, detect
 from benchmarks.gpu.session import Device
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from accelmark.train.formulas import attention_flops, conv_flops, dense_flops
+from accelmark.train.case import attention_flops, conv_flops, dense_flops
 
 Model = Mapping[str, Any]
 

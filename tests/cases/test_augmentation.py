@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from accelmark.frameworks.pytorch.batches import generator_for
-from accelmark.tasks.images.pytorch_imagenet import OPERATIONS, erase, mixed, rand_augment
+from accelmark.tasks.images.pytorch import OPERATIONS, erase, mixed, rand_augment
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8))
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from accelmark.cases.bert.pytorch import MaskedLm
 from accelmark.cli.main import app
-from accelmark.datasets.tfrecord import write_records
+from accelmark.datasets.shards import write_records
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.language.data import MaskedSamples

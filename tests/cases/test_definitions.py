@@ -22,7 +22,7 @@ from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.spec.layers import Layer, flatten, resolve
 from accelmark.spec.plugins.catalog import folders, load_case
 from accelmark.tasks.text.pytorch import SequenceToSequence
-from accelmark.train.formulas import attention_flops
+from accelmark.train.case import attention_flops
 from tests.cases.flops import FORMULAS, published_flops
 
 SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from accelmark.frameworks.pytorch.batches import on_meta
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.feed import on_meta
 from accelmark.frameworks.pytorch.model.attention import with_attention
 from accelmark.frameworks.pytorch.model.identity import count_flops, meta_copy, num_parameters
 from tests.cases.flops import FORMULAS, MULTIPLY_ADDS, OUTSIDE, TRAINED_SHARE, published_flops

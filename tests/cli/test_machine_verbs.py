@@ -16,7 +16,7 @@ from accelmark.cli.cluster import cluster
 from accelmark.cli.help import Verb
 from accelmark.cli.machine import doctor, inventory_lines, monitor, preflight, vendors
 from accelmark.results.read.telemetry import read_samples
-from accelmark.run.environments.registry import FrameworkEnvironment, register
+from accelmark.run.environments.create import FrameworkEnvironment, register
 from accelmark.spec.errors import RequestError
 from accelmark.telemetry.inventory import inventory as look_around
 from accelmark.telemetry.monitor import status

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from tests.cli.test_main import accelmark

@@ -12,7 +12,7 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.host import HostError
-from accelmark.run.launchers.ssh import stream
+from accelmark.run.launchers.ssh import agent
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.run.fakes import wait_for
@@ -45,6 +45,6 @@ def test_hosts_write_to_a_shared_run_directory_also_when_it_is_resumed(
 
 
 def test_a_directory_that_is_not_shared_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_SETTLE_S", 0.3)
+    monkeypatch.setattr(agent, "_SETTLE_S", 0.3)
     with pytest.raises(HostError, match=r"n1: .*agent\.json, which it wrote, is not visible here: shared_directory"):
-        asyncio.run(stream.wait_until_visible("n1", tmp_path / "agent.json", "0" * 64))
+        asyncio.run(agent.wait_until_visible("n1", tmp_path / "agent.json", "0" * 64))

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets import pack as packing
-from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.ensure import dataset_of
 from accelmark.datasets.pack import pack
-from accelmark.datasets.tfrecord import write_records
+from accelmark.datasets.shards import write_records
 from accelmark.datasets.verify import fingerprint, verify
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.tasks.images.data import ArrayImages

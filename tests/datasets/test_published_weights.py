@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import RTDetrResNetBackbone, RTDetrResNetConfig
 
-from accelmark.datasets.catalogue import preparation_of
+from accelmark.datasets.ensure import preparation_of
 from accelmark.datasets.prepare.preparation import prepare
 from accelmark.datasets.prepare.resnet50_vd_weights import ARCHIVE
 from accelmark.frameworks.pytorch.model.pretrained import load_backbone

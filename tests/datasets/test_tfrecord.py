@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from accelmark.datasets.tfrecord import features, integers, opened, records, write_records
+from accelmark.datasets.shards import features, integers, opened, records, write_records
 from accelmark.spec.errors import DataError
 from tests.frameworks.environments import framework_python
 

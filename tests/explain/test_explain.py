@@ -15,9 +15,8 @@ from accelmark.automl.records import TrialStatus
 from accelmark.automl.search.schedule import StopReason
 from accelmark.cli.main import app
 from accelmark.datasets.spec import DataEntry
-from accelmark.explain.entries import entries, explain
+from accelmark.explain.entries import all_terms, entries, explain
 from accelmark.explain.schemas import FILES, SCHEMA_DIRECTORY, documented_fields, schemas
-from accelmark.explain.terms import all_terms
 from accelmark.results.schema import JobState, Mark, Verdict
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError

@@ -21,7 +21,7 @@ from accelmark.spec.runfile import RunSpec
 from accelmark.train.external.rank import trainer_command
 from accelmark.train.external.translate import LogTranslator
 from accelmark.train.loop.ends import End
-from accelmark.train.loop.totals import RunTotals
+from accelmark.train.loop.window import RunTotals
 
 LOGS = yaml.safe_load(Path(__file__).with_name("logs.yaml").read_text())
 

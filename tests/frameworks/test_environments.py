@@ -14,7 +14,7 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.rank_environment import environment_variables
-from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
+from accelmark.run.environments.create import FrameworkEnvironment, register, registered
 from tests.frameworks.environments import SOURCE, run_accelmark
 
 TOY = Path(__file__).with_name("toy")

@@ -33,7 +33,7 @@ SMALL_BERT = {
 OPTIMIZED = """
 import json, sys
 import numpy as np, paddle
-from accelmark.frameworks.paddle.optimizers import build_optimizer
+from accelmark.frameworks.paddle.backend import build_optimizer
 from accelmark.spec.settings.training import OptimizerSettings
 
 settings, clip = json.loads(sys.argv[1])

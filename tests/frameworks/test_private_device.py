@@ -82,7 +82,7 @@ COPIES = """
 import json, os
 from pathlib import Path
 import testchip, torch
-from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, mover, pinned
+from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned
 
 extension = testchip.build(Path(os.environ[testchip.DIRECTORY_VARIABLE]))
 device = torch.device("testchip", 0)
@@ -127,7 +127,7 @@ from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_sched
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
-from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
 from accelmark.train.loop.contract import Progress
 
 device = torch.device("testchip", 0)

@@ -70,7 +70,7 @@ with layers.building(0, tensorflow.bfloat16):
 """Framework -> a program that counts the parameters of ``case``."""
 CASE = """
 import importlib, sys
-from accelmark.train.layers import use_layers
+from accelmark.train.case import use_layers
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import configuration
-from accelmark.plan.parallelism import mesh_problems, parallelism_problems, unused_settings
+from accelmark.plan.training import mesh_problems, parallelism_problems, unused_settings
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.parallelism import Mesh, mesh_of

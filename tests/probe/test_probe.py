@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accelmark.probe import collectives
+from accelmark.probe import device as probe_device
 from accelmark.probe.device import Timing
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
@@ -90,8 +90,8 @@ def test_collectives_are_measured_up_to_4_gib_on_accelerators(
 ) -> None:
     """Without ranks: the world and the timer are stand-ins; buffers are on the meta device, without memory."""
     stand_in(monkeypatch, seconds=1e-3)
-    sweep = collectives.sweep_collectives(torch.device(device), budget_s=1.0)
-    rates = collectives.best_rates(sweep)
+    sweep = probe_device.sweep_collectives(torch.device(device), budget_s=1.0)
+    rates = probe_device.best_rates(sweep)
     assert {rate.size for rate in rates.values()} == {largest}
     size = int(largest.split()[0]) * 2**20
     factors = {"all_reduce": 2 * 7 / 8, "point_to_point": 1.0}
@@ -101,7 +101,7 @@ def test_collectives_are_measured_up_to_4_gib_on_accelerators(
 
 def test_a_sweep_ends_with_a_size_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, seconds=1.0)
-    sweep = collectives.sweep_collectives(torch.device("cpu"), budget_s=1.0)
+    sweep = probe_device.sweep_collectives(torch.device("cpu"), budget_s=1.0)
     assert {timing.size_bytes for timing in sweep} == {1024}
     assert len(sweep) == 5
 
@@ -110,4 +110,4 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 8)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(collectives, "time_collective", lambda operation, device, budget_s: Timing(seconds, 3))
+    monkeypatch.setattr(probe_device, "time_collective", lambda operation, device, budget_s: Timing(seconds, 3))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.explain.terms import all_terms
+from accelmark.explain.entries import all_terms
 from accelmark.report.charts import embed_json
 from accelmark.report.run_page import interval_text, ranking, render_page, write_page
 from accelmark.results.figures import FigureName

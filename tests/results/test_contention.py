@@ -13,7 +13,7 @@ from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.rounds.hosts import contention_findings, disturbances
 from accelmark.spec.job import NodeExit
 from accelmark.spec.log.inference import InferFinished
-from accelmark.train.cpu_wait import CpuWait
+from accelmark.train.loop.process import CpuWait
 
 
 def ended(core_wait_s: float | None) -> InferFinished:
@@ -68,7 +68,7 @@ def test_cpu_contention_on_the_same_core_is_measured_as_waiting() -> None:
     busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     asked = (
         f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
-        "from accelmark.train.cpu_wait import CpuWait\n"
+        "from accelmark.train.loop.process import CpuWait\n"
         "wait, began = CpuWait(), time.monotonic()\n"
         "while time.monotonic() - began < 1.5: pass\n"
         "print(wait.longest_s())"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.scaling import scaling_curves
+from accelmark.results.cluster import scaling_curves
 from accelmark.results.statistics import change_points, levels
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.spec.layers import Provenance

@@ -17,7 +17,7 @@ import accelmark
 from accelmark.plan.adaptation import adaptation_files, requirements_file
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.adaptation import apply_adaptation
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import model_files

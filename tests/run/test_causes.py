@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.run.agent.rank_exit import LogEnd, classify_rank, error_lines
-from accelmark.run.causes import cause_among, explained
+from accelmark.run.agent.rank_exit import LogEnd, cause_among, classify_rank, error_lines, explained
 from accelmark.run.host import HostError
 
 FULL = "OSError: [Errno 28] No space left on device"

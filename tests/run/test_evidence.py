@@ -20,16 +20,15 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent.bytecode import BytecodeCheck
-from accelmark.run.agent.file_watch import FileWatch, LogEvents
+from accelmark.run.agent.file_watch import BytecodeCheck, FileWatch, LogEvents
 from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, start_files
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import AdaptationRecord, EnvironmentRecord
-from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import SKIPPED, is_hashed, load_framework
+from accelmark.spec.plugins.framework import module_command
 from tests.cases.infer_of import job_of
 from tests.cases.job_of import job_of as job_file
 

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.hosts import Preflight, check_cluster, preflight_commands
 from accelmark.run.record.directory import RunDirectory

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_exit import Termination
+from accelmark.run.agent.stall import LimitChecker
 from accelmark.run.agent.task import Limits
 from accelmark.spec.log.perflog import encode_line
 
@@ -19,7 +19,7 @@ FINISHED = encode_line("FINISHED", {"state": "completed"}, {"time_ms": 0, "mono_
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The watch's clock, which a busy machine does not put forward."""
     stands = SimpleNamespace(at=0.0)
-    monkeypatch.setattr("accelmark.run.agent.limits.time", SimpleNamespace(monotonic=lambda: stands.at))
+    monkeypatch.setattr("accelmark.run.agent.stall.time", SimpleNamespace(monotonic=lambda: stands.at))
     return stands
 
 

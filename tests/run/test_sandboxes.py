@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.task import NodeJob
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory

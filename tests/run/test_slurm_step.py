@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from accelmark.run.agent.task import CODE_FILE
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.controller.stop import stop
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.shared_filesystem import CommandAgent
-from accelmark.run.launchers.slurm.launcher import ALLOCATION_FILE
-from accelmark.run.launchers.slurm.step import script_of
+from accelmark.run.launchers.slurm.launcher import ALLOCATION_FILE, script_of
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from accelmark.run.record.source import source_record
+from accelmark.run.record.registry import source_record
 
 ROOT = Path(__file__).parents[2]
 
 SOURCE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from accelmark.run.record.source import source_record
+from accelmark.run.record.registry import source_record
 print(source_record().model_dump_json())
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelmark.run.controller.stall_cause import stall_cause
+from accelmark.run.controller.execution import stall_cause
 from accelmark.spec.job import LastCollective, NodeExit, RankStall, StallRecord
 
 WAITS = ("torch/distributed/distributed_c10d.py:10 in all_reduce", "loop.py:3 in step")

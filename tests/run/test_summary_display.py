@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FigureName as F
-from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import AdaptationCost, ReplacedHook, Spread, Summary
 from accelmark.run.display.summary import print_summary, scaling_lines
 from accelmark.spec.number_format import THIN

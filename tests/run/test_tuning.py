@@ -27,8 +27,7 @@ from accelmark.run.controller.tuning import continued
 from accelmark.run.display.displays import Board, heading
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.record.registry import register_plan
-from accelmark.run.record.source import record_start
+from accelmark.run.record.registry import record_start, register_plan
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import NodeExit
 from accelmark.spec.settings.inference import InferSettings

@@ -16,9 +16,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from accelmark.serving.load.arrivals import due_times, read_trace
-from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, search_rate
 from accelmark.serving.load.prompts import Decode, Encode, draw_length, open_prompts
-from accelmark.serving.load.search import EXPECTED_STEPS, PRECISION, search_rate
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.serving import LoadStage, RequestRecord

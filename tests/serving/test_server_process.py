@@ -11,9 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from accelmark.serving.cores import Cores
 from accelmark.serving.request import Endpoint
-from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
+from accelmark.serving.server_process import (
+    Cores,
+    NeverHealthyError,
+    ServerDiedError,
+    ServerMissingError,
+    ServerProcess,
+)
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec

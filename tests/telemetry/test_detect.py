@@ -16,8 +16,8 @@ from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry.declaration import Detect, ScriptRule, telemetry_of
-from accelmark.telemetry.detect import default_vendor, detect, evidence_of
-from accelmark.telemetry.tool import ToolSource
+from accelmark.telemetry.inventory import default_vendor, detect, evidence_of
+from accelmark.telemetry.sources import ToolSource
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
 
 ALL = (
@@ -88,7 +88,7 @@ def test_several_vendors_with_devices_here_are_a_warning_unless_one_is_named(
         found = "telemetry:\n  detect: {device_files: ['null']}"
         (target / "vendor.yaml").write_text(text.replace("telemetry:", found))
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("accelmark.telemetry.detect.folders", lambda kind: ("acme", "cpu", "zenith"))
+    monkeypatch.setattr("accelmark.telemetry.inventory.folders", lambda kind: ("acme", "cpu", "zenith"))
     chosen = detect_devices(None)
     assert (chosen.vendor, chosen.others) == ("acme", ("zenith",))
     request = parse(RunSpec, {"cases": ["resnet_mini"]}, "run.yaml")
@@ -102,8 +102,8 @@ def test_several_vendors_with_devices_here_are_a_warning_unless_one_is_named(
 
 def test_telemetry_imports_no_framework_and_nothing_heavy() -> None:
     program = (
-        "import sys\nimport accelmark.telemetry.detect, accelmark.telemetry.record, accelmark.telemetry.energy\n"
-        "from accelmark.telemetry.detect import detect\ndetect()\n"
+        "import sys\nimport accelmark.telemetry.inventory, accelmark.telemetry.record, accelmark.telemetry.energy\n"
+        "from accelmark.telemetry.inventory import detect\ndetect()\n"
         "print([name for name in ('torch', 'numpy', 'scipy', 'plotly', 'transformers') if name in sys.modules])"
     )
     environment = {"PYTHONPATH": str(SRC), "PATH": "/usr/bin:/bin"}

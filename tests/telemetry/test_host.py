@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 
 from accelmark.telemetry.device import DeviceSample
-from accelmark.telemetry.host.power import IpmiError, Rapl, RaplError, parse_dcmi, parse_sdr
 from accelmark.telemetry.host.sampler import (
     HostSample,
     HostSampler,
+    IpmiError,
+    Rapl,
+    RaplError,
     busy_host,
     busy_reasons,
     foreign_processes,
+    parse_dcmi,
+    parse_sdr,
     pressure,
 )
 from accelmark.telemetry.host.sysinfo import collect, cpu_model

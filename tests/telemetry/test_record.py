@@ -19,7 +19,7 @@ import pytest
 
 from accelmark.results.read.telemetry import read_samples
 from accelmark.telemetry.energy import energy
-from accelmark.telemetry.line_file import LineFile
+from accelmark.telemetry.record import LineFile
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor, num_lines, start, stop, until, write_tool
 
 CPU = SRC / "accelmark" / "vendors" / "cpu"

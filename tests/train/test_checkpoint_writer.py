@@ -14,7 +14,7 @@ from accelmark.spec.job import TrainJob
 from accelmark.spec.log.events import CheckpointHashes, Event
 from accelmark.train.loop.checkpoint_writer import FIRST_STEPS, MOST_STEPS, CheckpointWriter
 from accelmark.train.loop.contract import Progress
-from accelmark.train.loop.totals import RunTotals
+from accelmark.train.loop.window import RunTotals
 from tests.train.jobs import make_job
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accelmark.results.equivalence import compare_steps
+from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import INITIAL_FILE, TOLERANCES, Difference, Errors, batches_file
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 from accelmark.spec.tensor_file import read_tensors, write_tensors

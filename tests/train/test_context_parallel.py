@@ -15,11 +15,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig
 
 from accelmark.frameworks.pytorch.context_parallel import SequencePart
-from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
+from accelmark.frameworks.pytorch.model.attention import CAUSAL
 from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event
 from accelmark.spec.parallelism import Mesh
-from accelmark.tasks.language.pytorch_decoder import CausalLm
+from accelmark.tasks.language.pytorch import CausalLm
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
 from tests.train.test_mesh import NUM_BATCHES, SMALL, takes_the_steps_of_one_rank, tokens

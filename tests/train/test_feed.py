@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch.feed import Ahead, mover, steps_of
+from accelmark.frameworks.pytorch.batches import Ahead, mover, steps_of
 
 
 def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:

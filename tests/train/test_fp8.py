@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.model.fp8 import Fp8Linear, to_fp8
+from accelmark.frameworks.pytorch.model.linear import Fp8Linear, to_fp8
 from accelmark.spec.errors import RequestError
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run

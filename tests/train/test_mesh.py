@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from accelmark.results.equivalence import compare_steps
+from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 from accelmark.spec.log.events import Event

@@ -10,7 +10,7 @@ from torch import nn
 
 from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
-from accelmark.train.schedules import learning_rate_factor, needs_length
+from accelmark.train.loop.epochs import learning_rate_factor, needs_length
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from accelmark.run.agent.stall import diagnose
-from accelmark.run.controller.stall_cause import stall_cause
+from accelmark.run.controller.execution import stall_cause
 from accelmark.spec.job import NodeExit
 from tests.run.fakes import wait_for
 from tests.train.jobs import make_job, start

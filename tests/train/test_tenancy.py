@@ -19,7 +19,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import RankOutcome, run_training
-from accelmark.train.loop.totals import RunTotals
+from accelmark.train.loop.window import RunTotals
 from tests.train.jobs import make_job
 from tests.train.tiny.pytorch import Case
 

@@ -8,7 +8,7 @@ import math
 import torch
 
 from accelmark.frameworks.pytorch.training.platform import DeviceLosses
-from accelmark.train.loop.clocks import DeviceClock, HostClock, HostLosses
+from accelmark.train.loop.backend import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.window import GarbagePauses, Window, WindowPosition, covered, first_nonfinite
 
 POSITION = WindowPosition(global_steps=2, epoch=0, num_trained_samples=8, learning_rate=0.1)

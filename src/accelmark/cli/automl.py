@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from accelmark.cli import completion
-from accelmark.cli.help import Verb, Verbs
+from accelmark.cli.help import Output, Verb, Verbs
 from accelmark.cli.options import echo_wrapped, setting_text, shipped_file
-from accelmark.cli.output import Output
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:

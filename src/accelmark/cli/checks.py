@@ -86,7 +86,7 @@ def vendor_checks(name: str, *, run: bool = False) -> Checks:
     if not run:
         yield Check("advice", "not tried: reading its devices, training on them", f"accelmark check vendor {name}")
     elif all(check.state != "missing" for check in described):
-        from accelmark.telemetry.detect import detect
+        from accelmark.telemetry.inventory import detect
 
         here = next(iter(detect([name])), None)
         if here is None:

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output
 from accelmark.spec.errors import RequestError
 
 if TYPE_CHECKING:

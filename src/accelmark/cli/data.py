@@ -12,11 +12,10 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Verb, Verbs
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output, Verb, Verbs
 
 if TYPE_CHECKING:
-    from accelmark.datasets.catalogue import Known
+    from accelmark.datasets.ensure import Known
 
 app = typer.Typer(
     name="data", cls=Verbs, help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None
@@ -40,7 +39,7 @@ def list_(
     as_json: options.AsJson = False,
 ) -> Output:
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
-    from accelmark.datasets.catalogue import known_datasets, known_of
+    from accelmark.datasets.ensure import known_datasets, known_of
 
     if name is not None:
         dataset = known_of(name)
@@ -104,7 +103,7 @@ def prepare(
     Nothing is downloaded. Archives are verified by their published MD5 sums before anything is written. An interrupted
     preparation continues where it was when the command is given again.
     """
-    from accelmark.datasets.catalogue import preparation_of
+    from accelmark.datasets.ensure import preparation_of
     from accelmark.datasets.prepare.preparation import prepare as make
     from accelmark.datasets.verify import fingerprint
 
@@ -131,7 +130,7 @@ def pack(
 
     Images are shuffled, always in the same way. An interrupted call continues after the last complete shard.
     """
-    from accelmark.datasets.catalogue import dataset_of
+    from accelmark.datasets.ensure import dataset_of
     from accelmark.datasets.pack import pack as make
 
     spec = dataset_of(name)

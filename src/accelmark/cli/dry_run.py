@@ -17,7 +17,7 @@ from accelmark.cli import options
 from accelmark.cli.tuning import search_lines
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.evaluate import MOST_REPLAYED
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.checks import given_data

@@ -12,8 +12,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Verb, Verbs
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output, Verb, Verbs
 
 if TYPE_CHECKING:
     from accelmark.run.environments.create import Recipe, Report
@@ -48,7 +47,7 @@ def create(
     from accelmark.run.environments.create import create as make
     from accelmark.run.environments.create import recipe_of
     from accelmark.spec.cluster import environment_python
-    from accelmark.telemetry.detect import default_vendor
+    from accelmark.telemetry.inventory import default_vendor
 
     cluster, place = _cluster(hosts), _place(framework, path, hosts)
     recipe = recipe_of(framework, vendor or cluster.vendor or default_vendor(), index, wheels and wheels.absolute())
@@ -64,7 +63,7 @@ def create(
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
         typer.echo(f"{host}: {place} has {listed}")
     if hosts is None:
-        from accelmark.run.environments.registry import FrameworkEnvironment, register, registered
+        from accelmark.run.environments.create import FrameworkEnvironment, register, registered
 
         earlier = registered().get(framework)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -84,7 +83,7 @@ def create(
 @app.command("list", cls=Verb)
 def list_environments(as_json: options.AsJson = False) -> Output:
     """List the environments of this machine."""
-    from accelmark.run.environments.registry import registered
+    from accelmark.run.environments.create import registered
 
     environments = registered().values()
 
@@ -101,8 +100,8 @@ def list_environments(as_json: options.AsJson = False) -> Output:
 @app.command(cls=Verb)
 def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> None:
     """Remove the environment of a framework."""
+    from accelmark.run.environments.create import registered, unregister
     from accelmark.run.environments.create import remove as clear
-    from accelmark.run.environments.registry import registered, unregister
     from accelmark.spec.errors import RequestError, nearest
 
     cluster = _cluster(hosts)
@@ -133,7 +132,7 @@ def _cluster(file: Path | None) -> ClusterSpec:
 
 def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
     """Return the directory of an environment: given, named in the cluster file, or the default of this machine."""
-    from accelmark.run.environments.registry import default_path, registered
+    from accelmark.run.environments.create import default_path, registered
     from accelmark.spec.errors import RequestError
 
     if hosts is None:

@@ -13,15 +13,14 @@ from rich.status import Status
 from rich.text import Text
 
 from accelmark.cli import options
+from accelmark.cli.help import Output
 from accelmark.cli.machine import detect_devices
-from accelmark.cli.output import Output
 from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import PlannedJob
 from accelmark.plan.request import Detected
-from accelmark.results.equivalence import check_text
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.display.displays import RunObserver, print_hanging
-from accelmark.run.equivalence import check_equivalence
+from accelmark.run.equivalence import check_equivalence, check_text
 from accelmark.run.preflight.hosts import run_preflight
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors

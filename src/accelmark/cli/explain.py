@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output
 
 if TYPE_CHECKING:
     from accelmark.spec.cluster import ClusterSpec

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.number_format import limit_percent
 
@@ -358,9 +358,8 @@ def import_files(
 
     Only what a run accepts is written.
     """
-    from accelmark.compat.flagperf.convert import convert
+    from accelmark.compat.flagperf.convert import convert, convert_tree, is_tree
     from accelmark.compat.flagperf.old_run import is_run, read_run
-    from accelmark.compat.flagperf.tree import convert_tree, is_tree
 
     if origin == "claims":
         import yaml

@@ -1,14 +1,40 @@
-"""Help texts: whole sentences, arguments and values in capitals, and examples."""
+"""What a verb prints: its output, as JSON or by its own view, and its help, in whole sentences and with examples."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, final
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-from accelmark.cli.output import Output
+from accelmark.spec.errors import EXIT_OK
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The result of a verb. ``accelmark.cli.help.Verb`` emits what a verb returns."""
+
+    content: Any
+    """A pydantic model, or a JSON value that may contain models; printed with ``--json``."""
+    show: Callable[[], None]
+    """Prints the content for people."""
+    exit_code: int = EXIT_OK
+
+    def emit(self, *, as_json: bool) -> None:
+        """Print the content. Raises typer.Exit where the exit code is not 0."""
+        if as_json:
+            from pydantic_core import to_json
+
+            typer.echo(to_json(self.content).decode())
+        else:
+            self.show()
+        if self.exit_code != EXIT_OK:
+            raise typer.Exit(self.exit_code)
+
 
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (

@@ -9,8 +9,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.cli.help import Verb, Verbs
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output, Verb, Verbs
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import counted
 

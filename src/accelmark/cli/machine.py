@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.output import Output
+from accelmark.cli.help import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, SpecError, nearest
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def vendors(
     """List vendors, their chips and their devices on this machine, or the published figures of one vendor's chips."""
     from accelmark.spec.plugins.catalog import find, folders, load_vendor
     from accelmark.telemetry.declaration import telemetry_of
-    from accelmark.telemetry.detect import detect
+    from accelmark.telemetry.inventory import detect
     from accelmark.telemetry.sources import MODULE_FILE
 
     if matrix:
@@ -140,8 +140,7 @@ def _show_vendor(spec: VendorSpec) -> None:
 
 def doctor(as_json: options.AsJson = False) -> Output:
     """Show devices, frameworks and engines, and what can run."""
-    from accelmark.run.environments.create import broken_frameworks
-    from accelmark.run.environments.registry import registered
+    from accelmark.run.environments.create import broken_frameworks, registered
     from accelmark.telemetry.host.sysinfo import collect
     from accelmark.telemetry.inventory import inventory
 
@@ -201,7 +200,7 @@ def inventory_lines(seen: Inventory) -> list[str]:
 def _cluster_of(file: Path, vendor: str | None) -> ClusterSpec:
     """Return a cluster with ``vendor``, else the vendor in its file, else on this machine the detected vendor."""
     from accelmark.spec.plugins.launcher import load_launcher, read_cluster
-    from accelmark.telemetry.detect import default_vendor
+    from accelmark.telemetry.inventory import default_vendor
 
     spec = read_cluster(file)
     own = default_vendor() if load_launcher(spec.launcher).is_localhost else None
@@ -263,7 +262,7 @@ def monitor(
     """Record telemetry in the background. Logs have FlagPerf's file names and formats."""
     from accelmark.spec.plugins.catalog import find
     from accelmark.telemetry import monitor as recorder
-    from accelmark.telemetry.detect import default_vendor
+    from accelmark.telemetry.inventory import default_vendor
 
     if (operation is None) == (option is None):
         raise RequestError("name one operation: start, stop, restart or status")
@@ -365,7 +364,7 @@ def detect_devices(vendor: str | None) -> Detected:
     from accelmark.plan.request import Detected
     from accelmark.run.probe import remembered
     from accelmark.spec.plugins.catalog import load_vendor
-    from accelmark.telemetry.detect import detect, measurable_vendors
+    from accelmark.telemetry.inventory import detect, measurable_vendors
 
     name, *others = (vendor,) if vendor else measurable_vendors()
     present = next((entry for entry in detect([name]) if entry.vendor == name), None)

@@ -28,8 +28,7 @@ from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.help import Verb, Verbs
 from accelmark.cli.ledger import app as ledger
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
-from accelmark.cli.runs import infer, resume, run, status, stop, train
-from accelmark.cli.serving import serve
+from accelmark.cli.runs import infer, resume, run, serve, status, stop, train
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from accelmark.datasets.prepare.preparation import naming_failed_writes
-from accelmark.datasets.shards import write_tar, write_tfrecord
+from accelmark.datasets.shards import PACKAGE, write_tar, write_tfrecord
 from accelmark.datasets.spec import DatasetSpec, TreePart
-from accelmark.datasets.tfrecord import PACKAGE
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.plugins.requirements import require

@@ -3,18 +3,152 @@
 WebDataset's are tar archives ``*.tar`` with ``<key>.jpg`` (or .jpeg, .png), and the class in ``<key>.cls``.
 TFRecord's are ``<split>-00000-of-01024`` with ``image/encoded``, ``image/filename`` and ``image/class/label`` from 1,
 as TensorFlow's ``build_imagenet_data.py`` writes them.
+
+A record of TFRecord is its length (uint64), a checksum of the length (uint32), the message, and a checksum of the
+message. The messages are those of TensorFlow's ``example.proto`` and ``feature.proto``; TensorFlow is not needed.
 """
 
 from __future__ import annotations
 
+import struct
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Union
 
-from accelmark.datasets.tfrecord import features, integers, opened, records, write_records
 from accelmark.spec.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+PACKAGE: Final = "google-crc32c>=1.5"
+"""Computes checksums, which are written, and verified where a file is converted."""
+_HEADER: Final = struct.Struct("<QI")
+_CHECKSUM: Final = struct.Struct("<I")
+_END: Final = 0x80
+"""From this value on, a byte of a number is followed by another one."""
+Span = tuple[int, int]
+"""First byte, and the byte after the last one."""
+Buffer = Union[mmap, bytes]
+
+
+def opened(path: Path) -> mmap:
+    """Map a file into memory, so that only what is read of it is loaded; raises DataError where it is empty."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise DataError(f"{path}: is empty; expected TFRecord")
+        return mmap(file.fileno(), 0, access=ACCESS_READ)
+
+
+def records(path: Path, content: Buffer, *, verify: bool = False) -> Iterator[Span]:
+    """Yield the place of each message; ``verify`` compares the checksums.
+
+    Raises:
+        DataError: the file is no TFRecord, is cut off, or a checksum is another one.
+    """
+    begin = 0
+    while begin < len(content):
+        body = begin + _HEADER.size
+        size, checksum = _HEADER.unpack_from(content, begin) if body <= len(content) else (len(content), 0)
+        end = body + size
+        if end + _CHECKSUM.size > len(content):
+            raise DataError(f"{path}: no complete record of TFRecord at byte {begin:,}; copy the file again")
+        if verify and (checksum, *_CHECKSUM.unpack_from(content, end)) != (
+            _masked_crc(content[begin : begin + 8]),
+            _masked_crc(content[body:end]),
+        ):
+            raise DataError(f"{path}: the record at byte {begin:,} does not match its checksum; copy the file again")
+        yield body, end
+        begin = end + _CHECKSUM.size
+
+
+def _masked_crc(content: bytes) -> int:
+    """Return the CRC-32C of bytes, rotated and with a constant added (``tsl/lib/hash/crc32c.h``)."""
+    from google_crc32c import value
+
+    crc: int = value(content)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def features(content: Buffer, record: Span) -> dict[str, Span]:
+    """Return the place of each feature of an Example: its single bytes value, or its packed numbers.
+
+    Raises:
+        ValueError: it is another message.
+    """
+    ((_, whole),) = _fields(content, record)
+    named = {}
+    for _, entry in _fields(content, whole):
+        (_, name), (_, feature) = _fields(content, entry)
+        ((_, values),) = _fields(content, feature)
+        named[content[slice(*name)].decode()] = next(_fields(content, values), (0, (0, 0)))[1]
+    return named
+
+
+def integers(content: Buffer, place: Span) -> npt.NDArray[np.int64]:
+    """Return packed integers."""
+    import numpy as np
+
+    packed = np.frombuffer(content[slice(*place)], np.uint8)
+    first = np.flatnonzero(np.concatenate(([True], packed[:-1] < _END))) if len(packed) else np.zeros(0, np.intp)
+    shift = 7 * (np.arange(len(packed)) - np.repeat(first, np.diff([*first, len(packed)])))
+    parts = (packed % _END).astype(np.int64) << shift
+    return np.bitwise_or.reduceat(parts, first) if len(packed) else parts
+
+
+def _fields(content: Buffer, place: Span) -> Iterator[tuple[int, Span]]:
+    """Yield number and place of each field of a message; all fields of an Example have a length."""
+    begin, end = place
+    while begin < end:
+        key, begin = _number(content, begin)
+        size, begin = _number(content, begin)
+        if key % 8 != 2 or begin + size > end:
+            raise ValueError("is no tf.train.Example")
+        yield key // 8, (begin, begin + size)
+        begin += size
+
+
+def _number(content: Buffer, place: int) -> tuple[int, int]:
+    """Return a number, and the byte after it."""
+    value = 0
+    for index, byte in enumerate(content[place : place + 10]):
+        value |= (byte % _END) << 7 * index
+        if byte < _END:
+            return value, place + index + 1
+    raise ValueError("is no tf.train.Example")
+
+
+def write_records(path: Path, examples: Iterable[Mapping[str, bytes | int]]) -> None:
+    """Write Examples, each with bytes and integers by name, under another name, and rename the complete file.
+
+    Needs :data:`PACKAGE`.
+    """
+    unfinished = path.with_name(f".{path.name}.part")
+    with unfinished.open("wb") as file:
+        for example in examples:
+            content = _message(1, b"".join(_entry(name, value) for name, value in example.items()))
+            size = len(content).to_bytes(8, "little")
+            file.write(size + _CHECKSUM.pack(_masked_crc(size)) + content + _CHECKSUM.pack(_masked_crc(content)))
+    unfinished.replace(path)
+
+
+def _entry(name: str, value: bytes | int) -> bytes:
+    """Return a feature: field 1 of its list of bytes (1) or of integers (3)."""
+    values = _message(1, value) if isinstance(value, bytes) else _message(1, _packed(value))
+    feature = _message(1 if isinstance(value, bytes) else 3, values)
+    return _message(1, _message(1, name.encode()) + _message(2, feature))
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return bytes([8 * field + 2]) + _packed(len(content)) + content
+
+
+def _packed(value: int) -> bytes:
+    return bytes([value]) if value < _END else bytes([value % _END + _END]) + _packed(value // _END)
+
 
 _SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 _PIXELS, _NAME, _CLASS = "image/encoded", "image/filename", "image/class/label"

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from accelmark.datasets.spec import DataEntry
 from accelmark.explain.schemas import FILES, DocumentedField, as_yaml, documented_fields
-from accelmark.explain.terms import all_terms
 from accelmark.results.figures import FigureName, title_of
+from accelmark.results.schema import VERDICTS
 from accelmark.spec.errors import RequestError, SpecError, closest
+from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, folders, load_server, readable
 from accelmark.spec.plugins.launcher import launcher_options
@@ -21,6 +24,31 @@ from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import TrainSettings
+
+
+class Term(Spec):
+    """A word that AccelMark writes, explained."""
+
+    text: str
+    """The meaning of the term, or the finding of an audit rule."""
+    why: str = ""
+    """Of an audit rule: why it matters."""
+    remedy: str = ""
+    """What to do; empty where nothing is to be done."""
+    severity: tuple[Literal["error", "open", "warning", "info"], ...] = ()
+    """Of an audit rule: severities that its findings may have."""
+
+
+@cache
+def all_terms() -> dict[str, dict[str, Term]]:
+    """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
+    path = Path(__file__).with_name("terms.yaml")
+    reasons = "The page and 'accelmark verify RUN' list each reason."
+    verdicts: dict[str, Term] = {
+        word: Term(text=text, remedy="" if word == "VALID" else reasons) for word, text in VERDICTS.items()
+    }
+    return {"verdict": verdicts} | TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
+
 
 SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
     "setting of training": TrainSettings,

@@ -29,10 +29,9 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
-from accelmark.train.case import ArrayCase, Batch, Batches, case_class
-from accelmark.train.layers import use_layers
+from accelmark.train.case import ArrayCase, Batch, Batches, case_class, use_layers
 from accelmark.train.loop.backend import RankBackend
-from accelmark.train.loop.checkpoint_directory import unreadable
+from accelmark.train.loop.checkpoint_writer import unreadable
 from accelmark.train.loop.checkpoints import (
     ArrayCheckpoints,
     NamedArrays,
@@ -95,7 +94,7 @@ class ArrayBackend(RankBackend):
     """Name of the framework's folder."""
     title: ClassVar[str]
     layer_module: ClassVar[ModuleType]
-    """The framework's layers; see :mod:`accelmark.train.layers`."""
+    """The framework's layers; see :mod:`accelmark.train.case`."""
     optimizer_classes: ClassVar[Mapping[str, str]] = OPTIMIZER_CLASSES
     """Setting ``optimizer.name`` -> class."""
     memory_advice = "precision bf16"

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Final
 
-from accelmark.spec.module_command import module_command
-from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace
+from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace, module_command
 
 COORDINATOR: Final = "ACCELMARK_COORDINATOR"
 """Variable with ``HOST:PORT`` of rank 0, where the ranks of a framework meet."""

@@ -30,9 +30,8 @@ from accelmark.infer.failures import InferenceError, restored, shortened
 from accelmark.infer.slots import Rows, Slots, create_memory, mapped
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
-from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import FolderRef
-from accelmark.spec.plugins.framework import RANK_VARIABLES, RankPlace
+from accelmark.spec.plugins.framework import RANK_VARIABLES, RankPlace, module_command
 
 LOG_NAME: Final = "engine.out.log"
 """Output of the engine's process: not the rank's log, so that an engine cannot print events."""

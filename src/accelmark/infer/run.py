@@ -55,8 +55,7 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
 from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
 from accelmark.spec.settings.training import Scalar
-from accelmark.train.cpu_wait import CpuWait
-from accelmark.train.loop.process import Cancelled, StopRequest
+from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 
 _SYNTHETIC_BATCHES: Final = 32
 

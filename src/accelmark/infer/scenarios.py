@@ -22,8 +22,8 @@ from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.failures import Context, classify
 from accelmark.infer.slots import Slots, rows_of
+from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, search_rate
 from accelmark.serving.load.progress import LoadReporter
-from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, search_rate
 from accelmark.serving.loadgen.mlperf import (
     DETAIL_FILE,
     MLPERF_MIN_DURATION_S,

@@ -18,7 +18,6 @@ from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.key import CaseKey, is_version
-from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import (
     FolderRef,
     find,
@@ -30,6 +29,7 @@ from accelmark.spec.plugins.catalog import (
     tree_hash,
     unread_plugins,
 )
+from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.plugins.launcher import load_launcher, unusable_parts
 from accelmark.spec.plugins.requirements import Need, installed_version, requirement_names
 from accelmark.spec.plugins.vendor import Chip

@@ -38,8 +38,7 @@ def _probe(job: JobSpec) -> None:
     import torch.distributed as dist
 
     from accelmark.frameworks.pytorch.training.platform import device_name, join_ranks, open_device
-    from accelmark.probe.collectives import best_rates, sweep_collectives
-    from accelmark.probe.device import probe_copies, probe_memory, probe_products
+    from accelmark.probe.device import best_rates, probe_copies, probe_memory, probe_products, sweep_collectives
     from accelmark.spec.job import ProbeJob
     from accelmark.spec.log.records import CEILINGS_FILE, Ceilings
     from accelmark.spec.plugins.framework import RankPlace

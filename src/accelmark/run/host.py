@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
-from accelmark.run.causes import advice_for
+from accelmark.run.agent.rank_exit import advice_for
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 

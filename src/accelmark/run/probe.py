@@ -27,8 +27,8 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ProbeJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.records import CEILINGS_FILE, Ceilings, ProbeItem
-from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import FolderRef, framework_device, load_framework
+from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.plugins.requirements import Need
 from accelmark.spec.plugins.vendor import VendorSpec

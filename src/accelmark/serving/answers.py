@@ -20,7 +20,7 @@ from accelmark.serving.request import PlannedRequest
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import Answer, RequestRecord
-from accelmark.spec.module_command import module_command
+from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.serving import ServeSettings
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import SCORES_FILE, BenchmarkScore
-from accelmark.spec.module_command import module_command
+from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.inference import BenchmarkSettings
 
 LOG_FILE: Final = "harness.log"

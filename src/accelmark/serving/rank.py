@@ -19,12 +19,17 @@ from typing import Final, final
 from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.client.client import Client
-from accelmark.serving.cores import Cores
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.loadgen.scenarios import TokenScenarios
+from accelmark.serving.loadgen.mlperf import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, UnreachableError
-from accelmark.serving.server_process import NeverHealthyError, ServerDiedError, ServerMissingError, ServerProcess
+from accelmark.serving.server_process import (
+    Cores,
+    NeverHealthyError,
+    ServerDiedError,
+    ServerMissingError,
+    ServerProcess,
+)
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.job import JobSpec, ServeJob
@@ -41,8 +46,7 @@ from accelmark.spec.log.serving import (
 )
 from accelmark.spec.plugins.requirements import installed_version, installed_versions
 from accelmark.spec.settings.training import Scalar
-from accelmark.train.cpu_wait import CpuWait
-from accelmark.train.loop.process import Cancelled, StopRequest
+from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 
 _LIBRARIES: Final = ("httptools", "tokenizers", "torch")
 _REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (

@@ -7,6 +7,7 @@ It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and FlagPerf
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pkgutil
@@ -27,8 +28,50 @@ from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.host import sysinfo
 from accelmark.telemetry.host.sampler import HostSampler, foreign_processes
-from accelmark.telemetry.line_file import LineFile
 from accelmark.telemetry.sources import Poller, device_sources
+
+
+@final
+class LineFile:
+    """Appends each line with one write, so that readers never read partial lines.
+
+    A write that fails (disk full) loses its lines and is counted; a partial line is ended before the next one.
+
+    Raises OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_lost = 0
+        self.last_error: str | None = None
+        self._partial = False
+        self._digest = hashlib.sha256()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, text: str) -> bool:
+        """Append ``text`` and a line end; return whether all of it was written."""
+        data = (b"\n" if self._partial else b"") + text.encode() + b"\n"
+        try:
+            num_written = os.write(self._fd, data)
+            self._digest.update(data[:num_written])
+            self._partial = num_written < len(data)
+            error = "the disk is full" if self._partial else None
+        except OSError as raised:
+            error = raised.strerror or str(raised)
+        if error is not None:
+            self.num_lost += 1
+            self.last_error = error
+        return error is None
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the written bytes."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"

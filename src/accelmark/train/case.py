@@ -1,13 +1,23 @@
-"""The interface of a training case whose data are NumPy arrays."""
+"""The interface of a training case whose data are NumPy arrays, its layers ``nn``, and its FLOPs by formula.
+
+A process trains in one framework. Its backend selects the framework's layers before it imports the case.
+
+FLOPs: a multiply-add is two operations; backward is twice forward, because a matrix product has two gradients. Only
+matrix products and convolutions count, as in FLOP counters and in the PaLM paper (Chowdhery et al. 2022,
+arXiv:2204.02311, appendix B: 6 N + 12 L H Q T a token). Recomputation by activation checkpointing never counts.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
@@ -182,3 +192,74 @@ class ArrayCase(ModelSettings, ABC):
     def flops_per_sample(self) -> float | None:
         """Return forward and backward FLOPs of one sample by formula; or None."""
         return None
+
+
+nn: Any
+"""``layers.py`` of the framework's folder: layers with the names and the meaning of PyTorch's.
+
+A model is an ``nn.Module`` with ``forward``; blocks whose activations can be recomputed set ``is_block``. Images are in
+the framework's own layout behind ``nn.Normalize``. Layers take their initial weights from ``nn.normal(std)``,
+``nn.uniform`` or ``nn.normal_fan_out``.
+"""
+Weights = npt.NDArray[np.float32]
+Initial = Callable[[np.random.Generator, tuple[int, ...], int, int], Weights]
+"""Returns initial weights of a shape, by the number of inputs of each output and of outputs of each input."""
+
+
+def use_layers(layers: ModuleType) -> None:
+    """Select the layers of a framework."""
+    global nn
+    nn = layers
+
+
+def uniform(random: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Weights:
+    """Return PyTorch's initial weights of convolutions and linear layers: uniform up to 1 / sqrt(fan_in)."""
+    return random.uniform(-(fan_in**-0.5), fan_in**-0.5, shape).astype(np.float32)
+
+
+def normal(std: float) -> Initial:
+    """Return normal initial weights."""
+    return lambda random, shape, fan_in, fan_out: (std * random.standard_normal(shape)).astype(np.float32)
+
+
+def normal_fan_out(random: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Weights:
+    """Return normal initial weights of convolutions before ReLU (He et al. 2015, arXiv:1502.01852)."""
+    return normal(math.sqrt(2 / fan_out))(random, shape, fan_in, fan_out)
+
+
+def rotary_angles(width: int, length: int) -> tuple[Weights, Weights]:
+    """Return cosine and sine of rotary embeddings (Su et al. 2021, arXiv:2104.09864), of shape (length, 1, width).
+
+    The sine of the first half is negative: ``x * cos + roll(x, width // 2) * sin`` rotates ``x``.
+    """
+    rates = 10000.0 ** (-np.arange(0, width, 2) / width)
+    angles = np.outer(np.arange(length), rates)[:, None].astype(np.float32)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate((cos, cos), -1), np.concatenate((-sin, sin), -1)
+
+
+def dense_flops(num_weights: int, num_vectors: int) -> float:
+    """Return the FLOPs of multiplying ``num_vectors`` (tokens of a sample) by ``num_weights`` matrix weights."""
+    return 6.0 * num_weights * num_vectors
+
+
+def attention_flops(num_layers: int, hidden_size: int, length: int) -> float:
+    """Return the FLOPs of the score and value products of a sequence.
+
+    Two products of ``length`` x ``length`` x ``hidden_size`` a layer. A causal mask does not reduce them, by the
+    convention of the PaLM paper, the FLOP counter and published MFU figures.
+    """
+    return 12.0 * num_layers * hidden_size * length * length
+
+
+def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, is_first: bool = False) -> float:
+    """Return the FLOPs of a square convolution for one image.
+
+    Args:
+        size: side of the output.
+        kernel: side of the kernel.
+        channels_in: channels of the input.
+        channels_out: channels of the output.
+        is_first: the input is the image, which needs no gradient, so the backward pass has only one product.
+    """
+    return 2.0 * size**2 * kernel**2 * channels_in * channels_out * (2 if is_first else 3)

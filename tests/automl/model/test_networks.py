@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
+from accelmark.automl.model.morphs import weight_shapes
 from accelmark.automl.model.network import (
     Network,
     NetworkError,
@@ -21,7 +22,6 @@ from accelmark.automl.model.network import (
     skips,
 )
 from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network, seed_weights
-from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.trial.module import GraphModule, load_weights, to_weights
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION
 from accelmark.spec.errors import DataError, RequestError

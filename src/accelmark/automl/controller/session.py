@@ -18,9 +18,9 @@ from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.journal import SearchDirectory
 from accelmark.automl.messages import WorkerReady
+from accelmark.automl.model.morphs import weight_shapes
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
-from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.pool import WorkerPool, ray_workers, write_node_logs
 from accelmark.automl.records import Hyperparameters
 from accelmark.results.rounds.search import why_ended
@@ -29,7 +29,7 @@ from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.spec.plugins.requirements import require
 from accelmark.spec.rules import resolve_rules
-from accelmark.telemetry.detect import default_vendor
+from accelmark.telemetry.inventory import default_vendor
 from accelmark.telemetry.monitor import recording
 
 _PATHS: Final = {"dataset": ("directory", "train_directory", "held_out_directory"), "search": ("initial_weights",)}

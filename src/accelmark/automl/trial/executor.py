@@ -39,7 +39,7 @@ from accelmark.spec.settings.training import (
 )
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.rank import record_peak_memory, run_training
-from accelmark.train.loop.totals import RunTotals
+from accelmark.train.loop.window import RunTotals
 
 _EVALUATION_BATCH: Final = 512
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import LlamaConfig
 
-from accelmark.tasks.language.pytorch_decoder import Pretraining
+from accelmark.tasks.language.pytorch import Pretraining
 
 
 class Case(Pretraining):

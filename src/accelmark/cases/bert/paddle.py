@@ -16,8 +16,7 @@ from accelmark.spec.errors import DataError
 from accelmark.tasks.language.data import masked_tokens
 from accelmark.tasks.metrics import IGNORED, classification_metrics
 from accelmark.train.batches import Arrays, ArraySource
-from accelmark.train.case import ArrayCase, Batch
-from accelmark.train.formulas import attention_flops, dense_flops
+from accelmark.train.case import ArrayCase, Batch, attention_flops, dense_flops
 
 CHECKPOINT: Final = "initial/model.safetensors"
 _EPS: Final = 1e-12

@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from accelmark.cases.efficientnet_lite0._model import EfficientNetLite0
-from accelmark.infer.case import InferBatches, InMemoryBatches
-from accelmark.infer.imagenet import ImageNetCase
+from accelmark.infer.case import ImageNetCase, InferBatches, InMemoryBatches
 from accelmark.tasks.images.data import centre_box, opened_image
 
 _PHOTOS: Final = {

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transformers import GPT2Config
 
-from accelmark.tasks.language.pytorch_decoder import LastWord
+from accelmark.tasks.language.pytorch import LastWord
 
 
 class Case(LastWord):

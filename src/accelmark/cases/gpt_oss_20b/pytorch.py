@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transformers import GptOssConfig
 
-from accelmark.tasks.language.pytorch_decoder import Pretraining
+from accelmark.tasks.language.pytorch import Pretraining
 
 
 class Case(Pretraining):

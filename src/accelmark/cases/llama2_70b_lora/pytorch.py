@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transformers import LlamaConfig
 
-from accelmark.tasks.language.pytorch_decoder import LowRankTuning
+from accelmark.tasks.language.pytorch import LowRankTuning
 
 
 class Case(LowRankTuning):

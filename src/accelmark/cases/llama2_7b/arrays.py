@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from accelmark.tasks.language.arrays import DecoderPretraining
-from accelmark.train.case import Batch
-from accelmark.train.layers import nn
+from accelmark.train.case import Batch, nn
 
 _STD: Final = 0.02
 """Standard deviation of the initial weights, as in transformers."""

@@ -10,8 +10,7 @@ import numpy as np
 from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
 from accelmark.tasks.language.arrays import NextToken
 from accelmark.train.batches import Arrays
-from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.layers import nn
+from accelmark.train.case import attention_flops, dense_flops, nn
 
 _STD: Final = 0.02
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accelmark.cases import llama_mini
 from accelmark.cases.llama_mini.pytorch import Case as Pretraining
-from accelmark.frameworks.pytorch.model.low_rank import adapt
+from accelmark.frameworks.pytorch.model.linear import adapt
 from accelmark.infer.weights import load_weights
 
 _WEIGHTS: Final = Path(llama_mini.__path__[0]) / "weights.safetensors"

@@ -11,8 +11,7 @@ from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, f
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.images.arrays import ImageClassification
 from accelmark.train.batches import Arrays
-from accelmark.train.formulas import conv_flops, dense_flops
-from accelmark.train.layers import nn
+from accelmark.train.case import conv_flops, dense_flops, nn
 
 
 class Block(nn.Module):

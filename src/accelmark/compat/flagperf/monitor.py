@@ -15,8 +15,8 @@ from accelmark.telemetry.declaration import ScriptRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 from accelmark.telemetry.forms import UnreadableError, Values, device_sample, number, parse_number
 from accelmark.telemetry.host.sampler import HostSample
-from accelmark.telemetry.line_file import LineFile
-from accelmark.telemetry.tool import CommandError, run_command
+from accelmark.telemetry.record import LineFile
+from accelmark.telemetry.sources import CommandError, run_command
 
 INTERVAL_S: Final = 5.0
 """FlagPerf's sampling interval."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
 from accelmark.datasets.pytorch_weights import check_weights, read_weights
-from accelmark.datasets.tfrecord import PACKAGE, features, integers, opened, records
+from accelmark.datasets.shards import PACKAGE, features, integers, opened, records
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.plugins.requirements import require
 

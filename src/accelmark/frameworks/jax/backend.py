@@ -1,9 +1,16 @@
-"""The training backend of JAX: data parallel over all devices of the job, one process per device."""
+"""The training backend of JAX: data parallel over all devices of the job, one process per device.
+
+XLA compiles the exchange of gradients into the step, so that no mark on the host separates it from computation: single
+steps are traced with JAX's profiler, and the rest of a step without its collectives is the rank's own part.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
 import flax
@@ -16,11 +23,73 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, processor_name
 from accelmark.frameworks.jax import layers
 from accelmark.frameworks.jax.step import State, Step
-from accelmark.frameworks.jax.tracing import StepTracer
 from accelmark.frameworks.process_launcher import COORDINATOR
+from accelmark.spec.log.events import Event, TracedStep
+from accelmark.spec.log.perflog import EventLog
 from accelmark.train.batches import Arrays
 from accelmark.train.case import Batch
 from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.loop.window import covered
+
+_COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+"""Beginnings of the names of HLO instructions."""
+
+
+@final
+class StepTracer:
+    """Traces steps; see :class:`accelmark.train.loop.contract.StepTracer`."""
+
+    def __init__(self, step: Callable[[list[Any]], Any], wait: Callable[[], None], platform: str, log: EventLog):
+        """``step`` takes a step without waiting, ``wait`` waits until it is computed."""
+        self._step, self._wait, self._log = step, wait, log
+        self._planes = "/host:CPU" if platform == "cpu" else "/device:"
+        self.cost_s = 0.0
+        self._trace(lambda: None)  # the first trace opens the profiler: part of the initialisation
+
+    def take(self, batches: list[Any]) -> tuple[Any, TracedStep | None]:
+        """Take a step and return its loss with its times; None, and never again, where its trace has no collective."""
+        self._wait()
+        loss, step_ms, exchange_ms = self._trace(lambda: self._step(batches))
+        if not exchange_ms:
+            self.cost_s = float("inf")
+            problem = "waits for other ranks are not known: the trace of a step has no collective"
+            self._log.event(Event.WARNING, {"message": problem})
+            return loss, None
+        return loss, TracedStep(step_ms=round(step_ms, 4), own_ms=round(max(0.0, step_ms - exchange_ms), 4))
+
+    def _trace(self, run: Callable[[], Any]) -> tuple[Any, float, float]:
+        """Return the result of ``run``, its duration and the duration of its collectives in milliseconds."""
+        begin = time.monotonic()
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        with tempfile.TemporaryDirectory(prefix="accelmark-trace-") as directory:
+            jax.profiler.start_trace(directory, profiler_options=options)
+            try:
+                start = time.monotonic()
+                result = run()
+                self._wait()
+                step_s = time.monotonic() - start
+            finally:
+                jax.profiler.stop_trace()
+            exchange_ms = covered(self._collectives(Path(directory)))
+        self.cost_s = max(self.cost_s, time.monotonic() - begin - step_s)
+        return result, step_s * 1e3, exchange_ms
+
+    def _collectives(self, directory: Path) -> Iterator[tuple[float, float]]:
+        """Yield begin and end of the collectives of this rank's device in milliseconds."""
+        for file in directory.rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                if not plane.name.startswith(self._planes):
+                    continue
+                for line in plane.lines:
+                    for event in line.events:
+                        if self._name(event).startswith(_COLLECTIVES):
+                            yield event.start_ns / 1e6, (event.start_ns + event.duration_ns) / 1e6
+
+    def _name(self, event: Any) -> str:
+        """Return the name of the instruction; kernels of devices have names of their own."""
+        return event.name if self._planes == "/host:CPU" else str(dict(event.stats).get("hlo_op", event.name))
+
 
 _COMPUTE_TYPES: Final = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}

@@ -22,11 +22,11 @@ from accelmark.frameworks.mindspore.step import Step
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.log.events import Event
-from accelmark.spec.module_command import module_command
+from accelmark.spec.plugins.framework import module_command
 from accelmark.train.batches import Arrays
 from accelmark.train.case import Batch
+from accelmark.train.loop.backend import DeviceClock, HostClock
 from accelmark.train.loop.checkpoints import NamedArrays
-from accelmark.train.loop.clocks import DeviceClock, HostClock
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
 _LEAVE_S: Final = 60.0

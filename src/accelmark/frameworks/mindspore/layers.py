@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from accelmark.train.layers import Initial, normal, normal_fan_out, rotary_angles, uniform
+from accelmark.train.case import Initial, normal, normal_fan_out, rotary_angles, uniform
 
 __all__ = ["normal", "normal_fan_out", "uniform"]
 

@@ -26,16 +26,50 @@ from accelmark.frameworks.array_backend import (
 )
 from accelmark.frameworks.paddle import layers
 from accelmark.frameworks.paddle.launch import MASTER
-from accelmark.frameworks.paddle.optimizers import OPTIMIZER_CLASSES, build_optimizer
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, OptimizerSettings, Precision
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
+from accelmark.train.loop.backend import DeviceClock, HostClock, OwnPart
 from accelmark.train.loop.checkpoints import NamedArrays
-from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
+
+OPTIMIZER_CLASSES: Final = {"sgd": "Momentum", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
+
+
+def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: float | None) -> Any:
+    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas.
+
+    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step. Gradients are clipped to a global norm of
+    ``clip_norm`` if it is given.
+    """
+    trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    undecayed = {each.name for each in trainable if each.ndim <= 1 and not settings.decay_norm_and_bias}
+    clip = nn.ClipGradByGlobalNorm(clip_norm) if clip_norm is not None else None
+    decay = settings.weight_decay
+    adam = {"beta1": settings.beta1, "beta2": settings.beta2, "epsilon": settings.eps}
+    options: dict[str, Any] = {"learning_rate": settings.lr, "grad_clip": clip}
+    if settings.name == "adamw":
+        decays = {"weight_decay": decay, "apply_decay_param_fun": lambda name: name not in undecayed}
+        return paddle.optimizer.AdamW(parameters=trainable, **decays, **adam, **options)
+    if settings.name == "lamb":
+        decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
+        return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
+    _add_decay(trainable, undecayed, decay)
+    if settings.name == "adam":
+        return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
+    momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
+    return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
+
+
+def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:
+    """Add weight decay to gradients; parameter groups would do it too, but each is clipped to a norm of its own."""
+    for parameter in parameters:
+        if decay and parameter.name not in undecayed:
+            parameter.regularizer = paddle.regularizer.L2Decay(decay)
+
 
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"

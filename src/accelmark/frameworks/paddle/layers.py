@@ -12,7 +12,7 @@ import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
 from accelmark.spec.backports import zip_strict
-from accelmark.train.layers import rotary_angles
+from accelmark.train.case import rotary_angles
 
 Initial = Callable[[int, int], Any]
 """Returns the initializer of weights, by the number of inputs of each output and of outputs of each input."""

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
-from accelmark.frameworks.pytorch.feed import Ahead, CopyStream, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.hooks import Hooks, hook_records, load_hooks, refuse_hooks
 from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
@@ -33,13 +33,13 @@ from accelmark.frameworks.pytorch.model.identity import (
     weights_hash,
 )
 from accelmark.frameworks.pytorch.state import Training
-from accelmark.frameworks.pytorch.training import flight_recorder
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.frameworks.pytorch.training.comparison import Comparison
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
 from accelmark.frameworks.pytorch.training.pipeline import PipelineTraining
 from accelmark.frameworks.pytorch.training.platform import (
     DeviceLosses,
+    answer_collectives,
     device_functions,
     device_name,
     forget_peak_memory,
@@ -50,6 +50,7 @@ from accelmark.frameworks.pytorch.training.platform import (
     open_device,
     peak_memory_mib,
     rank_seed,
+    record_collectives,
     reduced_modes,
     seed_everything,
     set_precision,
@@ -66,9 +67,8 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.batches import SyntheticBatches, log_bad_samples
 from accelmark.train.case import case_class
-from accelmark.train.loop.backend import RankBackend
-from accelmark.train.loop.checkpoint_directory import CheckpointDirectory
-from accelmark.train.loop.clocks import DeviceClock, HostClock, OwnPart
+from accelmark.train.loop.backend import DeviceClock, HostClock, OwnPart, RankBackend
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
 from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 
@@ -201,10 +201,10 @@ class PyTorchBackend(RankBackend):
             forget_peak_memory(self._device)
             return self._in_process.control
         is_sharded = self.settings.is_sharded
-        flight_recorder.switch_on()
+        record_collectives()
         group = join_ranks(self.job.collective_backend, self.place, self._device, needed=is_sharded)
         if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
-            flight_recorder.answer_requests(Path(node_dir), self.place.rank)
+            answer_collectives(Path(node_dir), self.place.rank)
         return group
 
     def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:

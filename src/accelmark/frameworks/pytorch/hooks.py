@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
 from accelmark.frameworks.pytorch.model.attention import Autocast
-from accelmark.frameworks.pytorch.model.fp8 import to_fp8
+from accelmark.frameworks.pytorch.model.linear import to_fp8
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.plugins.catalog import FolderRef, file_module

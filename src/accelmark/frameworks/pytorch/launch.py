@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.module_command import module_command
-from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace, module_command
 
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}

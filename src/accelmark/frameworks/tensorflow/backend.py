@@ -17,8 +17,8 @@ from accelmark.frameworks.tensorflow.step import Step
 from accelmark.spec.log.events import Event
 from accelmark.train.batches import Arrays
 from accelmark.train.case import Batch
+from accelmark.train.loop.backend import HostClock
 from accelmark.train.loop.checkpoints import NamedArrays
-from accelmark.train.loop.clocks import HostClock
 
 _COMPUTE_TYPES: Final = {"bf16": tf.bfloat16, "fp16": tf.float16}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from accelmark.train.layers import Initial, normal, normal_fan_out, uniform
+from accelmark.train.case import Initial, normal, normal_fan_out, uniform
 
 __all__ = ["normal", "normal_fan_out", "uniform"]
 

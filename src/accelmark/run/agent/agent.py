@@ -29,8 +29,7 @@ import accelmark
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
-from accelmark.run.agent.bytecode import BytecodeCheck
-from accelmark.run.agent.file_watch import FileWatch, LogEvents
+from accelmark.run.agent.file_watch import BytecodeCheck, FileWatch, LogEvents
 from accelmark.run.agent.host import (
     BackgroundLoad,
     HostInUseError,
@@ -40,7 +39,6 @@ from accelmark.run.agent.host import (
     route,
     system_information,
 )
-from accelmark.run.agent.limits import LimitChecker
 from accelmark.run.agent.rank_environment import (
     CODE_DIRECTORY,
     UNWATCHED,
@@ -48,9 +46,16 @@ from accelmark.run.agent.rank_environment import (
     environment_variables,
     watched_code,
 )  # fmt: skip
-from accelmark.run.agent.rank_exit import Termination, classify_node, classify_ranks, escaped_line, read_log_end
+from accelmark.run.agent.rank_exit import (
+    Termination,
+    classify_node,
+    classify_ranks,
+    escaped_line,
+    explained,
+    read_log_end,
+)
 from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
-from accelmark.run.agent.stall import diagnose
+from accelmark.run.agent.stall import LimitChecker, diagnose
 from accelmark.run.agent.task import (
     EXIT_FILE,
     IDENTITY_FILE,
@@ -60,7 +65,6 @@ from accelmark.run.agent.task import (
     TASK_FILE,
     AgentTask,
 )  # fmt: skip
-from accelmark.run.causes import explained
 from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.processes import (
     NODE_MARKER,
@@ -76,9 +80,8 @@ from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord
 from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, ClockReading, HostClocks, LogSeal
-from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import load_framework, load_launch
-from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord
+from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, module_command
 
 _ORPHAN_GRACE_S: Final = 1.0
 _PEERS_S: Final = 10.0

@@ -14,10 +14,10 @@ from typing import Final, final
 import psutil
 
 from accelmark.results.store.files import write_atomic
-from accelmark.run.agent.limits import size_of
+from accelmark.run.agent.stall import size_of
 from accelmark.run.agent.task import TelemetryTask
 from accelmark.run.processes import descendants, is_alive
-from accelmark.spec.module_command import module_command
+from accelmark.spec.plugins.framework import module_command
 
 RECORDER_MODULE: Final = "accelmark.telemetry.record"
 _FIRST_LINE_S: Final = 5.0

@@ -19,8 +19,7 @@ from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE
 from accelmark.results.store.signature import require_key
 from accelmark.run.controller.cancellation import Cancellation
 from accelmark.run.controller.evaluate import evaluate, evaluation_of
-from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job
-from accelmark.run.controller.node_jobs import has_checkpoints
+from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job, has_checkpoints
 from accelmark.run.controller.tuning import add_next_jobs
 from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
@@ -28,8 +27,7 @@ from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory, measure_run
-from accelmark.run.record.registry import register_end, require_original
-from accelmark.run.record.source import record_start, require_unchanged
+from accelmark.run.record.registry import record_start, register_end, require_original, require_unchanged
 from accelmark.run.record.states import RunEventLog
 from accelmark.run.sandboxes.image import require_images
 from accelmark.spec.errors import (

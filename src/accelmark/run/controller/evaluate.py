@@ -25,7 +25,7 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
-from accelmark.spec.module_command import module_command
+from accelmark.spec.plugins.framework import module_command
 
 MOST_DRAWN: Final = 128
 """Most steps that are replayed of pairs of checkpoints, which have at most as many."""

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.store.loaded_run import HOLDER_FILE, is_in_progress
-from accelmark.run.controller.node_jobs import node_jobs
+from accelmark.run.controller.execution import node_jobs
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.host import CommandResult, Host, HostError, UnreachableError
 from accelmark.run.launchers import create_launcher, plan_of_hosts

@@ -25,7 +25,7 @@ from accelmark.spec.plugins.requirements import (
     pip_install,
 )
 from accelmark.spec.plugins.vendor import FrameworkDevice
-from accelmark.telemetry.detect import default_vendor
+from accelmark.telemetry.inventory import default_vendor
 
 OLDEST_PYTHON: Final = (3, 9)
 """Of agents and ranks. The coordinator's is in :mod:`accelmark.cli`."""

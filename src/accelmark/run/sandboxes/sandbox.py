@@ -13,8 +13,8 @@ from accelmark.run.agent.host import DROP_CACHES, DROP_CACHES_VARIABLE
 from accelmark.run.sandboxes.image import ImageRecipe, recipe_of
 from accelmark.spec.cluster import ContainerSpec
 from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.module_command import module_command
 from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.plugins.vendor import VendorSpec
 
 _ENTER: Final = "accelmark/run/sandboxes/enter.sh"

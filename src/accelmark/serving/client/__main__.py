@@ -8,8 +8,7 @@ import signal
 import sys
 from typing import Any, Final, final
 
-from accelmark.serving.client.clock import WakeSelector, allow_files
-from accelmark.serving.client.connection import Connections
+from accelmark.serving.client.connection import Connections, WakeSelector, allow_files
 from accelmark.serving.client.messages import Done, Ready, Request, StageOrder, line
 from accelmark.serving.client.stage import Sendable, StageRunner, raise_failure
 from accelmark.spec.model import Spec

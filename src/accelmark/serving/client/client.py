@@ -16,12 +16,12 @@ from typing import IO, Final, cast, final
 from typing_extensions import Self
 
 from accelmark.serving.client.messages import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
-from accelmark.serving.cores import started_on
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
+from accelmark.serving.server_process import started_on
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage
-from accelmark.spec.module_command import module_command
+from accelmark.spec.plugins.framework import module_command
 
 _LEAD_S: Final = 0.2
 """From the message that a stage begins to its beginning."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
-from accelmark.serving.client.connection import Connections, NotSentError, Response
+from accelmark.serving.client.connection import Connections, NotSentError, Response, Stream, has_output, read_stream
 from accelmark.serving.client.messages import Done, Ended, Request, StageOrder
-from accelmark.serving.client.stream import Stream, has_output, read_stream
 from accelmark.serving.loadgen import mlperf
 from accelmark.serving.request import LoadGenRun
 from accelmark.spec.backports import pairwise

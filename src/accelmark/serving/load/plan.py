@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Optional, final
@@ -15,11 +16,79 @@ from accelmark.results.read.requests import requests_of
 from accelmark.results.rounds.load import measured_stage
 from accelmark.serving.load.arrivals import Due, due_times, read_trace
 from accelmark.serving.load.prompts import PromptModel, open_prompts
-from accelmark.serving.load.search import EXPECTED_STEPS, FIRST_SHARE, RateSearch, search_rate
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Arrival, ServeSettings
+
+MAX_STEPS: Final = 14
+EXPECTED_STEPS: Final = 6
+"""Steps of a search whose first rate holds and second rate does not, or the other way round."""
+PRECISION: Final = 0.05
+"""Relative distance of the highest rate that holds from the lowest that does not, at which the search ends."""
+
+FIRST_SHARE: Final = 0.5
+"""First rate of a search as a share of the highest rate of answers in the stages before."""
+
+
+@final
+@dataclass(frozen=True)
+class RateSearch:
+    """Result of a search."""
+
+    rate: float | None
+    """Highest rate that was tried and holds; None if none does."""
+    failed_rate: float | None
+    """Lowest rate that was tried and does not hold; None if all do."""
+    num_steps: int
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether both are within :data:`PRECISION` of each other."""
+        return (
+            self.rate is not None and self.failed_rate is not None and self.failed_rate <= self.rate * (1 + PRECISION)
+        )
+
+
+def search_rate(
+    holds: Callable[[float, int], bool],
+    first: float,
+    least: float = 0.0,
+    max_steps: int = MAX_STEPS,
+    held: float | None = None,
+) -> RateSearch:
+    """Search from ``first``: double (or halve) until the answer changes, then bisect in the logarithm.
+
+    ``holds`` gets a rate, and how many further steps are likely. No rate is tried above a failed rate, nor
+    below a rate that holds, nor below ``least``. ``held`` is a rate that is known to hold: the search
+    begins at twice it.
+    """
+    rate = held
+    failed: float | None = None
+    tried, step = first if held is None else 2 * held, 0
+    while step < max_steps:
+        step += 1
+        if holds(tried, min(max_steps - step, _likely_steps(rate, failed) - 1)):
+            rate = tried
+        else:
+            failed = tried
+        if RateSearch(rate, failed, step).is_converged or (rate is None and tried / 2 < least):
+            break
+        if failed is None:
+            tried = 2 * tried
+        elif rate is None:
+            tried = tried / 2
+        else:
+            tried = math.sqrt(rate * failed)
+    return RateSearch(rate, failed, step)
+
+
+def _likely_steps(rate: float | None, failed: float | None) -> int:
+    """Return how many steps are left, if the next one changes the answer where it has not changed yet."""
+    if rate is None or failed is None:
+        return EXPECTED_STEPS - (rate is not None or failed is not None)
+    return math.ceil(math.log2(math.log(failed / rate) / math.log1p(PRECISION)))
+
 
 RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[RequestRecord]]]
 """Runs one stage; returns it with the records of its requests."""

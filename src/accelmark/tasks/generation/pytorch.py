@@ -20,7 +20,7 @@ from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.spec.errors import DataError
 from accelmark.tasks.generation.data import CaptionedLatents, EncodedRows
 from accelmark.tasks.text.pytorch import read_tokenizer
-from accelmark.train.schedules import scaled_learning_rate
+from accelmark.train.loop.epochs import scaled_learning_rate
 
 
 class VelocityPrediction(TaskFamily):

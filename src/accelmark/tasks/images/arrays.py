@@ -8,8 +8,7 @@ import numpy as np
 
 from accelmark.tasks.metrics import Classified, ImageSizes
 from accelmark.train.batches import Arrays
-from accelmark.train.case import ArrayCase, Batch
-from accelmark.train.layers import nn
+from accelmark.train.case import ArrayCase, Batch, nn
 
 
 class ImageClassification(Classified, ImageSizes, ArrayCase):

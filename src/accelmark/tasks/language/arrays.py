@@ -9,9 +9,7 @@ import numpy as np
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.metrics import PredictedTokens
 from accelmark.train.batches import Arrays
-from accelmark.train.case import ArrayCase, Batch
-from accelmark.train.formulas import attention_flops, dense_flops
-from accelmark.train.layers import nn
+from accelmark.train.case import ArrayCase, Batch, attention_flops, dense_flops, nn
 
 
 class NextToken(PredictedTokens, ArrayCase):

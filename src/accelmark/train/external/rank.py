@@ -28,7 +28,7 @@ from accelmark.train.external.translate import LogTranslator
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
 from accelmark.train.loop.rank import end_process, main
-from accelmark.train.loop.totals import FinishedEvent, RunTotals
+from accelmark.train.loop.window import FinishedEvent, RunTotals
 
 _MAX_LINE_CHARACTERS: Final = 2**16
 _LAST_LINES: Final = 20

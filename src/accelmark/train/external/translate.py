@@ -11,7 +11,7 @@ from accelmark.spec.job import ExternalJob
 from accelmark.spec.log.events import EndReason, Evaluation, Event, StepWindow
 from accelmark.spec.log.perflog import EventLog
 from accelmark.train.loop.ends import End
-from accelmark.train.loop.totals import RunTotals
+from accelmark.train.loop.window import RunTotals
 
 _RATE_TOLERANCE: Final = 0.1
 """Largest relative difference between the trainer's throughput and AccelMark's before a warning."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, ExchangeMax, name_of, unreadable
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, unreadable
 from accelmark.train.loop.contract import Progress
 
 NamedArrays = Mapping[str, npt.NDArray[Any]]

@@ -19,8 +19,7 @@ from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop
-from accelmark.train.loop.totals import RunTotals
-from accelmark.train.loop.window import ClosedWindow, GarbagePauses, Window, WindowPosition
+from accelmark.train.loop.window import ClosedWindow, GarbagePauses, RunTotals, Window, WindowPosition
 
 _HELD_NS: Final = 100_000_000
 """Closed windows are written together where they close more often than this: writing each would slow down training."""

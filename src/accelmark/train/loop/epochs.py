@@ -1,17 +1,82 @@
-"""Optimizer steps of an epoch and of a training, and steps that are taken again."""
+"""Optimizer steps of an epoch and of a training, steps that are taken again, and learning-rate schedules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import final
 
 from accelmark.spec.errors import DataError, RequestError
-from accelmark.spec.settings.training import TrainSettings
+from accelmark.spec.settings.training import ScheduleSettings, TrainSettings
 from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.ends import total_steps
-from accelmark.train.schedules import learning_rate_factor, needs_length
+
+
+def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return the learning rate over its peak as a function of the optimizer step, from 0.
+
+    The warm-up rises linearly and reaches the peak at its last step; ``onecycle`` rises by a half cosine instead, from
+    1/25 of the peak, as in Smith and Topin (arXiv:1708.07120), ``tri_stage`` from 1/100. After ``total_steps`` the
+    factor is constant, except for ``inverse_sqrt``, where it falls with the root of the step from the end of the
+    warm-up (Vaswani et al. 2017, arXiv:1706.03762, section 5.3). ``tri_stage`` is fairseq's of that name: constant
+    until half of the steps, then an exponential fall.
+    """
+    warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
+    decay_steps = max(1, total_steps - warmup)
+    shape = _SHAPES[settings.name]
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            if settings.name == "onecycle":
+                return _between(1 / 25, 1.0, (1 - math.cos(math.pi * step / warmup)) / 2)
+            return _between(0.01 if settings.name == "tri_stage" else 0.0, 1.0, (step + 1) / warmup)
+        if settings.name == "step":
+            return settings.step_gamma ** (step // max(1, settings.step_epochs * steps_per_epoch))
+        if settings.name == "inverse_sqrt":
+            return math.sqrt(max(1, warmup) / (step + 1))
+        if settings.name == "tri_stage":
+            return math.pow(settings.final_lr_ratio, min(1.0, max(0.0, 2 * (step + 1) / total_steps - 1)))
+        done = min(1.0, (step - warmup) / decay_steps)
+        return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
+
+    return factor
+
+
+def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: int) -> float:
+    """Return the peak of the learning rate, which ``optimizer.lr`` names for a global batch of ``batch_size``.
+
+    It is proportional to the global batch (Goyal et al. 2017, arXiv:1706.02677).
+    """
+    return settings.optimizer.lr * settings.batch_size * settings.gradient_accumulation_steps * world_size / batch_size
+
+
+def needs_length(settings: ScheduleSettings) -> bool:
+    """Return whether the schedule depends on the total number of steps."""
+    by_ratio = settings.warmup_ratio > 0 and settings.warmup_steps == 0
+    return by_ratio or settings.name not in ("constant", "step", "inverse_sqrt")
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _half_cosine(left: float, power: float) -> float:
+    return (1 - math.cos(math.pi * left)) / 2
+
+
+_SHAPES: dict[str, Callable[[float, float], float]] = {
+    "constant": lambda left, power: 1.0,
+    "linear": lambda left, power: left,
+    "cosine": _half_cosine,
+    "onecycle": _half_cosine,
+    "polynomial": lambda left, power: left**power,
+    "step": lambda left, power: 1.0,
+    "inverse_sqrt": lambda left, power: 1.0,
+    "tri_stage": lambda left, power: 1.0,
+}
+"""Share of the peak as a function of the share of the decay that is left, and the power."""
 
 
 @final

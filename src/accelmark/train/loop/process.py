@@ -1,4 +1,4 @@
-"""The process of a rank: redirected output, start time, and signals."""
+"""The process of a rank: redirected output, start time, signals, and waits for a CPU."""
 
 from __future__ import annotations
 
@@ -134,3 +134,36 @@ def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> No
                 first, deadline = now, now + grace_s
             elif number in _STOPPING and now - first > _SAME_REQUEST_S:
                 deadline = min(deadline or now, now + _GRACE_SECOND_SIGNAL_S)
+
+
+_TASKS: Final = Path("/proc/self/task")
+
+
+@final
+class CpuWait:
+    """Counts from its creation; reading it costs some microseconds per thread."""
+
+    def __init__(self, tasks: Path = _TASKS) -> None:
+        self._tasks = tasks
+        self._before = self._delays_ns()
+
+    def longest_s(self) -> float | None:
+        """Return the longest wait of any thread so far, in seconds; None where the kernel does not count it.
+
+        The threads of a step wait for each other, so the longest wait is a lower bound of the time lost.
+        """
+        waits = [delay - self._before.get(thread, 0) for thread, delay in self._delays_ns().items()]
+        return max(waits) / 1e9 if waits else None
+
+    def _delays_ns(self) -> dict[str, int]:
+        """Return the second number of each thread's ``schedstat`` (Linux, Documentation/scheduler/sched-stats.rst)."""
+        delays: dict[str, int] = {}
+        try:
+            for task in self._tasks.iterdir():
+                try:
+                    delays[task.name] = int((task / "schedstat").read_text(encoding="ascii").split()[1])
+                except (OSError, ValueError, IndexError):
+                    continue  # the thread has ended, or the kernel does not count
+        except OSError:
+            pass
+        return delays

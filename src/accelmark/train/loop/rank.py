@@ -34,7 +34,7 @@ from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, EvaluationObserver
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
-from accelmark.train.loop.totals import FinishedEvent, RunTotals
+from accelmark.train.loop.window import FinishedEvent, RunTotals
 
 _OUTLIER_RATIO: Final = 1.3
 """Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, final
 
-from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.library import LibrarySource, Readers
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, LibrarySource, Readers
 
 
 @final

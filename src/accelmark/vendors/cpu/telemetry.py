@@ -9,8 +9,7 @@ from typing import Final, final
 import psutil
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.host.power import Rapl, RaplError
-from accelmark.telemetry.host.sampler import CpuMeter
+from accelmark.telemetry.host.sampler import CpuMeter, Rapl, RaplError
 from accelmark.telemetry.host.sysinfo import cpu_model
 
 _MIB: Final = 1024.0 * 1024.0

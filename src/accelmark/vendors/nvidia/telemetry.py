@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any, Final, final
 
 from accelmark.spec.plugins.requirements import pip_install
-from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.library import LibrarySource, Readers
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, LibrarySource, Readers
 
 _MIB: Final = 1024.0 * 1024.0
 _FIELD_POWER_INSTANT: Final = 186

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from accelmark.frameworks.pytorch.feed import on_meta
+from accelmark.frameworks.pytorch.batches import on_meta
 from accelmark.frameworks.pytorch.model.attention import Autocast
-from accelmark.frameworks.pytorch.model.fp8 import FP8, Fp8Linear
+from accelmark.frameworks.pytorch.model.linear import FP8, Fp8Linear
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase

@@ -29,7 +29,7 @@ from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.batches import seed_of
-from accelmark.train.loop.checkpoint_directory import CheckpointDirectory, name_of, unreadable
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, name_of, unreadable
 from accelmark.train.loop.contract import ForeignStateError, Progress
 
 _RECORD: Final = "progress.json"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from accelmark.frameworks.pytorch.batches import mover
 from accelmark.frameworks.pytorch.case import Batch, TrainCase
-from accelmark.frameworks.pytorch.feed import mover
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.spec.errors import RunError
 from accelmark.spec.tensor_file import Array

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.batches import mover
 from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
-from accelmark.frameworks.pytorch.feed import mover
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.spec.errors import DataError
 

@@ -20,7 +20,7 @@ from accelmark.run.agent.agent import agent_commands, temporary_directories
 from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, AgentTask, NodeJob
 from accelmark.run.host import HostError
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, SshAgent
+from accelmark.run.launchers.ssh.agent import LONGEST_PAUSE_S, STOP_TIMEOUT_S, NodeStream, SshAgent, wait_until_visible
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import (
     PLUGINS,
@@ -32,7 +32,6 @@ from accelmark.run.launchers.ssh.delivery import (
     wheel,
 )  # fmt: skip
 from accelmark.run.launchers.ssh.options import Options
-from accelmark.run.launchers.ssh.stream import NodeStream, wait_until_visible
 from accelmark.run.onhost import command, start_command
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId
 from accelmark.run.sandboxes.image import ensure_image
