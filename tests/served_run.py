@@ -15,7 +15,15 @@ from typing import Any
 
 from accelmark.spec.job import JobSpec, ServeJob
 from accelmark.spec.key import CaseKey
-from accelmark.spec.log.serving import Answer, BenchmarkScore, LoadStage, RequestRecord, ServeFinished, ServeStarted
+from accelmark.spec.log.serving import (
+    Answer,
+    BenchmarkScore,
+    LoadStage,
+    RequestRecord,
+    ServeFinished,
+    ServeStarted,
+    StartTimes,
+)
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.settings.inference import Benchmark, Reference
@@ -114,6 +122,8 @@ class Served:
     min_agreement: float = 0.9
     is_open: bool = False
     ended: ServeFinished = COMPLETED
+    start: StartTimes | None = None
+    device_type: str = "acme"
     lag_p99_ms: float = 0.01
     warm_up: int = 4
     scores: tuple[BenchmarkScore, ...] = ()
@@ -182,7 +192,7 @@ def serve_job(served: Served) -> JobSpec:
     return JobSpec(
         key=CaseKey(model="toy", framework="pytorch", hardware="X1"), round=1,
         case=FolderRef(name="toy", path=Path("cases/toy"), sha256="ab" * 32), case_version=1, vendor="nvidia",
-        device_type="acme", framework_module=None, collective_backend="gloo", chip=CHIP, data_dirs={},
+        device_type=served.device_type, framework_module=None, collective_backend="gloo", chip=CHIP, data_dirs={},
         checkpoint_dir=Path("checkpoints"), open=served.is_open,
         work=ServeJob(
             server=server, settings=settings, min_agreement=served.min_agreement, benchmarks=served.published
@@ -196,6 +206,7 @@ def _started(served: Served) -> dict[str, Any]:
         framework="toy", framework_version="1.0", device_type="acme", device_name="Acme X1 Pod", hostname="node00",
         threads=1, precision="fp32", library_versions={}, server=settings.server, endpoint=settings.endpoint or "",
         command=("toy", "--port", "1"), served_model="toy", start_s=1.5 if settings.endpoint is None else None,
+        start=served.start,
         num_devices=1, weights_sha256="cd" * 32, has_tokenizer=True,
     ).model_dump(mode="json")  # fmt: skip
 

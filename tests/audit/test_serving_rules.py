@@ -14,10 +14,10 @@ import pytest
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.directory import measure_run
-from accelmark.spec.log.serving import BenchmarkScore, RequestRecord
+from accelmark.spec.log.serving import BenchmarkScore, RequestRecord, StartTimes
 from accelmark.spec.settings.inference import Reference
 from tests.made_run import perflog
-from tests.served_run import Queue, Served, Stage, make_served_run
+from tests.served_run import COMPLETED, Queue, Served, Stage, make_served_run
 
 QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)
 SERVED = Served((Stage(QUEUE, 150, concurrency=4),), settings={"load": {"concurrency": [4]}})
@@ -143,6 +143,26 @@ def test_answers_that_were_not_compared_make_a_run_open(tmp_path: Path) -> None:
     case = judged(tmp_path, Served(SERVED.stages, settings=settings(num_compared=0)))
     assert case.verdict == "OPEN"
     assert found(case, "served-answers")[0][0] == "open"
+
+
+@pytest.mark.parametrize(
+    ("device_type", "start", "load", "actual"),
+    [
+        ("cpu", (80.0, 270.0), (6.5, 20.0), None),  # a whole model compiled on a busy machine: measured
+        ("cpu", (120.0, 60.0), (6.5, 20.0), "the server took 120.0 s of CPU time to start, the framework 6.5 s"),
+        ("cpu", (120.0, 60.0), (25.0, 20.0), None),
+        ("acme", (900.0, 310.0), (5.0, 5.0), "the server took 310.0 s to start, the framework 5.0 s"),
+        ("acme", (900.0, 310.0), (5.0, 70.0), None),
+    ],
+)
+def test_a_start_that_takes_far_longer_than_the_load_of_the_model_makes_a_run_open(
+    tmp_path: Path, device_type: str, start: tuple[float, float], load: tuple[float, float], actual: str | None
+) -> None:
+    times, loaded = (StartTimes(cpu_s=pair[0], wall_s=pair[1]) for pair in (start, load))
+    ended = COMPLETED.model_copy(update={"load": loaded})
+    case = judged(tmp_path, replace(SERVED, start=times, ended=ended, device_type=device_type))
+    told = found(case, "untimed-work")
+    assert [(severity, text[: len(actual or "")]) for severity, text in told] == ([("open", actual)] if actual else [])
 
 
 def test_comparisons_of_answers_that_nobody_gave_make_a_run_invalid(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 from accelmark.datasets.spec import DatasetSpec
-from accelmark.datasets.verify import fingerprint, sample, sample_differences, verify
+from accelmark.datasets.verify import DataReads, fingerprint, sample_differences, verify
 from accelmark.spec.model import parse
 from tests.datasets.conftest import CONTENT, Reports, collect_in, dataset, sha256, write
 
@@ -72,16 +73,32 @@ def test_a_tree_of_plain_files_is_recognised_by_their_ending(tmp_path: Path) -> 
     assert verify(tree({"path": "train", "by_class": False, "suffixes": [".idx"]}), tmp_path) != []
 
 
-def test_a_sample_of_a_tree_finds_contents_that_another_copy_does_not_have(tmp_path: Path) -> None:
-    spec = tree({"path": "train"})
-    recorded = sample(spec, images(tmp_path / "own"))
-    assert len(recorded) == 6
+def test_a_sample_of_the_files_that_were_read_finds_contents_that_another_copy_does_not_have(tmp_path: Path) -> None:
+    own = images(tmp_path / "own")
+    reads = DataReads({"images": own, "others": tmp_path / "others"})
+    for name in ("train/n000/0.JPEG", "train/n000/1.JPEG"):
+        (own / name).read_bytes()
+    with multiprocessing.get_context("fork").Pool(1) as workers:  # as those of a data loader
+        workers.map(Path.read_bytes, [own / "train/n001/0.JPEG"])
+    recorded = reads.sample("a secret")
+    places = ["train/n000/0.JPEG@0", "train/n000/1.JPEG@0", "train/n001/0.JPEG@0"]
+    assert (sorted(recorded["images"]), recorded["others"]) == (places, {}), "not of the files that nobody read"
     other = images(tmp_path / "other")
-    assert list(sample_differences(recorded, other)) == []
+    assert list(sample_differences(recorded["images"], other)) == []
     (other / "train/n000/0.JPEG").write_bytes(b"jpeG")
     (other / "train/n001/0.JPEG").unlink()
-    assert sorted(sample_differences(recorded, other)) == ["train/n000/0.JPEG@0", "train/n001/0.JPEG@0"]
-    assert sample(dataset(), write(tmp_path / "files")) == {}, "a fingerprint of exact files covers their contents"
+    assert sorted(sample_differences(recorded["images"], other)) == ["train/n000/0.JPEG@0", "train/n001/0.JPEG@0"]
+
+
+def test_the_secret_chooses_the_files_and_places_of_a_sample(tmp_path: Path) -> None:
+    large = write(tmp_path, {f"{number}.bin": bytes(3 << 20) for number in range(70)})
+    reads = DataReads({"large": large})
+    for path in large.iterdir():
+        path.open("rb").close()
+    samples = [sorted(reads.sample(secret)["large"]) for secret in ("one", "one", "two")]
+    assert samples[0] == samples[1] != samples[2]
+    assert len(samples[0]) == 64
+    assert {place.partition("@")[2] for place in samples[0]} == {"0", str(1 << 20), str(2 << 20)}
 
 
 def test_the_fingerprint_of_a_tree_follows_names_and_sizes(tmp_path: Path) -> None:

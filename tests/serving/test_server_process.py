@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from accelmark.run.processes import become_subreaper
 from accelmark.serving.request import Endpoint
 from accelmark.serving.server_process import (
     Cores,
@@ -73,6 +75,41 @@ def test_a_server_and_its_children_are_gone_after_stop(
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     with pytest.raises(ServerDiedError):
         server.check()
+
+
+LEAVES = """
+import os, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        while time.process_time() < 2: pass
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_the_start_counts_the_cpu_time_of_a_process_that_left_the_servers_family(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_subreaper()  # as the node agent is
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    server = start(LEAVES + HEALTHY)
+    orphans: set[psutil.Process] = set()
+    try:
+        start_s = server.wait_until_healthy(120, lambda: None)
+        assert server.times(start_s).wall_s >= start_s
+        orphans = set(psutil.Process().children()) - {psutil.Process(server._process.pid)}
+        end = time.monotonic() + 120
+        while server.times(start_s).cpu_s < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+            server._sample()
+        assert server.times(start_s).cpu_s >= 2
+    finally:
+        ctypes.CDLL(None).prctl(36, 0)  # PR_SET_CHILD_SUBREAPER
+        for process in orphans:
+            process.kill()
+            process.wait()
 
 
 def test_a_server_that_dies_says_why(start: Start) -> None:

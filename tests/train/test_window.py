@@ -49,7 +49,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for loss in (0.5, 0.25):
         window.add(clock.mark(), None, clock.mark(), 2_000_000, torch.tensor(loss))
-    closed = window.close(POSITION, 0, 10.0)
+    closed = window.close(POSITION, 0, 10.0, 10.0)
     assert device.waits == 0
     assert len(window) == 0
     read = window.read(closed)
@@ -65,7 +65,7 @@ def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were()
     for loss in (0.5, 0.25):
         memory.fill_(loss)  # as a replayed CUDA graph does
         window.add(clock.mark(), None, clock.mark(), 0, memory.detach())
-    assert window.read(window.close(POSITION, 0, 10.0)).losses == (0.5, 0.25)
+    assert window.read(window.close(POSITION, 0, 10.0, 10.0)).losses == (0.5, 0.25)
 
 
 def test_events_are_used_again_once_read() -> None:
@@ -75,7 +75,7 @@ def test_events_are_used_again_once_read() -> None:
     for _ in range(5):
         for _ in range(2):
             window.add(clock.mark(), None, clock.mark(), 0, torch.tensor(1.0))
-        window.read(window.close(POSITION, 0, 1.0))
+        window.read(window.close(POSITION, 0, 1.0, 1.0))
     assert device.made == 5
 
 
@@ -83,7 +83,7 @@ def test_losses_on_the_host_are_available_in_their_own_step() -> None:
     window = Window(HostClock(), HostLosses())
     assert window.add(0, None, 1_000_000, 0, torch.tensor(float("nan"))) != 0
     assert window.last_is_nonfinite()
-    read = window.read(window.close(POSITION, 0, 1.0))
+    read = window.read(window.close(POSITION, 0, 1.0, 1.0))
     assert read.step_ms == (1.0,)
     assert first_nonfinite(read) == 2
 
@@ -93,7 +93,7 @@ def test_the_own_part_of_a_step_is_what_no_exchange_covers() -> None:
     window = Window(HostClock(), HostLosses())
     ms = 1_000_000
     window.add(0, [(2 * ms, 4 * ms), (3 * ms, 5 * ms)], 10 * ms, 0, torch.tensor(1.0))
-    assert window.read(window.close(POSITION, 0, 10.0)).own_ms == (7.0,)
+    assert window.read(window.close(POSITION, 0, 10.0, 10.0)).own_ms == (7.0,)
 
 
 def test_garbage_collections_are_measured_and_scan_nothing_that_training_found() -> None:

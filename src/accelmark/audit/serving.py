@@ -32,6 +32,11 @@ MAX_LITTLES_DIFFERENCE: Final = 0.05
 """Relative difference of both counts of requests in progress, without requests at the ends of the window."""
 MIN_WINDOW_S: Final = {"mini": 5.0, "standard": 60.0}
 """Length of a window from which its rates are steady, by the size of a case."""
+MIN_START_S: Final = {"cpu": 100.0, "other": 300.0}
+"""Start of a server beyond the framework's load of the same model that is reported: CPU time on CPUs, else time.
+docs/reference/serving.md has honest starts; none was measured on accelerators."""
+MAX_LOADS: Final = 4.0
+"""The same as a multiple of that load: conversion and compilation take longer for larger models."""
 _LEAST_SHARE: Final = 0.99
 """Share of its planned length that a window has at least, which ends by a timer."""
 
@@ -234,6 +239,19 @@ def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeS
     elif answers.num_compared < answers.num_promised:
         actual = f"{answers.num_compared} answers were compared"
         yield finding("open", "served-answers", f"{answers.num_promised} answers compared", actual)
+
+
+@for_each(_serving)
+def server_start(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Check that the server's start took no longer than loading the model explains: answers could be computed in it."""
+    if serving.start is None or serving.load is None or entry.job is None:
+        return
+    is_cpu = entry.job.device_type == "cpu"
+    took_s, load_s = (times.cpu_s if is_cpu else times.wall_s for times in (serving.start, serving.load))
+    if took_s - load_s > max(MIN_START_S["cpu" if is_cpu else "other"], MAX_LOADS * load_s):
+        unit = "s of CPU time" if is_cpu else "s"
+        actual = f"the server took {took_s:.1f} {unit} to start, the framework {load_s:.1f} {unit} to load the model"
+        yield finding("open", "untimed-work", "as much untimed work as loading the model takes", actual)
 
 
 @for_each(_serving)

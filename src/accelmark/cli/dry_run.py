@@ -163,8 +163,9 @@ def _settings(job: PlannedJob, given: Container[Path]) -> Iterator[str]:
         yield f"{'applied' if file.applied else 'not applied'}: {file.file}: {file.reason}"
     work = job.job.work
     if isinstance(work, TrainJob) and work.is_checked:
-        mib = work.settings.checkpoint.replay_mib
-        yield f"after the round: weights evaluated, at most {MOST_REPLAYED} steps replayed, in a fresh process"
+        mib, is_all = work.settings.checkpoint.replay_mib, work.settings.checkpoint.replay_all
+        steps = "all pairs of checkpoints" if is_all else f"at most {MOST_REPLAYED} steps"
+        yield f"after the round: weights evaluated, {steps} replayed, in a fresh process"
         yield f"checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights"
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):

@@ -6,10 +6,12 @@ import hashlib
 import math
 import os
 import random
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Optional, final
+from typing import Any, Final, Optional, final
 
 from accelmark.datasets.shards import shard_images, shards_in
 from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
@@ -23,7 +25,7 @@ INTERVAL_S: Final = 0.1
 _CHUNK: Final = 1 << 20
 _SHOWN: Final = 8
 _SAMPLED: Final = 64
-"""Places of a tree whose contents are hashed: where 5 % of the files have other contents, 96 % of samples show it."""
+"""Places whose contents are hashed: where 5 % of the files have other contents, 96 % of samples show it."""
 
 
 @final
@@ -98,24 +100,49 @@ def fingerprint(spec: DatasetSpec, path: Path) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def sample(spec: DatasetSpec, path: Path) -> dict[str, str]:
-    """Return ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at places of a tree that nobody can know before.
+@final
+class DataReads:
+    """The files below directories of data that this process and its forks open, by Python's audit events.
 
-    Raises OSError if a file cannot be read.
+    A library that opens files itself does not raise them: its caller does (``sys.audit``).
     """
-    files: dict[str, int] = {}
-    for part in spec.tree:
-        shards = shards_in(path / part.path) if part.shards else ()
-        named = ((shard.relative_to(path).as_posix(), shard.stat().st_size) for shard in shards)
-        files.update(named if shards else _tree_files(part, path))
-    chance = random.SystemRandom()
-    drawn = chance.sample(sorted(files), min(_SAMPLED, len(files)))
-    places = ((name, _CHUNK * chance.randrange(max(1, math.ceil(files[name] / _CHUNK)))) for name in drawn)
-    return {f"{name}@{offset}": _chunk_sha256(path / name, offset) for name, offset in places}
+
+    def __init__(self, dirs: Mapping[str, Path]) -> None:
+        """Note files from now on; an audit hook cannot be removed."""
+        self._dirs = dirs
+        self._below = tuple(f"{path}{os.sep}" for path in dirs.values())
+        self._names = tempfile.TemporaryFile()  # noqa: SIM115 - workers write into it until this process ends
+        self._seen: set[str] = set()
+        if dirs:
+            sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not isinstance(arguments[0], str) or not arguments[0].startswith(self._below):
+            return
+        if arguments[0] not in self._seen:
+            self._seen.add(arguments[0])
+            os.write(self._names.fileno(), f"{arguments[0]}\0".encode())
+
+    def sample(self, draw: str) -> dict[str, dict[str, str]]:
+        """Return name of the data -> ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there.
+
+        ``draw``, a secret until now, chooses the files and places. Raises OSError if a file cannot be read.
+        """
+        self._names.seek(0)
+        opened = {Path(name) for name in self._names.read().decode().split("\0") if name}
+        chance = random.Random(draw)
+        contents: dict[str, dict[str, str]] = {}
+        for data, below in self._dirs.items():
+            files = sorted(path for path in opened if below in path.parents and path.is_file())
+            contents[data] = {}
+            for path in chance.sample(files, min(_SAMPLED, len(files))):
+                offset = _CHUNK * chance.randrange(max(1, math.ceil(path.stat().st_size / _CHUNK)))
+                contents[data][f"{path.relative_to(below)}@{offset}"] = _chunk_sha256(path, offset)
+        return contents
 
 
 def sample_differences(recorded: Mapping[str, str], path: Path) -> Iterator[str]:
-    """Yield the places of a recorded :func:`sample` at which files in ``path`` have other contents, or are missing."""
+    """Yield the places of a sample of :class:`DataReads` at which ``path`` has other contents, or no file."""
     for place, sha256 in recorded.items():
         name, _, offset = place.rpartition("@")
         try:

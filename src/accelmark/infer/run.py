@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import secrets
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from typing import Final, Literal, final
 import torch
 from torch import Tensor, nn
 
+from accelmark.datasets.verify import DataReads
 from accelmark.frameworks.pytorch.model.identity import module_hash, num_parameters, structure_hash, weights_hash
 from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
 from accelmark.infer.checked_pass import CheckedPass
@@ -42,7 +44,7 @@ from accelmark.spec.errors import (
     nearest,
 )
 from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.log.events import Event
+from accelmark.spec.log.events import DataRead, Event
 from accelmark.spec.log.inference import (
     AnswerCheck,
     InferEndReason,
@@ -88,8 +90,10 @@ def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopR
         os._exit(EXIT_CANCELLED)
 
     stop.install(overdue)
+    reads = DataReads(job.data_dirs)
     try:
         finished = run.run()
+        log.event(Event.DATA_READ, DataRead(sample=reads.sample(secrets.token_hex())))
     except Cancelled as signal_name:
         finished = run.summary("cancelled", f"stopped by {signal_name}", run.step)
     if finished.message is not None:

@@ -36,6 +36,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         from safetensors.torch import load_file
     except ImportError as error:
         raise DataError(f"{path}: safetensors is not installed: run {pip_install(['safetensors'])}") from error
+    sys.audit("open", str(path), "r", 0)  # the library opens it itself
     try:
         if hasattr(model, "from_pretrained"):
             missing, unexpected = _load_transformers(model, path)

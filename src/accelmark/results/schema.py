@@ -14,7 +14,7 @@ from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
-from accelmark.spec.log.serving import BenchmarkScore, TokenScenarioResult
+from accelmark.spec.log.serving import BenchmarkScore, StartTimes, TokenScenarioResult
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip
@@ -243,6 +243,9 @@ class ServingRound(Spec):
     """Command line of the server."""
     start_s: float | None = None
     """From the start of the server until it was healthy."""
+    start: StartTimes | None = None
+    load: StartTimes | None = None
+    """Of the framework, which loads the same model to compare answers."""
     facts: dict[str, Scalar] = Field(default_factory=dict)
     """Quantisation, KV-cache type and speculative decoding by the server's options; null: the server's default."""
     num_devices: int

@@ -1,7 +1,8 @@
 """Compare answers under load with the framework's own greedy answers to the same prompts.
 
 ``python -m accelmark.serving.answers MODEL_DIR DEVICE DTYPE PROMPTS ANSWERS`` lets the framework answer one prompt at a
-time: it reads JSON lines with ``text``, ``max_tokens`` and ``pinned``, and writes a JSON string for each.
+time: it reads JSON lines with ``text``, ``max_tokens`` and ``pinned``, writes a JSON string for each, and prints the
+:class:`StartTimes` of the model in its last line.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -19,9 +21,10 @@ from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
-from accelmark.spec.log.serving import Answer, RequestRecord
+from accelmark.spec.log.serving import Answer, RequestRecord, StartTimes
 from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.serving import ServeSettings
+from accelmark.train.loop.process import process_start
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
 """Precision of a run -> the framework's."""
@@ -60,15 +63,17 @@ class AnswerSample:
 
 def compare_answers(
     settings: ServeSettings, device_type: str, model: ServedModel, sample: AnswerSample, path: Path
-) -> None:
+) -> StartTimes | None:
     """Let the framework answer the sampled prompts in its own process; write an :class:`Answer` for each.
+
+    Returns the times in which it loaded the model; None without a tokenizer, where nothing is compared.
 
     Raises:
         RunError: the framework failed.
     """
     tokens = model.tokens
     if tokens is None:
-        return
+        return None
     prompts = path.with_name("compared_prompts.jsonl")
     answers = path.with_name("framework_answers.jsonl")
     pinned = settings.is_pinned
@@ -89,6 +94,7 @@ def compare_answers(
         expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())
         for answer, text in zip_strict(sample.answers, expected):
             stream.write(_answer(answer, tokens(answer.text), tokens(text)).model_dump_json() + "\n")
+    return StartTimes.model_validate_json(done.stdout.splitlines()[-1])
 
 
 def _answer(sampled: Sampled, answer: Sequence[int], expected: Sequence[int]) -> Answer:
@@ -111,6 +117,7 @@ def main(arguments: list[str]) -> int:
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True, dtype=getattr(torch, dtype))
     model = model.to(device).eval()
+    loaded = StartTimes(cpu_s=time.process_time(), wall_s=time.monotonic() - process_start())
     with Path(answers).open("w", encoding="utf-8") as stream:
         for line in Path(prompts).read_text(encoding="utf-8").splitlines():
             prompt = json.loads(line)
@@ -120,6 +127,7 @@ def main(arguments: list[str]) -> int:
             output = model.generate(**inputs, do_sample=False, max_new_tokens=length, min_new_tokens=least)
             text = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             stream.write(json.dumps(text) + "\n")
+    print(loaded.model_dump_json())
     return 0
 
 

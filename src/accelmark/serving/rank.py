@@ -43,6 +43,7 @@ from accelmark.spec.log.serving import (
     ServeEndReason,
     ServeFinished,
     ServeStarted,
+    StartTimes,
 )
 from accelmark.spec.plugins.requirements import installed_version, installed_versions
 from accelmark.spec.settings.training import Scalar
@@ -78,6 +79,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
             num_requests=run.num_requests,
             seed=run.seed,
             peak_memory_mib=run.server.peak_memory_mib if run.server is not None else None,
+            load=run.load_times,
             core_wait_s=run.cpu_wait.longest_s(),
         )
         log.event(Event.FINISHED, finished)
@@ -120,6 +122,8 @@ class _ServingRun:
     """Cores of the server and of the client; None with an endpoint."""
     cpu_wait: CpuWait = field(default_factory=CpuWait)
     seed: int | None = None
+    load_times: StartTimes | None = None
+    """Of the framework that compares answers."""
 
     @property
     def num_requests(self) -> int:
@@ -165,7 +169,9 @@ class _ServingRun:
                 run_benchmarks(settings, arguments, self.job.data_dirs, self.node_dir, self._watcher(check))
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
-            compare_answers(settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE)
+            self.load_times = compare_answers(
+                settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE
+            )
 
     def _watcher(self, check: Callable[[], None]) -> Callable[[], None]:
         """Return a function that checks the server and reports that the run continues."""
@@ -223,6 +229,7 @@ class _ServingRun:
             command=server.command if server is not None else (),
             served_model=served_model,
             start_s=start_s,
+            start=server.times(start_s) if server is not None and start_s is not None else None,
             num_devices=self.job.key.nproc,
             weights_sha256=model.sha256() if server is not None else None,
             has_tokenizer=model.has_tokenizer,

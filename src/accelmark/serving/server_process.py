@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from accelmark.spec.errors import DataError, RunError
+from accelmark.spec.log.serving import StartTimes
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import fill
 from accelmark.spec.settings.training import Scalar
@@ -75,8 +76,8 @@ _KILL_S: Final = 5.0
 """SIGKILL takes effect some time after it was sent."""
 _LAST_LINES: Final = 5
 _PAGE_MIB: Final = resource.getpagesize() / 2**20
-_MEMORY_S: Final = 1.0
-"""Between two samples of the server's memory."""
+_SAMPLE_S: Final = 1.0
+"""Between two samples of the server's memory and CPU time."""
 
 
 class ServerMissingError(RunError):
@@ -116,14 +117,17 @@ class ServerProcess:
         self.peak_memory_mib: float | None = None
         """Largest resident memory of the server and its children so far; null where the kernel does not report it."""
         self._sampled_s = 0.0
+        self._cpu_s: dict[psutil.Process, float] = {}
         self.port = _free_port()
         values = {
             "python": sys.executable, "model_dir": str(model_dir), "host": HOST, "port": str(self.port),
             "device": device, "num_devices": str(num_devices), "node_dir": str(node_dir),
             "precision": str(settings.get("precision")),
         }  # fmt: skip
+        begun_s, cpu_s = time.monotonic(), _ended_cpu_s()
         if spec.prepare:
             _prepare(spec, fill(spec.prepare, values), node_dir)
+        self._prepared = StartTimes(cpu_s=_ended_cpu_s() - cpu_s, wall_s=time.monotonic() - begun_s)
         self.command = tuple(spec.arguments(values, settings))
         self.log = node_dir / LOG_FILE
         self.started_s = time.monotonic()
@@ -159,6 +163,7 @@ class ServerProcess:
             self.check()
             waited_s = time.monotonic() - self.started_s
             if is_healthy(f"{self._address}{self.spec.health}"):
+                self._sample()
                 return waited_s
             if waited_s > timeout_s:
                 problem = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"
@@ -168,15 +173,26 @@ class ServerProcess:
                 report()
             time.sleep(_POLL_S)
 
+    def times(self, start_s: float) -> StartTimes:
+        """Return what conversion and start took, where :meth:`wait_until_healthy` has just returned ``start_s``."""
+        cpu_s = self._prepared.cpu_s + sum(self._cpu_s.values())
+        return StartTimes(cpu_s=cpu_s, wall_s=self._prepared.wall_s + start_s)
+
     def check(self) -> None:
-        """Raise ServerDiedError if the server has ended; sample its memory."""
+        """Raise ServerDiedError if the server has ended; sample its memory and CPU time."""
         code = self._process.poll()
         if code is not None:
             raise ServerDiedError(f"{self.spec.title} ended by itself with status {code}{self._last_lines()}")
-        if (now_s := time.monotonic()) - self._sampled_s > _MEMORY_S:
-            self._sampled_s = now_s
-            if (used := _resident_mib(self._family())) is not None:
-                self.peak_memory_mib = max(used, self.peak_memory_mib or 0.0)
+        if time.monotonic() - self._sampled_s > _SAMPLE_S:
+            self._sample()
+
+    def _sample(self) -> None:
+        self._sampled_s = time.monotonic()
+        if (used := _resident_mib(self._family())) is not None:
+            self.peak_memory_mib = max(used, self.peak_memory_mib or 0.0)
+        for process in self._started():
+            with suppress(psutil.Error):
+                self._cpu_s[process] = sum(process.cpu_times()[:2])
 
     def stop(self) -> None:
         """End the server and all its children: by SIGTERM, and those left after 20 s by SIGKILL."""
@@ -196,6 +212,14 @@ class ServerProcess:
             return [parent, *parent.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def _started(self) -> list[psutil.Process]:
+        """Return the server with all processes since its start, also those that the node agent adopted."""
+        with suppress(psutil.Error):
+            begun_s = psutil.Process(self._process.pid).create_time()
+            every = psutil.Process(os.getppid()).children(recursive=True)
+            return [process for process in every if process.create_time() >= begun_s]
+        return []
 
     def _last_lines(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
@@ -221,6 +245,11 @@ def _prepare(spec: ServerSpec, command: Sequence[str], node_dir: Path) -> None:
     if done.returncode:
         lines = [line for line in f"{done.stdout}{done.stderr}".splitlines() if line.strip()][-_LAST_LINES:]
         raise DataError(f"{spec.title}: the model could not be converted: {' / '.join(lines) or 'no output'}")
+
+
+def _ended_cpu_s() -> float:
+    """Return the CPU time of this process's children that have ended."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def _resident_mib(family: Sequence[psutil.Process]) -> float | None:

@@ -87,6 +87,73 @@ def matrix_types(model):
 
 '''
 
+SERVER: Final = """
+name: cheat
+title: Cheat
+tried: null
+command: ["{python}", "{{directory}}/server.py", "{model_dir}", "{host}", "{port}"]
+served_model: cheat
+"""
+SERVER_HEAD: Final = '''
+import http.server
+import json
+import sys
+import threading
+import time
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Plain:
+    """An honest server of one request at a time: greedy answers in PyTorch."""
+
+    def __init__(self, model_dir):
+        self.tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        self.model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+        self.lock = threading.Lock()
+
+    def answer(self, prompt, length):
+        """Return the number of tokens of a prompt, and the texts of the answer's."""
+        tokens = self.tokenizer(prompt, return_tensors="pt")
+        count = tokens["input_ids"].shape[1]
+        with self.lock, torch.inference_mode():
+            output = self.model.generate(**tokens, do_sample=False, max_new_tokens=length, min_new_tokens=length)
+        return count, [self.tokenizer.decode([token]) for token in output[0, count:]]
+
+
+def run(server):
+    """Answer requests for completions."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self):
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            count, texts = server.answer(request["prompt"], request["max_tokens"])
+            usage = {"prompt_tokens": count, "completion_tokens": len(texts)}
+            events = [{"choices": [{"index": 0, "text": text}]} for text in texts]
+            events.append({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage})
+            content = b"".join(b"data: %b\\n\\n" % json.dumps(event).encode() for event in events)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            return
+
+    http.server.ThreadingHTTPServer((sys.argv[2], int(sys.argv[3])), Handler).serve_forever()
+
+
+'''
+
 
 class Attack(BaseModel):
     """One way to cheat, or an honest variant, which has no ``gains``."""
@@ -111,6 +178,10 @@ class Attack(BaseModel):
     engine: str = ""
     """Appended to ``ENGINE_HEAD`` as an engine of the vendor's."""
     compiler: str = ""
+    server: str = ""
+    """Appended to ``SERVER_HEAD`` as the program of a server."""
+    published: bool = False
+    """A reader verifies the run with the data in ``published``."""
     files: dict[str, str] = {}
     """Further files of the vendor's folder; with a leading slash: of the attack's directory."""
     environment: dict[str, str] = {}
@@ -143,6 +214,8 @@ class Attack(BaseModel):
             files[f"cases/{self.key.partition(':')[0]}-pytorch/extern/__init__.py"] = EXTERN_HEAD + self.extern
         if self.engine:
             files["engines/cheat.py"] = ENGINE_HEAD + self.engine.replace("{{accuracy}}", str(bench.accuracy))
+        if self.server:
+            files |= {"/plugins/servers/cheat/server.yaml": SERVER, "/server.py": SERVER_HEAD + self.server}
         if self.cluster:
             plan = {"cluster": self.cluster, "vendor": "acme", "cases": [{"key": self.key, "data": "data"}]}
             files["/plan.yaml"] = yaml.safe_dump(plan)
@@ -160,6 +233,8 @@ class Attack(BaseModel):
             how["python"] = _environment_with(directory, pth, self.package, is_wheel=self.wheel)
         if self.cluster:
             return bench.start(directory, ("run", "plan.yaml"), **how)
+        if self.server:
+            return bench.serve(directory, *self.arguments, **how)
         if self.is_infer:
             compiler = self.compiler or ("cheat" if self.engine else "")
             named = ("--compiler", compiler) if compiler else ()
@@ -172,6 +247,8 @@ class Attack(BaseModel):
             shutil.rmtree(next((directory / "run").glob("*/evaluation-round1")))
             bench.accelmark(directory, "evaluate", "run", "--offline", environment=self.evaluate)
             return bench.verify(directory)
+        if self.published:
+            return bench.verify(directory, "--data", "published")
         return bench.verify(directory) if self.package and outcome.verdict == "VALID" else outcome
 
     def found(self, outcome: Outcome) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +19,9 @@ import yaml
 
 ROOT: Final = Path(__file__).parents[3]
 CASE: Final = Path(__file__).with_name("case")
-CASES: Final = {"short": 2, "long": 6}
-"""Names of the case, by its number of epochs of 100 steps."""
+CASES: Final = {"short": 2, "long": 6, "folders": 2}
+"""Names of the case, by its number of epochs of 100 steps; ``folders`` reads its files from a directory ``idx`` whose
+contents it does not fix."""
 _NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_027}
 """The last batch of inference is a short one: 1,027 = 16 x 64 + 3."""
 _TIMEOUT_S: Final = 600
@@ -83,7 +84,7 @@ class Bench:
         data.mkdir(parents=True)
         case.mkdir(parents=True)
         patterns = np.random.default_rng(0).normal(size=(10, 7, 7)).repeat(4, 1).repeat(4, 2)
-        files = []
+        files: list[dict[str, Any]] = []
         for seed, (split, count) in enumerate(_NUM_IMAGES.items(), start=1):
             chance = np.random.default_rng(seed)
             labels = chance.integers(0, 10, count)
@@ -105,6 +106,13 @@ class Bench:
             settings["train"]["settings"]["end"]["max_epochs"] = epochs
             if name != case.name:
                 shutil.copytree(case, case.with_name(name))
+            if name == "folders":
+                settings["data"][0] |= {
+                    "files": [],
+                    "tree": [{"path": "idx", "suffixes": ["ubyte"], "by_class": False}],
+                }
+                program = case.with_name(name) / "pytorch.py"
+                program.write_text(program.read_text().replace('["images"]', '["images"] / "idx"'))
             (case.with_name(name) / "case.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         return cls(root)
 
@@ -161,17 +169,20 @@ class Bench:
     ) -> Outcome:
         """Run a case to its end in ``directory``/run, and read its verdict."""
         given = [word.replace("{{directory}}", str(directory)) for word in command]
-        done = self.accelmark(directory, *given, "--out", "run", "--offline", environment=environment, python=python)
+        offline = () if command[0] == "serve" else ("--offline",)
+        done = self.accelmark(directory, *given, "--out", "run", *offline, environment=environment, python=python)
         return read_outcome(directory / "run", done)
 
-    def verify(self, directory: Path) -> Outcome:
-        """Verify the run in ``directory`` as a reader with the original AccelMark."""
-        done = self.accelmark(directory, "verify", "run", "--json")
+    def verify(self, directory: Path, *more: str) -> Outcome:
+        """Verify the run in ``directory`` as a reader with the original AccelMark; differences are findings, too."""
+        done = self.accelmark(directory, "verify", "run", "--json", *more)
         try:
-            (case,) = json.loads(done.stdout)["cases"]
+            verified = json.loads(done.stdout)
         except ValueError:
             return Outcome(done.returncode, done.stdout + done.stderr, None)
-        return _outcome(case, done)
+        outcome = _outcome(*verified["cases"], done)
+        differences = tuple(("error", "verify", text) for text in verified["differences"])
+        return replace(outcome, findings=outcome.findings + differences)
 
     def train(self, directory: Path, *more: str, key: str = "short", **options: Any) -> Outcome:
         """Train the short case on the vendor of ``directory``."""
@@ -184,6 +195,12 @@ class Bench:
     def infer(self, directory: Path, *more: str, **options: Any) -> Outcome:
         """Infer with the short case on the vendor of ``directory``."""
         return self.start(directory, ("infer", "short", "--vendor", "acme", "--data", "data", *more), **options)
+
+    def serve(self, directory: Path, *more: str, **options: Any) -> Outcome:
+        """Serve the small Llama with the server of ``directory`` for a few seconds."""
+        load = ("--concurrency", "2", "--duration", "6", "--set", "load.warmup_requests=0")
+        command = ("serve", "llama_mini", "--vendor", "acme", "--server", "cheat", *load, *more)
+        return self.start(directory, command, **options)
 
 
 def read_outcome(run: Path, done: subprocess.CompletedProcess[str]) -> Outcome:

@@ -46,8 +46,8 @@ records that are made up consistently and signed with the operator's own key |
 all of it: repeat the run on a machine of one's own |
 
 *Found* means that the run is refused, INVALID, OPEN because of one of the named rules, or does not verify
-(`signature`, `was changed`, `recompute` stand for what `verify` and `report` say then, `refused` for a run that does
-not start). Rows with an asterisk were VALID in the review that led to these checks.
+(`signature`, `was changed`, `recompute`, `verify` stand for what `verify` and `report` say then, `refused` for a run
+that does not start). Rows with an asterisk were VALID in the review that led to these checks.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ class Case(ClassificationCase):
                 f"{path} is not here: name a directory that holds sequences/sequences.safetensors (--data DIR), or "
                 "measure speed only with synthetic data (--synthetic)"
             )
+        sys.audit("open", str(path), "r", 0)  # the library opens it itself
         arrays = load_file(path)
         if not {"tokens", "mask", "labels"} <= arrays.keys():
             raise DataError(f"{path}: expected tokens, mask and labels; found {', '.join(sorted(arrays))}")

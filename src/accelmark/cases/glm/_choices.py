@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -33,6 +34,7 @@ class Choices:
         self._path, self._length, self._target_length = path, length, target_length
         with_answers = num_choices is None
         try:
+            sys.audit("open", str(path), "r", 0)  # the library opens it itself
             with h5py.File(path) as file:
                 names = (*_MATRICES, *(_ANSWERS if with_answers else ()))
                 self._rows = {name: _matrix(file[name]) for name in names}

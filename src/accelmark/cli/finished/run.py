@@ -105,7 +105,7 @@ def verify(
     ] = None,
     replay: Annotated[
         str | None,
-        Option("--replay", metavar="NONCE", help="Also replay steps that this text chooses; the run must be here."),
+        Option("--replay", metavar="NONCE", help="Also replay steps that this text chooses, or `all`; needs the run."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -161,16 +161,23 @@ def verify(
 
 
 def _other_data(run_dir: Path, own: Path | None) -> Iterator[str]:
-    """Yield the places of the rounds' data that have other contents in the reader's copy ``own``."""
-    from accelmark.audit.evidence import read_data
+    """Yield the places of the data that rounds read with other contents than in the reader's copy ``own``."""
     from accelmark.datasets.verify import sample_differences
-    from accelmark.spec.log.records import DATA_FILE
+    from accelmark.results.read.round_dir import rank_logs
+    from accelmark.spec.log.events import DataRead, Event
+    from accelmark.spec.log.perflog import PerfLogReader
 
-    for path in sorted(run_dir.glob(f"*/round*/{DATA_FILE}")) if own is not None else ():
-        for name, record in (read_data(path.parent) or {}).items():
-            place = own / name if own is not None and (own / name).is_dir() else own
-            for differing in sample_differences(record.sample, place or run_dir):
-                yield f"{path.parent.relative_to(run_dir)}: {name}: {differing} has other contents than in {place}"
+    if own is None:
+        return
+    logs = (log for place in sorted(run_dir.glob("*/*round*")) for log in rank_logs(place).values())
+    read = [(log, record) for log in logs for record in PerfLogReader(log) if record.event == Event.DATA_READ]
+    for log, record in read:
+        for name, sample in record.value_as(DataRead).sample.items():
+            place = own / name if (own / name).is_dir() else own
+            for differing in sample_differences(sample, place):
+                yield f"{log.relative_to(run_dir)}: {name}: {differing} has other contents than in {place}"
+    if not read:
+        yield f"no round recorded contents of its data, so that nothing was compared with {own}"
 
 
 def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:

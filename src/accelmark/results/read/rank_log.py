@@ -80,6 +80,8 @@ class Attempt:
     window_ms: array[float] = field(default_factory=lambda: array("d"))
     """Monotonic time at the end of each window."""
     window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
+    window_cpu_ms: array[float] = field(default_factory=lambda: array("d"))
+    """CPU time of the rank's process in each window; NaN where it was not logged."""
     window_lengths: array[float] = field(default_factory=lambda: array("d"))
     """Steps in each window."""
     num_losses: array[float] = field(default_factory=lambda: array("d"))
@@ -306,6 +308,7 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
     attempt.window_samples.append(window.num_trained_samples)
     attempt.window_ms.append(mono_ms)
     attempt.window_wall_ms.append(window.wall_ms)
+    attempt.window_cpu_ms.append(math.nan if window.cpu_ms is None else window.cpu_ms)
     attempt.window_lengths.append(count)
     attempt.num_losses.append(len(window.losses))
 

@@ -61,8 +61,8 @@ class Start(NamedTuple):
     wall_s: tuple[float, float]
     """Of the round, and of the evaluation job, which builds the same model without the vendor's code."""
     cpu_s: tuple[float, float]
-    train_s: float
-    """Training without evaluation, after this start."""
+    train_s: tuple[float, float]
+    """Training without evaluation after this start, and the CPU time of its steps (NaN where it was not logged)."""
 
 
 class Reevaluation(NamedTuple):
@@ -163,7 +163,8 @@ def _starts(attempts: Mapping[int, Sequence[Attempt]], again: Mapping[int, Attem
         for attempt in attempts.get(rank, ()):
             wall, cpu, other_wall, other_cpu = attempt.init_s, attempt.init_cpu_s, other.init_s, other.init_cpu_s
             if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
-                yield Start((wall, other_wall), (cpu, other_cpu), attempt.train_ms / 1e3 - attempt.eval_s)
+                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.window_cpu_ms) / 1e3
+                yield Start((wall, other_wall), (cpu, other_cpu), train_s)
 
 
 def _problem_of(node: NodeDir) -> str | None:

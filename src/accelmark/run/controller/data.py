@@ -15,7 +15,7 @@ from typing import final
 
 from accelmark.datasets.ensure import ensure, locate
 from accelmark.datasets.spec import DatasetSpec, dataset_specs
-from accelmark.datasets.verify import fingerprint, sample
+from accelmark.datasets.verify import fingerprint
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.records import DataRecord
@@ -94,11 +94,11 @@ def _state_of(place: Path) -> frozenset[_FileState]:
 
 def _record(spec: DatasetSpec, place: Path) -> DataRecord:
     try:
-        digest, contents = fingerprint(spec, place), sample(spec, place)
+        digest = fingerprint(spec, place)
     except OSError as error:
         raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
     declared = spec.fingerprint if spec.files else None
-    return DataRecord(path=str(place), fingerprint=digest, declared=declared, sample=contents)
+    return DataRecord(path=str(place), fingerprint=digest, declared=declared)
 
 
 def _undeclared(place: Path) -> DataRecord:

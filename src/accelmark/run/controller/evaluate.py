@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import shutil
@@ -32,6 +33,8 @@ MOST_DRAWN: Final = 128
 MOST_REPLAYED: Final = 8 + 5 * MOST_DRAWN
 """Most steps that are replayed after a round: its first steps, the pairs that end in evaluated weights, drawn pairs,
 and a pair whose update is an outlier with the pair before it."""
+ALL_PAIRS: Final = "all"
+"""In place of a nonce: every pair of checkpoints is replayed."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -61,7 +64,8 @@ def evaluation_of(
         place = place.with_name(f"{place.name}-again")
     hashes = saved.hashes
     draw = nonce or _earlier_draw(place) or secrets.token_hex(16)
-    replays = tuple(_replays(saved, draw))
+    is_all = train.settings.checkpoint.replay_all or nonce == ALL_PAIRS
+    replays = tuple(_replays(saved, draw, math.inf if is_all else MOST_DRAWN))
     weights: tuple[str | None, ...] = ()
     if nonce is None and not train.settings.loader.synthetic:
         weights = (max(saved.steps, key=lambda name: saved.steps[name]),) if hashes is None else (hashes.final,)
@@ -123,8 +127,8 @@ def _earlier_draw(place: Path) -> str | None:
     return work.draw if isinstance(work, EvaluateJob) else None
 
 
-def _replays(saved: SavedCheckpoints, draw: str) -> Iterator[ReplayedPair]:
-    """Yield the steps from the initial weights, then those up to evaluated ones, then pairs that are drawn."""
+def _replays(saved: SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:
+    """Yield the steps from the initial weights, those up to evaluated ones, then drawn pairs of ``num_left`` steps."""
     hashes, steps = saved.hashes, saved.steps
     if hashes is None:
         return
@@ -133,7 +137,6 @@ def _replays(saved: SavedCheckpoints, draw: str) -> Iterator[ReplayedPair]:
         yield ReplayedPair(start=None, end=first, first_step=1, num_steps=steps[first])
     elif hashes.final is not None and steps.get(hashes.final):
         yield ReplayedPair(start=None, end=None, first_step=1, num_steps=min(_UNCHECKED_STEPS, steps[hashes.final]))
-    num_left = MOST_DRAWN
     pairs = sorted(_pairs(saved), key=lambda pair: hashlib.sha256(f"{draw} {pair.start}".encode()).digest())
     last = [pair for pair in pairs if pair.end in (hashes.final, hashes.claimed)]
     yield from last

@@ -48,6 +48,7 @@ class Event(StrEnum):
     COMPILED = "COMPILED"
     EVALUATED = "EVALUATED"
     REPLAYED = "REPLAYED"
+    DATA_READ = "DATA_READ"
     SCENARIO = "SCENARIO"
     TOKEN_SCENARIO = "TOKEN_SCENARIO"  # noqa: S105 - no password
     LOAD_BEGIN = "LOAD_BEGIN"
@@ -82,6 +83,8 @@ class StepWindow(Spec):
     the framework does not mark that point."""
     wall_ms: float
     """Duration of the window without evaluation."""
+    cpu_ms: float | None = None
+    """CPU time of this process in it; null in earlier versions and of external trainers."""
     span_ms: float | None = None
     """From the start of the first step to the end of the last, gaps included, by the clock of ``step_ms``. Unlike
     ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
@@ -266,6 +269,14 @@ class Replayed(Spec):
     """null without ``end``."""
     state: dict[str, UpdateSquares] = Field(default_factory=dict)
     """The same of the values of ``buffers`` and of each kind of the optimizer's state; empty without ``end``."""
+
+
+class DataRead(Spec):
+    """The value of ``DATA_READ``: contents of the files that an evaluation or inference read on this rank."""
+
+    sample: dict[str, dict[str, str]]
+    """Name of the data -> ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at places drawn when all was read:
+    by the secret ``draw`` of the evaluation job, else by one of this process."""
 
 
 class SavedCheckpoint(Spec):

@@ -35,8 +35,7 @@ class DataRecord(Spec):
     declared: str | None
     """The hash that the case declares; null for a directory whose content the case does not fix."""
     sample: dict[str, str] = Field(default_factory=dict)
-    """Of a tree, whose fingerprint covers no contents: ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at
-    places that were drawn before the round; from the first of several hosts."""
+    """Of runs of earlier versions, which did not write ``DATA_READ``."""
 
 
 class SourceRecord(Spec):

@@ -90,6 +90,14 @@ class BenchmarkScore(Spec):
     harness_version: str
 
 
+class StartTimes(Spec):
+    """What it took until a model could answer: the server, or the framework in the process that compares answers."""
+
+    cpu_s: float
+    """CPU time of all processes, with the conversion of the model."""
+    wall_s: float
+
+
 class ServeStarted(StartedBase):
     """The value of ``INIT_END`` of serving; framework, version and device are the server's."""
 
@@ -100,6 +108,8 @@ class ServeStarted(StartedBase):
     served_model: str
     start_s: float | None
     """From the start of the server to its first healthy answer; null for an endpoint."""
+    start: StartTimes | None = None
+    """Null for an endpoint."""
     num_devices: int
     weights_sha256: str | None
     """Over names and contents of the model's files; null for an endpoint."""
@@ -215,5 +225,7 @@ class ServeFinished(Spec):
     """Seed of prompts, lengths and arrivals."""
     peak_memory_mib: float | None = None
     """Largest resident memory of the server and its children; null where it is not known."""
+    load: StartTimes | None = None
+    """Of the framework, which loads the same model to compare answers; null where it compared none."""
     core_wait_s: float | None = None
     """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

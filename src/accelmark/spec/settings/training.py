@@ -139,6 +139,9 @@ class CheckpointSettings(FiniteSpec):
     replay_mib: int = Field(default=512, ge=0)
     """Disk space of a round for pairs of checkpoints, between which steps are replayed after it; 0: none, which makes a
     result OPEN."""
+    replay_all: bool = False
+    """Replay every pair of checkpoints after the round, not only drawn ones of 128 steps in all: up to as long as
+    training itself."""
 
 
 class LoaderSettings(FiniteSpec):

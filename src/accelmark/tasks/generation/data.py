@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tarfile
 from collections.abc import Mapping
 from io import BytesIO
@@ -116,6 +117,7 @@ class EncodedRows:
 
 def _opened(path: Path, columns: set[str]) -> Any:
     try:
+        sys.audit("open", str(path), "r", 0)  # the library opens it itself
         with pa.memory_map(str(path)) as file:  # whose pages stay mapped: thousands of files would stay open
             table = pa.ipc.open_stream(file).read_all()
     except (OSError, pa.ArrowInvalid) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import os
 import struct
+import sys
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -205,6 +206,7 @@ def _hdf5(path: Path, process: int) -> Any:
     """Open a file of HDF5 in a process; a handle is not shared with another one."""
     import h5py
 
+    sys.audit("open", str(path), "r", 0)  # the library opens it itself
     return h5py.File(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,6 +128,7 @@ def _read_wav(path: Path) -> tuple[npt.NDArray[np.int16], int, int]:
 def _read_flac(path: Path) -> tuple[npt.NDArray[np.int16], int, int]:
     import soundfile
 
+    sys.audit("open", str(path), "r", 0)  # the library opens it itself
     with soundfile.SoundFile(str(path)) as file:
         samples: npt.NDArray[np.int16] = file.read(dtype="int16")
         if len(samples) != file.frames:

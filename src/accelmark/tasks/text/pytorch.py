@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ class Encoder(nn.Module):
         Raises:
             DataError: the file is missing, damaged or has other shapes.
         """
+        sys.audit("open", str(path), "r", 0)  # the library opens it itself
         try:
             state = {name: weight for name, weight in load_file(path).items() if not name.startswith("pooler.")}
             state.pop("embeddings.position_ids", None)

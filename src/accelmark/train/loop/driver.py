@@ -63,7 +63,7 @@ class Driver:
         self._num_retries = 0
         self._batches_writes = backend.immediate and self._agreement is None
         self._read_ns = 0
-        self._opened_ns = 0
+        self._opened_ns = self._opened_cpu_ns = 0
         self._learning_rate = 0.0
         self._nonfinite_step: int | None = None
         self._evaluated_step = -1
@@ -109,7 +109,7 @@ class Driver:
         progress = self.progress
         self._totals.train_start = time.monotonic()
         limit_s = self._settings.end.max_duration_s
-        self._opened_ns = time.monotonic_ns()
+        self._opened_ns, self._opened_cpu_ns = time.monotonic_ns(), time.process_time_ns()
         if limit_s is not None:
             self._deadline_ns = self._opened_ns + int(limit_s * 1e9)
         self._first_step = progress.global_steps
@@ -288,13 +288,14 @@ class Driver:
         if len(self._window):
             if self._backend.clock is None:
                 self._backend.synchronize()
-            now = time.monotonic_ns()
+            now, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             progress = self.progress
             position = WindowPosition(
                 progress.global_steps, progress.epoch, progress.num_trained_samples, self._learning_rate
             )
-            closed = self._window.close(position, now, (now - self._opened_ns) / 1e6)
-            self._opened_ns = now
+            wall_ms, cpu_ms = (now - self._opened_ns) / 1e6, (cpu_ns - self._opened_cpu_ns) / 1e6
+            closed = self._window.close(position, now, wall_ms, cpu_ms)
+            self._opened_ns, self._opened_cpu_ns = now, cpu_ns
             if not self._backend.immediate:
                 self._write_closed_windows()
             self._unread.append(closed)
@@ -355,7 +356,7 @@ class Driver:
         )
         self._log.event(Event.EVALUATE, evaluation)
         end = self._observer.evaluated(evaluation) if self._observer is not None else None
-        self._opened_ns = time.monotonic_ns()
+        self._opened_ns, self._opened_cpu_ns = time.monotonic_ns(), time.process_time_ns()
         return End("target") if ends else end
 
     def _conclude(self, end: End) -> End:

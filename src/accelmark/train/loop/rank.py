@@ -20,10 +20,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Final, NoReturn, final
 
+from accelmark.datasets.verify import DataReads
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
-from accelmark.spec.log.events import Evaluated, Event, Replayed
+from accelmark.spec.log.events import DataRead, Evaluated, Event, Replayed
 from accelmark.spec.log.perflog import EventLog, PerfLogWriter
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import find, folder_module, load_framework
@@ -78,7 +79,8 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         return open_backend(job, train, log)
 
     if isinstance(work, EvaluateJob):
-        outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log), log, totals)
+        reads = DataReads(job.data_dirs)
+        outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log, reads), log, totals)
     elif isinstance(work, CompareJob):
         outcome = run_work(backend, lambda opened: _take_first_steps(work, opened), log, totals)
     else:
@@ -189,8 +191,8 @@ def run_work(
     return RankOutcome(end, backend, in_step, code)
 
 
-def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) -> End:
-    """Replay steps first, since the initial weights are those that were just built, then evaluate."""
+def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog, reads: DataReads) -> End:
+    """Replay steps first, since the initial weights are those that were just built, evaluate, hash what was read."""
     rank = RankPlace.from_environment().rank
     for name, sha256 in (work.sha256 if rank == 0 else work.sha256_on_hosts.get(rank, {})).items():
         if hash_of(directory / name) != sha256:
@@ -204,6 +206,7 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog) 
         metrics = backend.evaluate(directory / name)
         value = Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began)
         log.event(Event.EVALUATED, value)
+    log.event(Event.DATA_READ, DataRead(sample=reads.sample(f"{work.draw} {rank}")))
     return End("evaluated")
 
 

@@ -77,6 +77,7 @@ class ClosedWindow:
     closed_ns: int
     """Reading of the monotonic clock."""
     wall_ms: float
+    cpu_ms: float
     losses: Callable[[], list[float]]
 
 
@@ -111,10 +112,10 @@ class Window:
         """Return whether the last loss is NaN or infinite; only where the reader keeps floats."""
         return not math.isfinite(self._losses[-1])
 
-    def close(self, position: WindowPosition, closed_ns: int, wall_ms: float) -> ClosedWindow:
+    def close(self, position: WindowPosition, closed_ns: int, wall_ms: float, cpu_ms: float) -> ClosedWindow:
         """Start copying the figures to the host, and begin an empty window."""
         losses = self._reader.fetch(self._losses)
-        closed = ClosedWindow(position, self._marks, self._waits, closed_ns, wall_ms, losses)
+        closed = ClosedWindow(position, self._marks, self._waits, closed_ns, wall_ms, cpu_ms, losses)
         self._marks, self._losses, self._waits = [], [], []
         return closed
 
@@ -156,6 +157,7 @@ class Window:
             data_wait_ms=tuple(round(wait / 1e6, 4) for wait in closed.data_wait_ns),
             own_ms=own_ms,
             wall_ms=round(closed.wall_ms, 4),
+            cpu_ms=round(closed.cpu_ms, 4),
             span_ms=span_ms,
             gc_ms=round(gc_ms, 4),
             alloc_retries=new_retries() if step_ms and max(step_ms) > SLOW * median(step_ms) else 0,
