@@ -170,12 +170,12 @@ def _other_data(run_dir: Path, own: Path | None) -> Iterator[str]:
     if own is None:
         return
     logs = (log for place in sorted(run_dir.glob("*/*round*")) for log in rank_logs(place).values())
-    read = [(log, record) for log in logs for record in PerfLogReader(log) if record.event == Event.DATA_READ]
-    for log, record in read:
-        for name, sample in record.value_as(DataRead).sample.items():
-            place = own / name if (own / name).is_dir() else own
-            for differing in sample_differences(sample, place):
-                yield f"{log.relative_to(run_dir)}: {name}: {differing} has other contents than in {place}"
+    events = ((log, record) for log in logs for record in PerfLogReader(log) if record.event == Event.DATA_READ)
+    read = [(log, *entry) for log, record in events for entry in record.value_as(DataRead).sample.items() if entry[1]]
+    for log, name, sample in read:
+        place = own / name if (own / name).is_dir() else own
+        for differing in sample_differences(sample, place):
+            yield f"{log.relative_to(run_dir)}: {name}: {differing} has other contents than in {place}"
     if not read:
         yield f"no round recorded contents of its data, so that nothing was compared with {own}"
 
