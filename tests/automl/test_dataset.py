@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.seeds import resnet50, small
+from accelmark.datasets.folders import ClassFolders
 from accelmark.datasets.images import LabeledFiles, imagenet_identity
+from accelmark.datasets.shards import write_tar, write_tfrecord
 from accelmark.spec.errors import DataError, RequestError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
 
@@ -115,7 +118,42 @@ def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
         open_dataset(config, resnet50(classes=3, side=32))
 
 
-def test_imagenet_is_identified_by_its_classes_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("write", "name"), [(write_tar, "000000.tar"), (write_tfrecord, "{}-00000-of-00001")])
+def test_shards_give_a_search_the_images_of_the_folders(
+    tmp_path: Path, write: Callable[[Path, list[tuple[Path, int]]], None], name: str
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for split, count in (("train", 6), ("val", 2)):
+        images: list[tuple[Path, int]] = []
+        for label in range(3):
+            folder = tmp_path / "folders" / split / f"n{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                path = folder / f"n{label}_{number}.JPEG"
+                image.new("RGB", (60 + number, 40), (80 * label, 10 * number, 10)).save(path)
+                images.append((path, label))
+        (tmp_path / "shards" / split).mkdir(parents=True)
+        write(tmp_path / "shards" / split / name.format(split), images)
+    folders, shards = (
+        open_dataset(DatasetConfig(name="imagenet", directory=tmp_path / kind), resnet50(classes=3, side=32))
+        for kind in ("folders", "shards")
+    )
+    assert shards.fingerprint == folders.fingerprint
+    indices = np.arange(len(shards.training))
+    draws = [np.random.default_rng(1), np.random.default_rng(1)]
+    drawn = [data.training.batch(indices, draw) for data, draw in zip((shards, folders), draws, strict=True)]
+    assert (drawn[0] == drawn[1]).all()
+    assert (shards.identity, folders.identity) == tuple(
+        f"{kind} of 3 other classes than ImageNet's" for kind in ("shards", "folders")
+    )
+    source = shards.training.source if isinstance(shards.training, LabeledFiles) else None
+    assert source is not None
+    assert source.classes == ["n0", "n1", "n2"], "by which ImageNet is identified"
+    with pytest.raises(DataError, match="expected images of 4 classes"):
+        open_dataset(DatasetConfig(name="imagenet", directory=tmp_path / "shards"), resnet50(classes=4, side=32))
+
+
+def test_imagenet_is_identified_by_its_classes_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The thousand names and the million files are not here; three and thirty stand for them.
     names = ("n01440764", "n01443537", "n01484850")
     known = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -123,8 +161,13 @@ def test_imagenet_is_identified_by_its_classes_and_size(monkeypatch: pytest.Monk
         monkeypatch.setattr(f"accelmark.datasets.images.{name}", value)
 
     def split(count: int, folders: tuple[str, ...] = names) -> LabeledFiles:
-        files = [Path(folders[number % len(folders)]) / f"{number}.JPEG" for number in range(count)]
-        return LabeledFiles(files, np.arange(count, dtype=np.int64) % len(folders), 224)
+        place = tmp_path / f"{folders[0]}-{count}"
+        for number in range(count):
+            folder = place / folders[number % len(folders)]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number}.JPEG").touch()
+        source = ClassFolders(place, len(folders))
+        return LabeledFiles(source, np.arange(count), np.zeros(count, np.int64), 224)
 
     assert imagenet_identity(split(29), split(9)) == "a part of imagenet (29 training and 9 held-out images)"
     assert imagenet_identity(split(30), split(9)) == "imagenet"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accelmark.spec.plugins.catalog import FolderRef
 from tests.cases.test_mini import write_idx
 from tests.frameworks.environments import framework_environment, run_accelmark
 from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
@@ -177,3 +178,48 @@ def test_a_stopped_rank_ends_in_step_and_says_so(framework: str, num_ranks: int,
     over = {**SMALL, "end.max_steps": 100000, "log_every_steps": 5}
     job = rank_job(framework, tmp_path / "j", "llama_mini", {"shakespeare": plays}, over)
     assert '"end_reason": "cancelled"' in stop_job(job, num_ranks)
+
+
+EXTERN = """
+from accelmark.frameworks.{framework}.hooks import Hooks
+
+class Extern(Hooks):
+    def convert_model(self, model):
+        print("converted")
+        return super().convert_model(model)
+
+    def create_optimizer(self, *model):
+        self.settings = self.settings.model_copy(
+            update={{"optimizer": self.settings.optimizer.model_copy(update={{"weight_decay": 0.0, "eps": 1.0}})}}
+        )
+        return super().create_optimizer(*model)
+
+    def train_step(self, training, *inputs):
+        print("steps")
+        return super().train_step(training, *inputs)
+"""
+PLACES = {"convert_model": 5, "create_optimizer": 9, "train_step": 15}
+
+
+def test_a_vendors_hooks_replace_the_frameworks_and_are_recorded(
+    framework: str, one_rank: tuple[Path, Events], plays: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / f"llama_mini-{framework}"
+    (folder / "extern").mkdir(parents=True)
+    file = folder / "extern" / "__init__.py"
+    file.write_text(EXTERN.format(framework=framework))
+    extern = FolderRef(name=folder.name, path=folder, sha256="")
+    place, data = tmp_path / "job", {"shakespeare": plays}
+    events = run_job(job := rank_job(framework, place, "llama_mini", data, SMALL, extern=extern))
+    (started,) = values(events, "INIT_END")
+    assert started["hooks"] == {name: f"{file}:{line}" for name, line in PLACES.items()}
+    log = (job.parent / "rank0.out.log").read_text()
+    assert ("converted" in log, "steps" in log) == (True, True)
+    assert values(events, "FINISHED")[0]["state"] == "completed"
+    assert losses(events)[0] == pytest.approx(losses(one_rank[1])[0], rel=1e-6)
+    assert losses(events)[-1] > losses(one_rank[1])[-1], "with eps=1, Adam moves less"
+    file.write_text(EXTERN.format(framework=framework) + "    def model_to_fp16(self, model): ...\n")
+    (place / "rank0.out.log").unlink()
+    (refused,) = values(run_job(job), "FINISHED")
+    assert refused["state"] == "failed"
+    assert "Extern may replace convert_model, create_optimizer, train_step only" in refused["message"]

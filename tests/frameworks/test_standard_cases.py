@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
@@ -21,10 +22,15 @@ from tests.frameworks.rank_jobs import final_state, losses, rank_job, run_job, v
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 FRAMEWORKS = ("jax", "mindspore", "tensorflow")
-CASES = [(case, framework) for case in ("resnet50", "llama2_7b") for framework in FRAMEWORKS]
+BERT_FRAMEWORKS = ("mindspore", "paddle", "tensorflow")
+CASES = [
+    *((case, framework) for case in ("resnet50", "llama2_7b") for framework in FRAMEWORKS),
+    *(("bert", framework) for framework in BERT_FRAMEWORKS),
+]
 COUNTED_AT_FULL_SIZE = [
     *(("resnet50", framework) for framework in FRAMEWORKS), ("llama2_7b", "jax"),
-    *((case, "paddle") for case in ("bert", "gpt3_6_7b", "llama2_7b")),
+    *(("bert", framework) for framework in BERT_FRAMEWORKS),
+    *((case, "paddle") for case in ("gpt3_6_7b", "llama2_7b")),
 ]  # fmt: skip
 """MindSpore and TensorFlow make the weights when a model is built: 27 GB for 7 billion."""
 SMALL = {
@@ -33,6 +39,10 @@ SMALL = {
     "llama2_7b": {
         "num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2,
         "vocab_size": 300, "seq_length": 32,
+    },
+    "bert": {
+        "num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "vocab_size": 300,
+        "seq_length": 32, "max_positions": 40, "max_predictions": 5,
     },
 }  # fmt: skip
 COMMON = {
@@ -81,6 +91,101 @@ use_layers(layers)
 settings = TrainSettings.model_validate({**load_case(name).train.settings, "loader": {"synthetic": True}})
 case = importlib.import_module(f"accelmark.cases.{name}.{framework}").Case(settings, {}, RankPlace())
 """
+
+
+LAYERS = """
+import importlib, sys
+import numpy as np
+from accelmark.train.case import use_layers
+
+layers = importlib.import_module(f"accelmark.frameworks.{sys.argv[1]}.layers")
+use_layers(layers)
+"""
+BUILT = {
+    "mindspore": """
+import mindspore
+tensor, training = mindspore.Tensor, lambda model, on: model.set_train(on)
+building = lambda: layers.building(0)
+""",
+    "paddle": """
+import paddle
+tensor, training = paddle.to_tensor, lambda model, on: model.train() if on else model.eval()
+building = lambda: layers.building(channels_last=False)
+""",
+    "tensorflow": """
+import tensorflow
+tensor, training = tensorflow.constant, lambda model, on: layers.set_training(model, training=on)
+building = lambda: layers.building(0, tensorflow.float32)
+""",
+}
+"""Framework -> what a program with :data:`LAYERS` needs to build a model."""
+PADDED = """
+from accelmark.cases.bert.arrays import MaskedLm
+
+sizes = {"hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "num_layers": 2, "vocab_size": 50}
+with building():
+    model = MaskedLm({**sizes, "max_positions": 12})
+training(model, False)
+tokens, positions = np.random.default_rng(0).integers(0, 50, (2, 12)), np.array([[1, 3], [2, 0]])
+segments = np.tile(np.arange(12) > 4, (2, 1)).astype(np.int64)
+run = lambda *arrays: np.asarray(model(*map(tensor, arrays)))
+together = run(tokens, positions, segments, np.array([7, 9]))
+alone = [run(tokens[row : row + 1, :size], positions[row : row + 1], segments[row : row + 1, :size])
+         for row, size in enumerate((7, 9))]
+plain = run(tokens, positions)
+print(abs(together - np.concatenate(alone)).max(), abs(together - plain).max())
+"""
+DROPPED = {
+    "mindspore": """
+with building():
+    first, second = layers.Dropout(0.1), layers.Dropout(0.1)
+ones = mindspore.Tensor(np.ones((1000, 1000), np.float32))
+def drawn(seed):
+    mindspore.ops.assign(first.seed, mindspore.Tensor(np.array(seed, np.int32)))
+    return [layer.set_train()(ones).asnumpy() for layer in (first, second)]
+""",
+    "tensorflow": """
+with building():
+    first, second = layers.Dropout(0.1), layers.Dropout(0.1)
+def drawn(seed):
+    with layers.drawing(tensorflow.constant(seed, tensorflow.int32)):
+        return [layer(tensorflow.ones((1000, 1000))).numpy() for layer in (first, second)]
+""",
+}
+DROPPED_END = """
+masks = [*drawn((5, 9)), *drawn((6, 9)), *drawn((5, 10))]
+assert all(np.array_equal(mask, again) for mask, again in zip(masks, drawn((5, 9))))
+print(*(float((mask == 0).mean()) for mask in masks), max(float(mask.max()) for mask in masks))
+print(np.abs(np.corrcoef([mask.ravel() for mask in masks]) - np.eye(len(masks))).max())
+print(max(abs(np.corrcoef(masks[0][:, :-step].ravel(), masks[0][:, step:].ravel())[0, 1]) for step in range(1, 9)))
+"""
+
+
+def layers_program(framework: str, program: str) -> list[str]:
+    """Run a program with the layers of a framework, and return what it printed."""
+    command = [str(framework_python(framework)), "-W", "ignore", "-c", LAYERS + BUILT[framework] + program, framework]
+    variables = {"PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("framework", BERT_FRAMEWORKS)
+def test_berts_padding_changes_no_prediction_and_its_segments_do(framework: str) -> None:
+    padded, plain = map(float, layers_program(framework, PADDED)[-1].split())
+    assert padded < 1e-5 < plain
+
+
+@pytest.mark.parametrize("framework", DROPPED)
+def test_dropout_draws_by_seed_and_layer_and_in_the_right_share(framework: str) -> None:
+    printed = layers_program(framework, DROPPED[framework] + DROPPED_END)
+    *shares, largest = map(float, printed[-3].split())
+    assert shares == pytest.approx([0.1] * 6, abs=0.0015), "five standard deviations of a million values"
+    assert largest == pytest.approx(1 / 0.9)
+    assert float(printed[-2]) < 0.005, "masks of layers and seeds are independent"
+    assert float(printed[-1]) < 0.005, "neighbours are independent"
 
 
 @pytest.mark.parametrize(("case", "framework"), COUNTED_AT_FULL_SIZE)
@@ -175,3 +280,52 @@ def test_llama2_trains_on_token_shards_and_resumes_exactly(framework: str, tmp_p
     assert losses(run_job(again)) == expected[3:]
     ours, theirs = final_state(again, 6), final_state(whole, 6)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+BERT_STEPS = {
+    **COMMON, **{f"model.{name}": value for name, value in SMALL["bert"].items()}, "end.max_samples": 48,
+    "checkpoint.every_steps": 3, "evaluate.every_steps": 3, "optimizer.lr": 0.01, "loader.num_workers": 2,
+}  # fmt: skip
+
+
+def bert_data(place: Path) -> Path:
+    """Write random tokens, the weights of a small BERT of transformers, and return the directory of the case."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = SMALL["bert"]
+    config = BertConfig(
+        vocab_size=sizes["vocab_size"], hidden_size=sizes["hidden_size"], num_hidden_layers=sizes["num_layers"],
+        num_attention_heads=sizes["num_heads"], intermediate_size=sizes["intermediate_size"],
+        max_position_embeddings=sizes["max_positions"],
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(place / "initial")
+    for split, count in (("train", 2000), ("val", 400)):
+        (place / split).mkdir()
+        tokens = np.random.default_rng(count).integers(104, 120, count, dtype=np.uint16)
+        np.save(place / split / "tokens.npy", tokens)
+    return place
+
+
+@pytest.mark.parametrize("framework", BERT_FRAMEWORKS)
+def test_bert_starts_from_the_checkpoint_and_its_dropout_is_resumed_and_replayed(
+    framework: str, tmp_path: Path
+) -> None:
+    data = {"bert_tokens": bert_data(tmp_path / "tokens")}
+    whole = rank_job(framework, tmp_path / "whole", "bert", data, BERT_STEPS)
+    events = run_job(whole)
+    (finished,) = values(events, "FINISHED")
+    assert (finished["state"], finished["global_steps"]) == ("completed", 6), finished["message"]
+    expected = losses(events)
+    assert expected[-1] < expected[0]
+    stored = load_file(tmp_path / "tokens" / "initial" / "model.safetensors")
+    start = rank_job(framework, tmp_path / "start", "bert", data, {**BERT_STEPS, "optimizer.lr": 0.0})
+    run_job(start)
+    words = stored["bert.embeddings.word_embeddings.weight"]
+    assert any(np.array_equal(array, words) for array in final_state(start, 6).values())
+    run_job(rank_job(framework, tmp_path / "part", "bert", data, {**BERT_STEPS, "end.max_samples": 24}))
+    again = rank_job(framework, tmp_path / "part", "bert", data, BERT_STEPS, resume=True)
+    assert losses(run_job(again)) == expected[3:], "each step draws the same numbers"
+    ours, theirs = final_state(again, 6), final_state(whole, 6)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    other_seed = rank_job(framework, tmp_path / "seed", "bert", data, {**BERT_STEPS, "seed": 7})
+    assert losses(run_job(other_seed)) != expected

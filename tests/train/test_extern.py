@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.frameworks.pytorch.hooks import Hooks, load_hooks
+from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
+from accelmark.train.hooks import load_hooks
 from tests.train.conftest import RunHere
 from tests.train.jobs import TINY, make_job
 
@@ -66,7 +67,9 @@ def test_an_extern_that_replaces_more_than_hooks_or_could_hide_it_is_refused(
     tmp_path: Path, code: str, message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        load_hooks(FolderRef(name="tiny-pytorch", path=vendor_folder(tmp_path, HEAD + code), sha256=""))
+        load_hooks(
+            FolderRef(name="tiny-pytorch", path=vendor_folder(tmp_path, HEAD + code), sha256=""), Hooks, ALLOWED_HOOKS
+        )
 
 
 def test_a_refused_extern_ends_the_job(tmp_path: Path, run_here: RunHere) -> None:
@@ -76,8 +79,8 @@ def test_a_refused_extern_ends_the_job(tmp_path: Path, run_here: RunHere) -> Non
 
 
 def test_a_vendor_folder_without_code_keeps_the_defaults(tmp_path: Path) -> None:
-    assert load_hooks(FolderRef(name="tiny-pytorch", path=tmp_path, sha256="")) is Hooks
-    assert load_hooks(None) is Hooks
+    assert load_hooks(FolderRef(name="tiny-pytorch", path=tmp_path, sha256=""), Hooks, ALLOWED_HOOKS) is Hooks
+    assert load_hooks(None, Hooks, ALLOWED_HOOKS) is Hooks
 
 
 def test_a_case_without_the_framework_lists_its_frameworks() -> None:

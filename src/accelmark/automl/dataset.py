@@ -70,7 +70,7 @@ def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
     if config.name == "imagenet":
         root = config.directory or Path()
         train, held_out = config.train_directory or root / "train", config.held_out_directory or root / "val"
-        return read_imagenet(train, held_out, network.input_shape[1])
+        return read_imagenet(train, held_out, network.input_shape[1], network.classes)
     directory = config.directory
     if directory is None and config.name in _FETCHED:
         directory = ensure(known_dataset(_FETCHED[config.name], "dataset.name"))

@@ -200,6 +200,8 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
     for path in unread_files(folder):
         what = f"{where}/{path.relative_to(folder)} is not read"
         yield Check("advice", what, f"names that are: {', '.join(ADAPTATION_NAMES)}")
+    if not (folder / "README.md").is_file() and any(path.suffix != ".yaml" for path in folder.iterdir()):
+        yield Check("advice", f"{where}: no README.md", "describe what it changes, and with which chip and versions")
     contents = adaptation_files(folder)
     if contents is not None and (folder / "csrc").is_dir() and not contents.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")

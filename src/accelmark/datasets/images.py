@@ -1,4 +1,4 @@
-"""Read labeled images (Fashion-MNIST's IDX files, CIFAR-10's binary files, ImageNet's folders, .npz) and weights."""
+"""Read labeled images (IDX of Fashion-MNIST, binary of CIFAR-10, folders or shards of ImageNet, .npz) and weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from accelmark.datasets.folders import ClassFolders, LabelledImages, labelled_images
 from accelmark.spec.errors import DataError
 
 Pixels = NDArray[np.uint8]
@@ -29,7 +29,6 @@ IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225
 _DAMAGE: Final = (zipfile.BadZipFile, zlib.error)
 _IDX_BYTES: Final = 8
 _CIFAR_RECORD: Final = 1 + 3 * 32 * 32
-_SUFFIXES: Final = {".jpeg", ".jpg", ".png"}
 _DECODERS: Final = 8
 _ARRAY_NAMES: Final = ("train_images", "train_labels", "held_out_images", "held_out_labels")
 
@@ -72,14 +71,15 @@ class LabeledArrays:
 
 @dataclass(frozen=True)
 class LabeledFiles:
-    """JPEG or PNG files in one folder per class, decoded to ``side`` x ``side`` pixels on demand."""
+    """Images of class folders or shards by their numbers, decoded to ``side`` x ``side`` pixels on demand."""
 
-    files: Sequence[Path]
+    source: LabelledImages
+    numbers: Indices
     labels: Labels
     side: int
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.numbers)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,13 +93,8 @@ class LabeledFiles:
             return np.stack(list(pool.map(self._decoded, map(int, indices), draws)))
 
     def _decoded(self, index: int, draw: NDArray[np.float64] | None) -> Pixels:
-        from PIL import Image
-
-        try:
-            with Image.open(self.files[index]) as opened:
-                image = opened.convert("RGB")
-        except OSError as error:
-            raise DataError(f"{self.files[index]}: cannot be read as an image: {error}") from error
+        with self.source.opened(int(self.numbers[index])) as opened:
+            image = opened.convert("RGB")
         width, height = image.size
         share = 0.766 if draw is None else 0.08 + 0.92 * float(draw[0])  # area share; a 224 crop of 256 is 0.766
         edge = max(1, min(width, height, round((share * width * height) ** 0.5)))
@@ -111,7 +106,7 @@ class LabeledFiles:
 
     def subset(self, indices: Indices) -> LabeledFiles:
         """Return the images at ``indices``."""
-        return LabeledFiles([self.files[int(index)] for index in indices], self.labels[indices], self.side)
+        return LabeledFiles(self.source, self.numbers[indices], self.labels[indices], self.side)
 
     def mean_and_deviation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and deviation of ImageNet's pixels per channel."""
@@ -196,45 +191,32 @@ def _cifar(path: Path) -> tuple[Pixels, Labels]:
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
-def read_imagenet(train: Path, held_out: Path, side: int) -> tuple[Images, Images]:
-    """Read two directories with one folder per class; both must have the same classes."""
-    names = [_classes(folder) for folder in (train, held_out)]
-    if names[0] != names[1]:
-        differing = ", ".join(sorted(set(names[0]) ^ set(names[1]))[:3])
-        raise DataError(f"{train} and {held_out} have different classes, for example {differing}")
-    return _folder(train, names[0], side), _folder(held_out, names[0], side)
+def read_imagenet(train: Path, held_out: Path, side: int, classes: int) -> tuple[Images, Images]:
+    """Read two directories of class folders or of shards; those with folders must have the same classes."""
+    sources = [labelled_images(folder, classes) for folder in (train, held_out)]
+    names = [set(source.classes) for source in sources if isinstance(source, ClassFolders)]
+    if names and (differing := names[0] ^ names[-1]):
+        example = ", ".join(sorted(differing)[:3])
+        raise DataError(f"{train} and {held_out} have different classes, for example {example}")
 
+    def split(source: LabelledImages) -> LabeledFiles:
+        numbers = range(len(source))
+        labels = np.fromiter(map(source.label, numbers), np.int64, len(source))
+        return LabeledFiles(source, np.array(numbers), labels, side)
 
-def _classes(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: a split is missing: the directory does not exist")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    if not names:
-        raise DataError(f"{folder}: has no class folders")
-    return names
-
-
-def _folder(folder: Path, names: list[str], side: int) -> Images:
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(names):
-        images = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in _SUFFIXES)
-        if not images:
-            raise DataError(f"{folder / name}: has no images")
-        files.extend(images)
-        labels.extend([label] * len(images))
-    return LabeledFiles(files, np.array(labels, dtype=np.int64), side)
+    return split(sources[0]), split(sources[1])
 
 
 def imagenet_identity(training: Images, held_out: Images) -> str:
-    """Return ``imagenet`` where these are the folders of ILSVRC-2012, else a description.
+    """Return ``imagenet`` where these are the images of ILSVRC-2012, else a description.
 
-    Compares the names of the class folders and the number of images, not the images' content.
+    Compares the names of the training images' classes and the number of images, not the images' content.
     """
-    files = training.files if isinstance(training, LabeledFiles) else ()
-    classes = sorted({file.parent.name for file in files})
+    source = training.source if isinstance(training, LabeledFiles) else None
+    classes = [] if source is None else source.classes
     if hashlib.sha256("\n".join(classes).encode()).hexdigest() != IMAGENET_SYNSETS_SHA256:
-        return f"folders of {len(classes)} other classes than ImageNet's"
+        kind = "folders" if isinstance(source, ClassFolders) else "shards"
+        return f"{kind} of {len(classes)} other classes than ImageNet's"
     if (len(training), len(held_out)) != (IMAGENET_TRAINING, IMAGENET_HELD_OUT):
         return f"a part of imagenet ({len(training):,} training and {len(held_out):,} held-out images)"
     return "imagenet"

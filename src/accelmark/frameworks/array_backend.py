@@ -12,7 +12,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError, RequestError, RunError
+from accelmark.spec.errors import DataError, RunError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
@@ -30,6 +30,7 @@ from accelmark.spec.settings.training import Precision
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
 from accelmark.train.case import ArrayCase, Batch, Batches, case_class, use_layers
+from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
 from accelmark.train.loop.backend import RankBackend
 from accelmark.train.loop.checkpoint_writer import unreadable
 from accelmark.train.loop.checkpoints import (
@@ -39,6 +40,7 @@ from accelmark.train.loop.checkpoints import (
     update_squares,
     weights_hash,
 )
+from accelmark.train.loop.comparison import reference_name
 from accelmark.train.loop.contract import Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.loop.process import handle_signals_again
@@ -95,6 +97,8 @@ class ArrayBackend(RankBackend):
     title: ClassVar[str]
     layer_module: ClassVar[ModuleType]
     """The framework's layers; see :mod:`accelmark.train.case`."""
+    hooks_module: ClassVar[ModuleType]
+    """The framework's hooks; see :mod:`accelmark.train.hooks`."""
     optimizer_classes: ClassVar[Mapping[str, str]] = OPTIMIZER_CLASSES
     """Setting ``optimizer.name`` -> class."""
     memory_advice = "precision bf16"
@@ -136,7 +140,7 @@ class ArrayBackend(RankBackend):
 
     @abstractmethod
     def build_training(self) -> None:
-        """Build the optimizer and the other parts of a step."""
+        """Convert the model and build the optimizer, by ``self.hooks``, and the other parts of a step."""
 
     @abstractmethod
     def compute_type(self) -> str:
@@ -152,7 +156,10 @@ class ArrayBackend(RankBackend):
 
     @abstractmethod
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Take one optimizer step over some batches, and return its loss without waiting for the device."""
+        """Take one optimizer step over some batches, and return its loss without waiting for the device.
+
+        A backend whose step is no graph of its own is the ``training`` of ``Hooks.train_step``, and this its step.
+        """
 
     @abstractmethod
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
@@ -199,8 +206,9 @@ class ArrayBackend(RankBackend):
     def prepare(self) -> Started:
         """Open the device, join the ranks, and build data, model and optimizer."""
         job, settings, place, log = self.job, self.settings, self.place, self.log
-        if job.extern is not None and (job.extern.path / "extern").is_dir():
-            raise RequestError(f"{job.extern.path / 'extern'}: the {self.title} backend has no hooks to replace")
+        base, allowed = self.hooks_module.Hooks, self.hooks_module.ALLOWED_HOOKS
+        hooks_class: type[ArrayHooks] = load_hooks(job.extern, base, allowed)
+        records = hook_records(hooks_class, base)
         use_layers(self.layer_module)
         make_case = case_class(job.case, self.framework, ArrayCase)  # type: ignore[type-abstract]
         device = self._device = self.open_device()
@@ -208,13 +216,15 @@ class ArrayBackend(RankBackend):
         if device.precision != settings.precision:
             message = f"{self.title} has no {settings.precision} on {device.label}; computing in {device.precision}"
             log.event(Event.WARNING, {"message": message})
-        log.event(Event.LAUNCH_TRAINING, {"hooks": {}})
+        log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self.case = make_case(settings, job.data_dirs, place)
+        self.hooks: Any = hooks_class(case)
         batches = self._batches = self._open_data()
         size = EpochSize.of(settings, batches.num_samples, self.world_size)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         self._learning_rate = size.learning_rate(settings, case.peak_learning_rate())
         model_class = self.timed(Event.CONVERT_MODEL, self.build_model)
+        self._set_initial_weights()
         initial = self.weights(trained=True)
         structure, optimizer = structure_hash(initial), self.optimizer_classes[settings.optimizer.name]
         weights = weights_hash(initial) if place.rank == 0 else None
@@ -247,10 +257,25 @@ class ArrayBackend(RankBackend):
             compute_type=self.compute_type(),
             train_samples=batches.num_samples,
             eval_samples=None if self.eval_batches is None else self.eval_batches.num_samples,
-            hooks={},
+            hooks={name: record.place for name, record in records.items()},
+            hook_lines={name: record.num_lines for name, record in records.items()},
             library_versions={"python": platform.python_version(), "numpy": np.__version__, **libraries},
             own_part_unknown=self.own_part_unknown,
         )
+
+    def _set_initial_weights(self) -> None:
+        """Set the weights that the case starts from, if it does not start from random ones; raises DataError."""
+        if (stored := self.case.initial_weights()) is None:
+            return
+        path, arrays = stored
+        model = Comparison(self)
+        weights = model.parameters()
+        for name, own in weights.items():
+            reference = reference_name(name, model)
+            if reference not in arrays or arrays[reference].shape != own.shape:
+                raise DataError(f"{path}: has no {reference} of shape {own.shape}: is it of this case's model?")
+            weights[name] = arrays[reference]
+        model.load({**model.statistics(), **weights})
 
     def _open_data(self) -> Batches:
         if not self.settings.loader.synthetic:
@@ -259,9 +284,13 @@ class ArrayBackend(RankBackend):
         return SyntheticBatches(batch, self.settings, self.world_size)
 
     def _step(self, batches: list[Any]) -> Any:
-        loss = self.take_step(batches, self.learning_rate())
+        loss = self.call_step(batches, self.learning_rate())
         self.steps_done += 1
         return loss
+
+    def call_step(self, batches: list[Any], learning_rate: float) -> Any:
+        """Take a step by the hook."""
+        return self.hooks.train_step(self, batches, learning_rate)
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""

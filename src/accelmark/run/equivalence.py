@@ -29,6 +29,7 @@ from accelmark.spec.equivalence import (
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 from accelmark.spec.log.events import Started
+from accelmark.spec.plugins.catalog import load_case
 
 if TYPE_CHECKING:
     from accelmark.spec.tensor_file import Array
@@ -61,11 +62,12 @@ class _Error(NamedTuple):
 
 
 def compare_steps(
-    reference: Path, other: Path, initial: Path, num_steps: int, tolerance: Errors
+    reference: Path, other: Path, initial: Path, num_steps: int, tolerance: Errors, zero_gradients: tuple[str, ...] = ()
 ) -> tuple[Errors, Difference | None]:
     """Return the largest errors of a job over all steps, and the first difference beyond the tolerance.
 
     ``reference`` and ``other`` are directories with results of steps; ``initial`` has :data:`INITIAL_FILE`.
+    Weights whose names end with one of ``zero_gradients`` are not compared.
     Raises RunError if a file is missing or damaged.
     """
     from accelmark.spec.tensor_file import read_tensors  # imports NumPy, which reading results does not need
@@ -75,7 +77,8 @@ def compare_steps(
     first: Difference | None = None
     for step in range(1, num_steps + 1):
         expected = _results(reference, step)
-        errors = list(_step_errors(expected, _results(other, step), before))
+        found = _results(other, step)
+        errors = [error for error in _step_errors(expected, found, before) if not error.what.endswith(zero_gradients)]
         before = {name.partition("/")[2]: array for name, array in expected.items() if not name.startswith("outputs/")}
         for error in errors:
             largest[error.kind] = max(largest[error.kind], error.value)
@@ -214,13 +217,17 @@ def check_equivalence(
         observer.note(
             f"{steps.job.key}: computed in {used} instead of {asked}, which it does not have on {device}: not compared"
         )
+    train = load_case(reference.job.case.name).train
+    zero_gradients = () if train is None else train.zero_gradients
     checks = []
     for framework, jobs in compared.items():
         job, settings = jobs[0].job, jobs[0].train.settings
         tolerance = TOLERANCES[settings.precision]
         results = []
         for steps in jobs:
-            errors, first = compare_steps(reference.results, steps.results, path / INPUTS, num_steps, tolerance)
+            errors, first = compare_steps(
+                reference.results, steps.results, path / INPUTS, num_steps, tolerance, zero_gradients
+            )
             results.append(
                 ComparedJob(
                     framework=framework,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
+from accelmark.train.case import IGNORED as IGNORED
 from accelmark.train.case import ModelSettings
 
-IGNORED: Final = -100
-"""Label of a position that is not predicted."""
 _LARGEST_EXPONENT = 700.0
 """Above it, ``exp`` overflows a double."""
 

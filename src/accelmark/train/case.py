@@ -169,6 +169,14 @@ class ArrayCase(ModelSettings, ABC):
     def build_model(self) -> Any:
         """Return the model with its initial weights in float32; called with the same seed on every rank."""
 
+    def initial_weights(self) -> tuple[Path, Mapping[str, Any]] | None:
+        """Return a checkpoint and its arrays by the names of the case in PyTorch; None: weights are random.
+
+        Raises:
+            DataError: it is missing.
+        """
+        return None
+
     @abstractmethod
     def loss(self, model: Any, batch: Batch) -> Any:
         """Return the mean loss over the batch, a float32 scalar, by one call of ``model``."""
@@ -199,8 +207,11 @@ nn: Any
 
 A model is an ``nn.Module`` with ``forward``; blocks whose activations can be recomputed set ``is_block``. Images are in
 the framework's own layout behind ``nn.Normalize``. Layers take their initial weights from ``nn.normal(std)``,
-``nn.uniform`` or ``nn.normal_fan_out``.
+``nn.uniform``, ``nn.normal_fan_out`` or ``nn.zeros``. Dropout draws numbers that depend on seed, rank, step and layer
+only.
 """
+IGNORED: Final = -100
+"""Label of a position that is not predicted."""
 Weights = npt.NDArray[np.float32]
 Initial = Callable[[np.random.Generator, tuple[int, ...], int, int], Weights]
 """Returns initial weights of a shape, by the number of inputs of each output and of outputs of each input."""
@@ -210,6 +221,11 @@ def use_layers(layers: ModuleType) -> None:
     """Select the layers of a framework."""
     global nn
     nn = layers
+
+
+def zeros(random: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Weights:
+    """Return zeros."""
+    return np.zeros(shape, np.float32)
 
 
 def uniform(random: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Weights:

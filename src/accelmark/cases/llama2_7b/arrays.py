@@ -26,7 +26,7 @@ class LlamaLayer(nn.Module):
         self.key, self.value = (nn.Linear(hidden, sizes["num_kv_heads"] * self.width, initial) for _ in range(2))
         self.gate, self.up = nn.Linear(hidden, intermediate, initial), nn.Linear(hidden, intermediate, initial)
         self.down = nn.Linear(intermediate, hidden, initial)
-        self.attention = nn.CausalAttention()
+        self.attention = nn.Attention(causal=True)
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         """Return the layer's output for ``x`` of shape (batch, length, hidden)."""

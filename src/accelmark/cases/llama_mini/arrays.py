@@ -28,7 +28,7 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden, small), nn.Linear(hidden, hidden, smaller)
         self.gate_up = nn.Linear(hidden, 2 * intermediate, small)
         self.down = nn.Linear(intermediate, hidden, smaller)
-        self.attention = nn.CausalAttention()
+        self.attention = nn.Attention(causal=True)
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         """Return the layer's output for ``x`` of shape (batch, length, hidden)."""

@@ -76,7 +76,7 @@ class ResNet50(nn.Module):
             Stage(before, width, 2 if stage else 1, count)
             for stage, (before, width, count) in enumerate(zip((64, *WIDTHS), WIDTHS, blocks))
         ])  # fmt: skip
-        self.classifier = nn.Linear(WIDTHS[-1], num_classes, nn.uniform, bias=True)
+        self.classifier = nn.Linear(WIDTHS[-1], num_classes, nn.uniform, bias=nn.uniform)
 
     def forward(self, image: Any) -> Any:
         """Return logits of shape (batch, classes)."""

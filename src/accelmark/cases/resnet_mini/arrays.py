@@ -48,7 +48,7 @@ class ResNetMini(nn.Module):
             for stage, (before, width) in enumerate(zip_strict(befores, widths))
             for block in range(blocks)
         ])  # fmt: skip
-        self.classifier = nn.Linear(widths[-1], NUM_CLASSES, nn.uniform, bias=True)
+        self.classifier = nn.Linear(widths[-1], NUM_CLASSES, nn.uniform, bias=nn.uniform)
 
     def forward(self, image: Any) -> Any:
         """Return logits of shape (batch, classes)."""

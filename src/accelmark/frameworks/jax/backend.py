@@ -21,7 +21,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, processor_name
-from accelmark.frameworks.jax import layers
+from accelmark.frameworks.jax import hooks, layers
 from accelmark.frameworks.jax.step import State, Step
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.log.events import Event, TracedStep
@@ -103,6 +103,7 @@ class JaxBackend(ArrayBackend):
 
     framework, title = "jax", "JAX"
     layer_module: ClassVar = layers
+    hooks_module: ClassVar = hooks
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
@@ -139,7 +140,7 @@ class JaxBackend(ArrayBackend):
 
     def build_model(self) -> str:
         """Build the state before the first step on every device."""
-        self._compiled = Step(self.case, self.settings, self._dtype, self._mesh)
+        self._compiled = Step(self.case, self.hooks, self._dtype, self._mesh)
         self._state: State = self._replicated(self._compiled.initial_state())
         return self._compiled.model_class
 
@@ -181,6 +182,10 @@ class JaxBackend(ArrayBackend):
         if self.world_size == 1:  # a call copies them; device_put, and an array of all ranks, take 0.1 ms of Python
             return batch
         return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._split, array), batch)
+
+    def call_step(self, batches: list[Any], learning_rate: float) -> Any:
+        """Call the compiled step, which calls the hook while it is traced."""
+        return self.take_step(batches, learning_rate)
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step without waiting for the device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,9 @@ class Module(nnx.Module):
         return (nnx.remat(forward) if self.recomputes else forward)(self, *inputs)
 
 
-def Linear(size_in: int, size_out: int, initial: Any, *, bias: bool = False) -> nnx.Linear:  # noqa: N802
+def Linear(size_in: int, size_out: int, initial: Any, *, bias: Any = None) -> nnx.Linear:  # noqa: N802
     """Return a product with a matrix; a bias starts at zero."""
-    return nnx.Linear(size_in, size_out, use_bias=bias, kernel_init=initial, **_options)
+    return nnx.Linear(size_in, size_out, use_bias=bias is not None, kernel_init=initial, **_options)
 
 
 def Conv(  # noqa: N802
@@ -122,8 +122,11 @@ class Rotary(Module):
         return cos.astype(self.dtype), sin.astype(self.dtype)
 
 
-class CausalAttention(Module):
+class Attention(Module):
     """Scaled dot-product attention; a token sees itself and those before it."""
+
+    def __init__(self, *, causal: Literal[True]) -> None:
+        pass
 
     def forward(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """Return the mixed values; all arrays are of shape (batch, length, heads, width).

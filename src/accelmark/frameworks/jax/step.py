@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import jax
@@ -14,30 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from accelmark.frameworks.array_backend import outputs_of_loss
 from accelmark.frameworks.jax.layers import building
 from accelmark.spec.errors import RequestError
-from accelmark.spec.settings.training import OptimizerSettings, TrainSettings
 from accelmark.train.case import ArrayCase, Batch
-
-
-def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """Return the optimizer's step before the learning rate, with PyTorch's formulas.
-
-    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step.
-    """
-    decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else _matrices)
-    adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
-    if settings.name == "sgd":
-        trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
-        return optax.chain(decay, trace)
-    if settings.name == "adam":
-        return optax.chain(decay, adam)
-    if settings.name == "adamw":
-        return optax.chain(adam, decay)
-    return optax.chain(adam, decay, optax.scale_by_trust_ratio())
-
-
-def _matrices(parameters: Any) -> Any:
-    """Select the parameters with more than one dimension, to which weight decay applies."""
-    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
 
 
 class State(NamedTuple):
@@ -56,22 +34,23 @@ class State(NamedTuple):
 class Step:
     """Compiled functions of a case's model and optimizer; nothing is computed on the host."""
 
-    def __init__(self, case: ArrayCase, settings: TrainSettings, dtype: Any, mesh: Mesh) -> None:
+    def __init__(self, case: ArrayCase, hooks: Any, dtype: Any, mesh: Mesh) -> None:
         """``dtype`` is that of matrix products; ``mesh`` has the ranks' devices along one axis.
 
         Raises:
             RequestError: activations are to be recomputed, and the model has no blocks.
         """
-        self._case, self._clip_norm = case, settings.gradient_clip_norm
+        self._case, self._hooks, settings = case, hooks, case.settings
+        self._clip_norm = settings.gradient_clip_norm
         self._axis: Any = mesh.axis_names[0] if mesh.size > 1 else None
         self._seed, self._dtype, self._precision = settings.seed, dtype, settings.precision
-        self._optimizer = direction(settings.optimizer)
+        self._optimizer = hooks.create_optimizer()
         self._abstract = nnx.eval_shape(self._model)
         self.model_class = type(self._abstract).__name__
         if settings.activation_checkpointing == "full":
             self._checkpoint_activations()
         self._graph = nnx.graphdef(self._abstract)
-        take: Any = self._take
+        take: Any = partial(hooks.train_step, self)
         if self._axis is not None:
             whole, split = PartitionSpec(), PartitionSpec(self._axis)
             take = jax.shard_map(
@@ -115,10 +94,10 @@ class Step:
 
     def _model(self) -> nnx.Module:
         with building(self._seed, self._dtype):
-            model: nnx.Module = self._case.build_model()
+            model: nnx.Module = self._hooks.convert_model(self._case.build_model())
         return model
 
-    def _take(self, state: State, rate: jax.Array, batches: list[Batch]) -> tuple[State, jax.Array]:
+    def take_step(self, state: State, rate: jax.Array, batches: list[Batch]) -> tuple[State, jax.Array]:
         """Apply the mean of all ranks' gradients, clipped, in the optimizer's direction.
 
         With several ranks this runs on each device with its own batches.

@@ -12,18 +12,18 @@ from typing import Any, ClassVar, Final, final
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, amp, ops
 from mindspore.communication import GlobalComm, init, release
 
 from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, outputs_of_loss, processor_name
-from accelmark.frameworks.mindspore import layers
-from accelmark.frameworks.mindspore.optimizers import OPTIMIZER_CLASSES, build_optimizer, clipped, set_learning_rate
+from accelmark.frameworks.mindspore import hooks, layers
+from accelmark.frameworks.mindspore.hooks import OPTIMIZER_CLASSES, clipped, set_learning_rate
 from accelmark.frameworks.mindspore.step import Step
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import module_command
-from accelmark.train.batches import Arrays
+from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
 from accelmark.train.loop.backend import DeviceClock, HostClock
 from accelmark.train.loop.checkpoints import NamedArrays
@@ -39,22 +39,29 @@ class MindSporeBackend(ArrayBackend):
 
     framework, title = "mindspore", "MindSpore"
     layer_module: ClassVar = layers
+    hooks_module: ClassVar = hooks
     optimizer_classes = OPTIMIZER_CLASSES
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks.
 
-        On the CPU, MindSpore has no bf16 and fp16 for most operations, and computes in fp32.
+        On the CPU, MindSpore has no bf16 and fp16 for most operations, and computes in fp32. Another device is one of
+        ``mindspore.set_device``, with options of precision as ``mindspore.device_context`` has them for Ascend.
         """
         is_cpu = self.immediate = self.job.device_type == "cpu"
         self._scheduler: subprocess.Popen[bytes] | None = None
         index = self.place.local_rank
         ms.set_context(mode=ms.PYNATIVE_MODE)
         try:
-            ms.set_device("CPU" if is_cpu else "Ascend", 0 if is_cpu else index)
+            ms.set_device("CPU" if is_cpu else self.job.device_type, 0 if is_cpu else index)
         except (RuntimeError, ValueError) as error:
             problem = f"local rank {index} has no {self.job.device_type}: {first_line(error)}"
             raise RequestError(f"{problem}; check the driver and CANN") from error
+        if not is_cpu:
+            precision = getattr(ms.device_context, self.job.device_type.lower()).op_precision
+            precision.precision_mode("must_keep_origin_dtype")
+            precision.matmul_allow_hf32(False)
+            precision.conv_allow_hf32(False)  # CANN computes fp32 convolutions with fewer bits otherwise
         threads = self.num_threads()
         ms.runtime.dispatch_threads_num(threads)
         if self.world_size > 1:
@@ -63,7 +70,7 @@ class MindSporeBackend(ArrayBackend):
             self.clock, self._precision = HostClock(), "fp32"
             return OpenedDevice("cpu", processor_name(), None, threads, "fp32")
         self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
-        self._precision = self.settings.precision
+        self._precision = "fp32" if self.settings.precision == "tf32" else self.settings.precision
         name = str(ms.hal.get_device_name())
         return OpenedDevice(self.job.device_type, name, index, threads, self._precision)
 
@@ -77,8 +84,10 @@ class MindSporeBackend(ArrayBackend):
         if self.place.rank == 0:
             command = module_command(sys.executable, "accelmark.frameworks.mindspore.scheduler", str(os.getpid()))
             self._scheduler = subprocess.Popen(command, env={**os.environ, **variables, "MS_ROLE": "MS_SCHED"})
-        os.environ.update(variables, MS_ROLE="MS_WORKER", MS_NODE_ID=str(self.place.rank))
-        init("mccl" if self.immediate else "hccl")
+        rank = str(self.place.rank)
+        variables |= {"RANK_ID": rank, "RANK_SIZE": str(self.world_size), "DEVICE_ID": str(self.place.local_rank)}
+        os.environ.update(variables, MS_ROLE="MS_WORKER", MS_NODE_ID=rank)  # as msrun sets them
+        init(self.job.collective_backend)
         group = GlobalComm.WORLD_COMM_GROUP
         self._all_gather, self._broadcast = ops.AllGather(group), ops.Broadcast(0, group)
         self._all_reduce = ops.AllReduce("sum", group)
@@ -89,12 +98,14 @@ class MindSporeBackend(ArrayBackend):
         with layers.building(self.settings.seed):
             self._model = self.case.build_model()
         self._model.set_train()
+        cells = [cell for _, cell in self._model.cells_and_names()]
+        self._dropouts = [cell for cell in cells if isinstance(cell, layers.Dropout) and cell.rate]
         return type(self._model).__name__
 
     def weights(self, *, trained: bool) -> NamedArrays:
         """Return copies of the parameters, or of the running statistics."""
         chosen = self._model.trainable_params() if trained else self._model.untrainable_params()
-        return {parameter.name: parameter.asnumpy().copy() for parameter in chosen}
+        return {each.name: each.asnumpy().copy() for each in chosen if each.dtype == ms.float32}
 
     def set_weights(self, arrays: NamedArrays) -> None:
         """Set parameters and running statistics."""
@@ -109,15 +120,15 @@ class MindSporeBackend(ArrayBackend):
 
     def disable_dropout(self) -> None:
         """Let all values through dropout from now on."""
-        for _, layer in self._model.cells_and_names():
-            if isinstance(layer, nn.Dropout):
-                layer.p = 0.0
+        for layer in self._dropouts:
+            layer.rate = 0.0
 
     def build_training(self) -> None:
         """Build the optimizer, loss scaling and the compiled step."""
-        settings, dtype = self.settings, _AMP_TYPES.get(self._precision)
+        dtype = _AMP_TYPES.get(self._precision)
+        self._model = self.timed(Event.CONVERT_MODEL, lambda: self.hooks.convert_model(self._model))
         model = self._model if dtype is None else amp.auto_mixed_precision(self._model, "auto", dtype)
-        self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: build_optimizer(self._model, settings.optimizer))
+        self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: self.hooks.create_optimizer(self._model))
         self._scaler = amp.DynamicLossScaler(2.0**16, 2, 2000) if self._precision == "fp16" else None
         self._graphs = Step(self.case, model, self._optimizer.parameters)
         if self.world_size > 1:
@@ -140,7 +151,7 @@ class MindSporeBackend(ArrayBackend):
         """Take one optimizer step over some batches; the ranks add up their gradients once."""
         share = 1.0 / len(batches)
         scale = Tensor(share, ms.float32) if self._scaler is None else share * self._scaler.scale_value
-        total, gradients = self._graphs.gradients(batches, scale)
+        total, gradients = self._graphs.gradients(batches, scale, self._draw)
         if self.world_size > 1:
             self._mark_own_end()
             joint = self._means((total, *gradients))
@@ -157,6 +168,12 @@ class MindSporeBackend(ArrayBackend):
         if self.immediate:
             self.synchronize()
         return total if self._scaler is None else total / (scale / share)
+
+    def _draw(self, number: int) -> None:
+        """Let dropout draw the numbers of this rank, step and batch of it, which a replayed step repeats."""
+        if self._dropouts:
+            seed = seed_of(self.settings.seed, self.place.rank, self.steps_done, number)
+            ops.assign(self._dropouts[0].seed, Tensor(np.array((seed % 2**31, seed // 2**31), np.int32)))
 
     def _means(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the mean of each float32 tensor over all ranks, with one exchange."""

@@ -8,21 +8,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from accelmark.train.case import Initial, normal, normal_fan_out, rotary_angles, uniform
+from accelmark.train.case import IGNORED, Initial, normal, normal_fan_out, rotary_angles, uniform, zeros
 
-__all__ = ["normal", "normal_fan_out", "uniform"]
+__all__ = ["normal", "normal_fan_out", "uniform", "zeros"]
 
 List = nn.CellList
-relu, silu = ops.relu, ops.silu
-reshape = ops.reshape
+gelu, relu, silu = ops.gelu, ops.relu, ops.silu
+arange, reshape = ops.arange, ops.reshape
 unbind = ops.unbind
 _random: list[np.random.Generator] = []
+_dropouts: list[Any] = []
+_MIX: Final = ((16, -2048144789), (13, -1028477387))
+"""Shifts and factors of MurmurHash3's last steps (Appleby, smhasher), whose factors are 0x85ebca6b and 0xc2b2ae35."""
+_SPREAD: Final = -1640531527
+"""2**32 divided by the golden ratio, as int32."""
 
 
 @contextmanager
@@ -33,6 +38,7 @@ def building(seed: int) -> Iterator[None]:
         yield
     finally:
         _random.clear()
+        _dropouts.clear()
 
 
 class Module(nn.Cell):
@@ -43,12 +49,12 @@ class Module(nn.Cell):
         cls.construct = cls.forward
 
 
-def Linear(size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> nn.Dense:  # noqa: N802
-    """Return a product with a matrix of shape (out, in); a bias is uniform, as PyTorch's."""
+def Linear(size_in: int, size_out: int, initial: Initial, *, bias: Initial | None = None) -> nn.Dense:  # noqa: N802
+    """Return a product with a matrix of shape (out, in)."""
     weight = Tensor(initial(_random[0], (size_out, size_in), size_in, size_out))
-    if not bias:
+    if bias is None:
         return nn.Dense(size_in, size_out, weight_init=weight, has_bias=False)
-    start = Tensor(uniform(_random[0], (size_out,), size_in, size_out))
+    start = Tensor(bias(_random[0], (size_out,), size_in, size_out))
     return nn.Dense(size_in, size_out, weight_init=weight, bias_init=start)
 
 
@@ -82,9 +88,61 @@ class RmsNorm(Module):
         return (wide * ops.rsqrt(ops.square(wide).mean(-1, True) + self.eps) * self.weight).astype(x.dtype)
 
 
+def LayerNorm(size: int, eps: float = 1e-5) -> nn.LayerNorm:  # noqa: N802
+    """Return layer normalization (Ba et al. 2016, arXiv:1607.06450)."""
+    return nn.LayerNorm((size,), epsilon=eps)
+
+
+class Dropout(Module):
+    """Zeros for a share of the values while training.
+
+    Which, follows from ``seed``, this layer's number among those of the model, and a value's place: MindSpore's own
+    generators cannot be set to a state in which they drew before.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        if rate:
+            self.seed = (
+                _dropouts[0].seed if _dropouts else Parameter(Tensor(np.zeros(2, np.int32)), requires_grad=False)
+            )
+            self.number = len(_dropouts)
+            _dropouts.append(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` with the other values scaled."""
+        if not (self.training and self.rate):
+            return x
+        first, second = ops.unstack(self.seed)
+        bits = _mixed(ops.arange(x.size, dtype=ms.int32) * _SPREAD + first)
+        bits = _mixed(ops.bitwise_xor(bits, second + self.number * _SPREAD))
+        kept = ops.reshape(bits >= int(self.rate * 2**31), x.shape)
+        return x * kept.astype(x.dtype) / (1 - self.rate)
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Return int32 from 0 whose bits depend on all bits of ``bits``; a shifted int32 keeps its sign."""
+    for shift, factor in _MIX:
+        bits = ops.bitwise_xor(bits, ops.bitwise_right_shift(bits, shift)) * factor
+    return ops.bitwise_xor(bits, ops.bitwise_right_shift(bits, 16))
+
+
 def Embedding(rows: int, width: int, initial: Initial) -> nn.Embedding:  # noqa: N802
     """Return a table of vectors."""
     return nn.Embedding(rows, width, embedding_table=Tensor(initial(_random[0], (rows, width), rows, width)))
+
+
+class TiedHead(Module):
+    """Logits by the table of an embedding, with a bias of their own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.bias = Parameter(Tensor(np.zeros(size, np.float32)))
+
+    def forward(self, x: Tensor, embedding: nn.Embedding) -> Tensor:
+        """Return logits of shape (..., rows of the table)."""
+        return ops.matmul(x, embedding.embedding_table.swapaxes(0, 1)) + self.bias
 
 
 class Normalize(Module):
@@ -119,16 +177,33 @@ class Rotary(Module):
         return self.cos.narrow(0, 0, length), self.sin.narrow(0, 0, length)
 
 
-class CausalAttention(Module):
-    """Scaled dot-product attention; a token sees itself and those before it. Scores are normalised in float32."""
+class Attention(Module):
+    """Scaled dot-product attention; if ``causal``, a token sees itself and those before it. Scores are in float32."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the mixed values; all tensors are of shape (batch, length, heads, width)."""
+    def __init__(self, *, causal: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.causal, self.dropout = causal, Dropout(dropout)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the mixed values of shape (batch, length, heads, width); ``mask`` is true where a token is seen."""
         query, key, value = query.swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2)
         length, width = query.shape[-2:]
         scores = ops.matmul(query, key.swapaxes(-1, -2)).astype(ms.float32) / math.sqrt(width)
-        hidden = ops.triu(ops.ones((length, length), ms.float32), 1) * -1e9
-        return ops.matmul(ops.softmax(scores + hidden, -1).astype(value.dtype), value).swapaxes(1, 2)
+        if self.causal:
+            scores = scores + ops.triu(ops.ones((length, length), ms.float32), 1) * -1e9
+        elif mask is not None:
+            scores = scores + (1 - mask.astype(ms.float32)) * -1e9
+        return ops.matmul(self.dropout(ops.softmax(scores, -1)).astype(value.dtype), value).swapaxes(1, 2)
+
+
+def padding_mask(num_tokens: Tensor, length: int) -> Tensor:
+    """Return which tokens are no padding, of shape (batch, 1, 1, length)."""
+    return ops.arange(length) < num_tokens.reshape(-1, 1, 1, 1)
+
+
+def at_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the vectors of ``x`` (batch, length, width) at positions of shape (batch, number)."""
+    return ops.gather(x, positions, 1, 1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -158,10 +233,16 @@ def neighbours(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return wide.narrow(1, 0, length), wide.narrow(1, 1, length)
 
 
+def num_labels(labels: Tensor) -> Tensor:
+    """Return the number of labels that are not to be ignored."""
+    return (labels != IGNORED).astype(ms.float32).sum()
+
+
 def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
     """Return the ``mean`` or the ``sum`` of the labels' cross entropies, computed in float32."""
     flat = logits.reshape(-1, logits.shape[-1]).astype(ms.float32)
-    return ops.cross_entropy(flat, labels.reshape(-1).astype(ms.int32), reduction=reduction)
+    flat_labels = labels.reshape(-1).astype(ms.int32)
+    return ops.cross_entropy(flat, flat_labels, ignore_index=IGNORED, reduction=reduction)
 
 
 def num_correct(logits: Tensor, labels: Tensor, best: Mapping[str, int]) -> dict[str, Tensor]:

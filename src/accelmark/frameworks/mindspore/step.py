@@ -24,13 +24,18 @@ class Step:
         self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._evaluations: dict[tuple[str, ...], Callable[..., Any]] = {}
 
-    def gradients(self, batches: list[Batch], scale: Tensor) -> tuple[Tensor, Gradients]:
-        """Return the sums of the losses and gradients of some batches, each multiplied by ``scale``."""
-        total, sums = self._graph(tuple(batches[0]))(scale, *batches[0].values())
-        for batch in batches[1:]:
+    def gradients(self, batches: list[Batch], scale: Tensor, draw: Callable[[int], None]) -> tuple[Tensor, Gradients]:
+        """Return the sums of the losses and gradients of some batches, each multiplied by ``scale``.
+
+        ``draw`` is called with a batch's number before it is computed.
+        """
+        sums: tuple[Tensor, ...] = ()
+        for number, batch in enumerate(batches):
+            draw(number)
             loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
-            total, sums = total + loss, tuple(map(ops.add, sums, gradients))
-        return total, sums
+            new = (loss, *gradients)
+            sums = tuple(map(ops.add, sums, new)) if sums else new
+        return sums[0], sums[1:]
 
     def sums(self, batch: Batch) -> Mapping[str, Tensor]:
         """Return the case's sums over a batch of evaluation data."""

@@ -24,53 +24,19 @@ from accelmark.frameworks.array_backend import (
     outputs_of_loss,
     processor_name,
 )
-from accelmark.frameworks.paddle import layers
+from accelmark.frameworks.paddle import hooks, layers
 from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TYPE_OF_PRECISION, OptimizerSettings, Precision
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
 from accelmark.train.loop.backend import DeviceClock, HostClock, OwnPart
 from accelmark.train.loop.checkpoints import NamedArrays
 
 OPTIMIZER_CLASSES: Final = {"sgd": "Momentum", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
-
-
-def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: float | None) -> Any:
-    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas.
-
-    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step. Gradients are clipped to a global norm of
-    ``clip_norm`` if it is given.
-    """
-    trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
-    undecayed = {each.name for each in trainable if each.ndim <= 1 and not settings.decay_norm_and_bias}
-    clip = nn.ClipGradByGlobalNorm(clip_norm) if clip_norm is not None else None
-    decay = settings.weight_decay
-    adam = {"beta1": settings.beta1, "beta2": settings.beta2, "epsilon": settings.eps}
-    options: dict[str, Any] = {"learning_rate": settings.lr, "grad_clip": clip}
-    if settings.name == "adamw":
-        decays = {"weight_decay": decay, "apply_decay_param_fun": lambda name: name not in undecayed}
-        return paddle.optimizer.AdamW(parameters=trainable, **decays, **adam, **options)
-    if settings.name == "lamb":
-        decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
-        return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
-    _add_decay(trainable, undecayed, decay)
-    if settings.name == "adam":
-        return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
-    momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
-    return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
-
-
-def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:
-    """Add weight decay to gradients; parameter groups would do it too, but each is clipped to a norm of its own."""
-    for parameter in parameters:
-        if decay and parameter.name not in undecayed:
-            parameter.regularizer = paddle.regularizer.L2Decay(decay)
-
-
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"
 _SCALER: Final = "scaler/"
@@ -85,6 +51,7 @@ class PaddleBackend(ArrayBackend):
 
     framework, title = "paddle", "Paddle"
     layer_module: ClassVar = layers
+    hooks_module: ClassVar = hooks
     optimizer_classes = OPTIMIZER_CLASSES
     memory_advice = "activation_checkpointing, or precision bf16"
 
@@ -148,12 +115,9 @@ class PaddleBackend(ArrayBackend):
 
     def build_training(self) -> None:
         """Wrap the model for several ranks, and build optimizer and loss scaling."""
-        settings = self.settings
+        self._model = self.timed(Event.CONVERT_MODEL, lambda: self.hooks.convert_model(self._model))
         self._wrapped = self.timed(Event.MODEL_TO_DDP, lambda: self._wrap(self._model))
-        self._optimizer = self.timed(
-            Event.CREATE_OPTIMIZER,
-            lambda: build_optimizer(self._model, settings.optimizer, settings.gradient_clip_norm),
-        )
+        self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: self.hooks.create_optimizer(self._model))
         if self.world_size > 1 and self.clock is not None:
             trained = (parameter for parameter in self._model.parameters() if not parameter.stop_gradient)
             self.own_end = OwnPart([parameter.register_hook for parameter in trained], self.clock).take

@@ -12,13 +12,14 @@ import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
 from accelmark.spec.backports import zip_strict
-from accelmark.train.case import rotary_angles
+from accelmark.train.case import IGNORED, rotary_angles
 
 Initial = Callable[[int, int], Any]
 """Returns the initializer of weights, by the number of inputs of each output and of outputs of each input."""
 List = nn.LayerList
-relu, silu = F.relu, F.silu
-reshape = paddle.reshape
+gelu, relu, silu = F.gelu, F.relu, F.silu
+arange, reshape = paddle.arange, paddle.reshape
+Dropout = nn.Dropout
 _layout: dict[str, str] = {"data_format": "NCHW"}
 
 
@@ -42,6 +43,11 @@ def normal(std: float) -> Initial:
     return lambda fan_in, fan_out: nn.initializer.Normal(0.0, std)
 
 
+def zeros(fan_in: int, fan_out: int) -> Any:
+    """Return zeros."""
+    return nn.initializer.Constant(0.0)
+
+
 def uniform(fan_in: int, fan_out: int) -> Any:
     """Return PyTorch's initial weights of convolutions and linear layers."""
     return nn.initializer.Uniform(-(fan_in**-0.5), fan_in**-0.5)
@@ -52,9 +58,11 @@ def normal_fan_out(fan_in: int, fan_out: int) -> Any:
     return nn.initializer.Normal(0.0, (2 / fan_out) ** 0.5)
 
 
-def Linear(size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> nn.Linear:  # noqa: N802
-    """Return a product with a matrix; a bias is uniform, as PyTorch's."""
-    biases = uniform(size_in, size_out) if bias else False
+def Linear(  # noqa: N802
+    size_in: int, size_out: int, initial: Initial, *, bias: Initial | None = None
+) -> nn.Linear:
+    """Return a product with a matrix."""
+    biases = False if bias is None else bias(size_in, size_out)
     return nn.Linear(size_in, size_out, weight_attr=initial(size_in, size_out), bias_attr=biases)
 
 
@@ -85,9 +93,26 @@ class RmsNorm(Module):
         return (wide * paddle.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).astype(x.dtype)
 
 
+def LayerNorm(size: int, eps: float = 1e-5) -> nn.LayerNorm:  # noqa: N802
+    """Return layer normalization (Ba et al. 2016, arXiv:1607.06450)."""
+    return nn.LayerNorm(size, eps)
+
+
 def Embedding(rows: int, width: int, initial: Initial) -> nn.Embedding:  # noqa: N802
     """Return a table of vectors."""
     return nn.Embedding(rows, width, weight_attr=initial(rows, width))
+
+
+class TiedHead(Module):
+    """Logits by the table of an embedding, with a bias of their own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.bias = self.create_parameter([size], is_bias=True)
+
+    def forward(self, x: Tensor, embedding: nn.Embedding) -> Tensor:
+        """Return logits of shape (..., rows of the table)."""
+        return paddle.matmul(x, embedding.weight, transpose_y=True) + self.bias
 
 
 class Normalize(Module):
@@ -139,9 +164,14 @@ class Attention(Module):
         )
 
 
-def CausalAttention() -> Attention:  # noqa: N802
-    """Return attention in which a token sees itself and those before it."""
-    return Attention(causal=True)
+def padding_mask(num_tokens: Tensor, length: int) -> Tensor:
+    """Return which tokens are no padding, of shape (batch, 1, 1, length)."""
+    return (paddle.arange(length) < num_tokens.unsqueeze(-1)).unsqueeze([1, 2])
+
+
+def at_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the vectors of ``x`` (batch, length, width) at positions of shape (batch, number)."""
+    return paddle.take_along_axis(x, positions.unsqueeze(-1), 1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -175,10 +205,15 @@ def neighbours(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return wide[:, :-1], wide[:, 1:]
 
 
+def num_labels(labels: Tensor) -> Tensor:
+    """Return the number of labels that are not to be ignored."""
+    return (labels != IGNORED).sum()
+
+
 def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
     """Return the ``mean`` or the ``sum`` of the labels' cross entropies, computed in float32."""
     flat = logits.reshape([-1, logits.shape[-1]]).astype("float32")
-    return F.cross_entropy(flat, labels.flatten(), reduction=reduction)
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def num_correct(logits: Tensor, labels: Tensor, best: Mapping[str, int]) -> dict[str, Tensor]:

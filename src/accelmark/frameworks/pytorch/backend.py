@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
-from accelmark.frameworks.pytorch.hooks import Hooks, hook_records, load_hooks, refuse_hooks
+from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks, refuse_hooks
 from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
@@ -67,6 +67,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.batches import SyntheticBatches, log_bad_samples
 from accelmark.train.case import case_class
+from accelmark.train.hooks import hook_records, load_hooks
 from accelmark.train.loop.backend import DeviceClock, HostClock, OwnPart, RankBackend
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
 from accelmark.train.loop.contract import Backend, Progress, Replay
@@ -132,8 +133,8 @@ class PyTorchBackend(RankBackend):
         number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
         seed = rank_seed(settings.seed, number)
         place = Place(number, self._num_data_ranks, device, seed, settings.seed, mesh)
-        hooks_class = load_hooks(self.job.extern)
-        records = hook_records(hooks_class)
+        hooks_class = load_hooks(self.job.extern, Hooks, ALLOWED_HOOKS)
+        records = hook_records(hooks_class, Hooks)
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self._case = make_case(settings, self.job.data_dirs, place)
         hooks = hooks_class(case)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +15,8 @@ from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
 from accelmark.frameworks.pytorch.model.attention import Autocast
 from accelmark.frameworks.pytorch.model.linear import to_fp8
 from accelmark.frameworks.pytorch.state import Training
-from accelmark.spec.errors import RequestError, nearest
-from accelmark.spec.plugins.catalog import FolderRef, file_module
+from accelmark.spec.errors import RequestError
+from accelmark.train.hooks import hook_records
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -134,86 +132,12 @@ class Hooks:
         return total
 
 
-_HIDING: Final = frozenset({
-    "__init__", "__new__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
-    "__dir__", "__del__", "__call__", "__class__", "__set_name__", "__class_getitem__", "__reduce__", "__slots__",
-})  # fmt: skip
-"""Methods with which a class could hide its replacements; hooks do not need them."""
 _REPLACED_BY_ENGINES: Final = frozenset({"model_to_ddp", "create_grad_scaler", "backward", "train_step"})
-
-
-@final
-@dataclass(frozen=True)
-class HookRecord:
-    """The location and length of a vendor's hook."""
-
-    file: str
-    line: int
-    num_lines: int
-
-    @property
-    def place(self) -> str:
-        """``file:line``."""
-        return f"{self.file}:{self.line}"
-
-
-def load_hooks(ref: FolderRef | None) -> type[Hooks]:
-    """Return the vendor's ``Extern`` from ``extern/__init__.py`` of its folder, or the defaults where it has none.
-
-    Raises:
-        RequestError: the file does not define ``Extern(Hooks)``, or overrides something that is not a hook.
-    """
-    if ref is None:
-        return Hooks
-    path = ref.path / "extern" / "__init__.py"
-    if not path.is_file():
-        return Hooks
-    module = file_module(f"accelmark_extern_{ref.name.replace('-', '_')}", path)
-    extern = getattr(module, "Extern", None)
-    if not (isinstance(extern, type) and issubclass(extern, Hooks)):
-        raise RequestError(f"{path}: has no class Extern(accelmark.frameworks.pytorch.hooks.Hooks)")
-    hidden = sorted({name for cls in _own_classes(extern) for name in vars(cls)} & _HIDING)
-    if hidden or type(extern) is not type:
-        what = f"a metaclass ({type(extern).__name__})" if type(extern) is not type else ", ".join(hidden)
-        raise RequestError(
-            f"{path}: Extern may not define {what}, which could hide what it replaces; "
-            "initialise in convert_model, the first hook that is called"
-        )
-    forbidden = sorted(_replaced(extern) - set(ALLOWED_HOOKS))
-    if forbidden:
-        names = ", ".join(f"{name!r} ({nearest(name, ALLOWED_HOOKS)})" for name in forbidden)
-        raise RequestError(f"{path}: Extern may replace {', '.join(ALLOWED_HOOKS)} only, found {names}")
-    return extern
-
-
-def hook_records(hooks: type[Hooks]) -> dict[str, HookRecord]:
-    """Return the hooks that a vendor overrides, by name."""
-    names = [name for name in ALLOWED_HOOKS if name in _replaced(hooks)]
-    return {name: _record(getattr(hooks, name)) for name in names}
-
-
-def _record(function: Any) -> HookRecord:
-    code = inspect.unwrap(function).__code__
-    try:
-        num_lines = len(inspect.getsourcelines(code)[0])
-    except OSError:
-        num_lines = 0
-    return HookRecord(code.co_filename, code.co_firstlineno, num_lines)
 
 
 def refuse_hooks(hooks: Hooks, engine: str) -> None:
     """Raise RequestError where a vendor replaces hooks that ``engine``, which takes the steps, replaces too."""
-    if wrong := sorted(_replaced(type(hooks)) & _REPLACED_BY_ENGINES):
+    if wrong := sorted(hook_records(type(hooks), Hooks).keys() & _REPLACED_BY_ENGINES):
         problem = f"the vendor's hooks {', '.join(wrong)} do what {engine} does"
         problem = f"parallelism {hooks.settings.parallelism}: {problem}"
         raise RequestError(f"{problem}; set parallelism=fsdp2, or remove them")
-
-
-def _own_classes(hooks: type[Hooks]) -> list[type]:
-    """Classes between ``hooks`` and :class:`Hooks`, mixed in ones too."""
-    return [cls for cls in hooks.__mro__ if cls is not object and cls not in Hooks.__mro__]
-
-
-def _replaced(hooks: type[Hooks]) -> set[str]:
-    """Public names that classes between ``hooks`` and :class:`Hooks` define."""
-    return {name for cls in _own_classes(hooks) for name in vars(cls) if not name.startswith("_")}

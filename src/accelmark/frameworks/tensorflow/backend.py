@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice
-from accelmark.frameworks.tensorflow import layers
+from accelmark.frameworks.tensorflow import hooks, layers
 from accelmark.frameworks.tensorflow.ranks import Ranks
 from accelmark.frameworks.tensorflow.step import Step
 from accelmark.spec.log.events import Event
-from accelmark.train.batches import Arrays
+from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
 from accelmark.train.loop.backend import HostClock
 from accelmark.train.loop.checkpoints import NamedArrays
@@ -29,6 +29,7 @@ class TensorFlowBackend(ArrayBackend):
 
     framework, title = "tensorflow", "TensorFlow"
     layer_module: ClassVar = layers
+    hooks_module: ClassVar = hooks
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks."""
@@ -48,7 +49,7 @@ class TensorFlowBackend(ArrayBackend):
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
-        self._step_graph = Step(self.case, self.settings, self._dtype, self._ranks)
+        self._step_graph = Step(self.case, self.hooks, self._dtype, self._ranks)
         return type(self._step_graph.model).__name__
 
     def weights(self, *, trained: bool) -> NamedArrays:
@@ -66,7 +67,8 @@ class TensorFlowBackend(ArrayBackend):
         return self._step_graph.outputs(self.to_device(dict(batch)))
 
     def disable_dropout(self) -> None:
-        """Do nothing: no layer has dropout."""
+        """Let all values through dropout from now on."""
+        self._step_graph.disable_dropout()
 
     def build_training(self) -> None:
         """Build the optimizer."""
@@ -84,9 +86,15 @@ class TensorFlowBackend(ArrayBackend):
         """Return a batch on the device."""
         return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
 
+    def call_step(self, batches: list[Any], learning_rate: float) -> Any:
+        """Call the graph, which calls the hook while it is traced."""
+        return self.take_step(batches, learning_rate)
+
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step."""
-        loss, self._ready = self._step_graph.take(batches, tf.constant(learning_rate, tf.float32))
+        seed = seed_of(self.settings.seed, self.place.rank, self.steps_done)
+        halves = tf.constant((seed % 2**31, seed // 2**31), tf.int32)
+        loss, self._ready = self._step_graph.take(batches, tf.constant(learning_rate, tf.float32), halves)
         return loss
 
     def _gradients_ready(self) -> int:

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from accelmark.train.case import Initial, normal, normal_fan_out, uniform
+from accelmark.train.case import IGNORED, Initial, normal, normal_fan_out, uniform, zeros
 
-__all__ = ["normal", "normal_fan_out", "uniform"]
+__all__ = ["normal", "normal_fan_out", "uniform", "zeros"]
 
 List = list
-relu, silu = tf.nn.relu, tf.nn.silu
-reshape, repeat = tf.reshape, tf.repeat
+gelu, relu, silu = tf.nn.gelu, tf.nn.relu, tf.nn.silu
+arange, reshape, repeat = tf.range, tf.reshape, tf.repeat
 _options: dict[str, Any] = {}
+_drawing: dict[str, Any] = {}
 
 
 @contextmanager
@@ -27,6 +28,16 @@ def building(seed: int, dtype: Any) -> Iterator[None]:
         yield
     finally:
         _options.clear()
+
+
+@contextmanager
+def drawing(seed: Any) -> Iterator[None]:
+    """Let dropout that is traced inside draw its numbers by ``seed``, two int32, each layer others."""
+    _drawing.update(seed=seed, count=0)
+    try:
+        yield
+    finally:
+        _drawing.clear()
 
 
 def _initial(initial: Initial, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Any:
@@ -46,14 +57,14 @@ class Module(tf.Module):
 
 
 class Linear(Module):
-    """A product with a matrix; a bias is uniform, as PyTorch's."""
+    """A product with a matrix."""
 
-    def __init__(self, size_in: int, size_out: int, initial: Initial, *, bias: bool = False) -> None:
+    def __init__(self, size_in: int, size_out: int, initial: Initial, *, bias: Initial | None = None) -> None:
         super().__init__()
         self.kernel = _initial(initial, (size_in, size_out), size_in, size_out)
-        self.is_biased = bias
-        if bias:
-            self.bias = _initial(uniform, (size_out,), size_in, size_out)
+        self.is_biased = bias is not None
+        if bias is not None:
+            self.bias = _initial(bias, (size_out,), size_in, size_out)
 
     def forward(self, x: Any) -> Any:
         """Return ``x`` of shape (..., in) times the matrix."""
@@ -120,6 +131,37 @@ class RmsNorm(Module):
         return tf.cast(wide * scale * self.weight, x.dtype)
 
 
+class LayerNorm(Module):
+    """Layer normalization (Ba et al. 2016, arXiv:1607.06450), computed in float32."""
+
+    def __init__(self, size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps, self.weight, self.bias = eps, tf.Variable(tf.ones(size)), tf.Variable(tf.zeros(size))
+
+    def forward(self, x: Any) -> Any:
+        """Return the normalized input in the type of ``x``."""
+        wide = tf.cast(x, tf.float32)
+        mean, variance = tf.nn.moments(wide, -1, keepdims=True)
+        return tf.cast((wide - mean) * tf.math.rsqrt(variance + self.eps) * self.weight + self.bias, x.dtype)
+
+
+class Dropout(Module):
+    """Zeros for a share of the values while training."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.training, self.rate = True, rate
+
+    def forward(self, x: Any) -> Any:
+        """Return ``x`` with the other values scaled."""
+        if not (self.training and self.rate):
+            return x
+        _drawing["count"] += 1
+        seed = tf.random.experimental.stateless_fold_in(_drawing["seed"], _drawing["count"])
+        kept = tf.random.stateless_uniform(tf.shape(x), seed) >= self.rate
+        return tf.where(kept, x / tf.cast(1 - self.rate, x.dtype), tf.zeros((), x.dtype))
+
+
 class Embedding(Module):
     """A table of vectors."""
 
@@ -130,6 +172,20 @@ class Embedding(Module):
     def forward(self, tokens: Any) -> Any:
         """Return the rows of ``tokens``, of shape (..., width)."""
         return tf.cast(tf.gather(self.weight, tokens), self.dtype)
+
+
+class TiedHead(Module):
+    """Logits by the table of an embedding, with a bias of their own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.bias = tf.Variable(tf.zeros(size))
+
+    def forward(self, x: Any, embedding: Embedding) -> Any:
+        """Return logits of shape (..., rows of the table)."""
+        table = tf.cast(embedding.weight, self.dtype)
+        flat = tf.matmul(tf.reshape(tf.cast(x, self.dtype), (-1, x.shape[-1])), table, transpose_b=True)
+        return tf.reshape(flat, (*x.shape[:-1], table.shape[0])) + tf.cast(self.bias, self.dtype)
 
 
 class Normalize(Module):
@@ -172,15 +228,30 @@ class Rotary(Module):
         return cos, tf.constant(np.concatenate((-np.sin(angles), np.sin(angles)), -1), self.dtype)
 
 
-class CausalAttention(Module):
-    """Scaled dot-product attention; a token sees itself and those before it. Scores are normalized in float32."""
+class Attention(Module):
+    """Scaled dot-product attention; if ``causal``, a token sees itself and those before it. Scores are in float32."""
 
-    def forward(self, query: Any, key: Any, value: Any) -> Any:
-        """Return the mixed values; all tensors are of shape (batch, length, heads, width)."""
+    def __init__(self, *, causal: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.causal, self.dropout = causal, Dropout(dropout)
+
+    def forward(self, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        """Return the mixed values of shape (batch, length, heads, width); ``mask`` is true where a token is seen."""
         length, width = query.shape[1], query.shape[-1]
         scores = tf.cast(tf.einsum("btnh,bsnh->bnts", query, key), tf.float32) * width**-0.5
-        weights = tf.nn.softmax(tf.where(np.tri(length, dtype=bool), scores, -np.inf))
-        return tf.einsum("bnts,bsnh->btnh", tf.cast(weights, value.dtype), value)
+        mask = np.tri(length, dtype=bool) if self.causal else mask
+        weights = tf.nn.softmax(scores if mask is None else tf.where(mask, scores, -np.inf))
+        return tf.einsum("bnts,bsnh->btnh", self.dropout(tf.cast(weights, value.dtype)), value)
+
+
+def padding_mask(num_tokens: Any, length: int) -> Any:
+    """Return which tokens are no padding, of shape (batch, 1, 1, length)."""
+    return tf.sequence_mask(num_tokens, length)[:, None, None]
+
+
+def at_positions(x: Any, positions: Any) -> Any:
+    """Return the vectors of ``x`` (batch, length, width) at positions of shape (batch, number)."""
+    return tf.gather(x, positions, batch_dims=1)
 
 
 def rotate(x: Any, cos: Any, sin: Any) -> Any:
@@ -209,10 +280,17 @@ def neighbours(tokens: Any) -> tuple[Any, Any]:
     return wide[:, :-1], wide[:, 1:]
 
 
+def num_labels(labels: Any) -> Any:
+    """Return the number of labels that are not to be ignored."""
+    return tf.math.count_nonzero(labels != IGNORED, dtype=tf.int32)
+
+
 def cross_entropy(logits: Any, labels: Any, reduction: str = "mean") -> Any:
     """Return the ``mean`` or the ``sum`` of the labels' cross entropies, computed in float32."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
-    return tf.reduce_mean(losses) if reduction == "mean" else tf.reduce_sum(losses)
+    seen = labels != IGNORED
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(seen, labels, 0), tf.cast(logits, tf.float32))
+    total = tf.reduce_sum(tf.where(seen, losses, 0.0))
+    return total / tf.cast(num_labels(labels), tf.float32) if reduction == "mean" else total
 
 
 def num_correct(logits: Any, labels: Any, best: Mapping[str, int]) -> dict[str, Any]:
@@ -230,7 +308,7 @@ def named_variables(module: tf.Module) -> dict[str, Any]:
 
 
 def set_training(module: tf.Module, *, training: bool) -> None:
-    """Let batch normalization use the batch's statistics, or the running ones."""
+    """Let batch normalization use the batch's statistics, or the running ones, and dropout drop values or not."""
     for layer in (module, *module.submodules):
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, (BatchNorm, Dropout)):
             layer.training = training

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, final
 
 import tensorflow as tf
 
 from accelmark.frameworks.array_backend import outputs_of_loss
-from accelmark.frameworks.tensorflow.layers import building, named_variables, set_training
-from accelmark.frameworks.tensorflow.optimizers import Optimizer
+from accelmark.frameworks.tensorflow.layers import Dropout, building, drawing, named_variables, set_training
 from accelmark.frameworks.tensorflow.ranks import Ranks
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.case import ArrayCase, Batch
 
 _FIRST_SCALE: Final = 2.0**15
@@ -29,26 +28,32 @@ def _graph(function: Callable[..., Any]) -> Any:
 class Step:
     """A case's model with its optimizer; gradients are averaged over the ranks."""
 
-    def __init__(self, case: ArrayCase, settings: TrainSettings, dtype: Any, ranks: Ranks) -> None:
+    def __init__(self, case: ArrayCase, hooks: Any, dtype: Any, ranks: Ranks) -> None:
         """Build the model, the same on every rank; matrix products compute in ``dtype``."""
-        self._case, self._settings, self._ranks = case, settings, ranks
-        with building(settings.seed, dtype):
-            self.model: Any = case.build_model()
+        self._case, self._settings, self._ranks, self._hooks = case, case.settings, ranks, hooks
+        with building(case.settings.seed, dtype):
+            self.model: Any = hooks.convert_model(case.build_model())
         self.variables = named_variables(self.model)
         """All variables of the model by name."""
         self.parameters = {name: variable for name, variable in self.variables.items() if variable.trainable}
-        self._optimizer: Optimizer | None = None
+        self._optimizer: Any = None
         self._scale: Any = None
-        self.take: Any = _graph(lambda batches, rate: ranks.run(self._take, (batches, rate)))
-        """``take(batches, learning rate) -> (loss, when the gradients were ready: seconds since 1970)``."""
+        self.take: Any = _graph(lambda *inputs: ranks.run(partial(hooks.train_step, self), inputs))
+        """``take(batches, learning rate, seed) -> (loss, when the gradients were ready: seconds since 1970)``."""
         self.sums: Any = _graph(self._sums)
         """``sums(batch) -> sums of the case``."""
         self.outputs: Any = _graph(self._outputs)
         """``outputs(batch) -> the model's outputs in training mode``."""
 
+    def disable_dropout(self) -> None:
+        """Let all values through dropout; only before the first step."""
+        for layer in self.model.submodules:
+            if isinstance(layer, Dropout):
+                layer.rate = 0.0
+
     def build_optimizer(self) -> None:
         """Make the optimizer's state, and the loss scale of fp16."""
-        self._optimizer = Optimizer(self._settings.optimizer, self.parameters)
+        self._optimizer = self._hooks.create_optimizer(self.parameters)
         if self._settings.precision == "fp16":
             self._scale = tf.Variable(_FIRST_SCALE, trainable=False)
             self._finite_steps = tf.Variable(0.0, trainable=False)
@@ -69,16 +74,17 @@ class Step:
             scaled = loss if scale is None else loss * scale
         return loss, [tf.convert_to_tensor(each) for each in tape.gradient(scaled, parameters)]
 
-    def _take(self, batches: list[Batch], rate: Any) -> Any:
-        """Apply the mean of all ranks' gradients, clipped, on each rank with its own batches."""
+    def take_step(self, batches: list[Batch], rate: Any, seed: Any) -> Any:
+        """Apply the mean of all ranks' gradients, clipped, on each rank with its own batches and seed of dropout."""
         set_training(self.model, training=True)
         total: Any = 0.0
         gradients: list[Any] = []
-        for batch in batches:
-            loss, of_batch = self._gradients(batch, self._scale)
-            of_batch = [gradient / len(batches) for gradient in of_batch]
-            gradients = [old + new for old, new in zip_strict(gradients, of_batch)] if gradients else of_batch
-            total += loss / len(batches)
+        with drawing(seed):
+            for batch in batches:
+                loss, of_batch = self._gradients(batch, self._scale)
+                of_batch = [gradient / len(batches) for gradient in of_batch]
+                gradients = [old + new for old, new in zip_strict(gradients, of_batch)] if gradients else of_batch
+                total += loss / len(batches)
         if self._scale is not None:
             gradients = [each / self._scale for each in gradients]
         with tf.control_dependencies(gradients):

@@ -137,6 +137,11 @@ class TrainCaseSpec(Spec):
     """Framework -> settings that it uses in place of ``settings``, where it cannot use those."""
     reduced: dict[str, Any] = Field(default_factory=dict)
     """Settings of a model so small that it trains a few steps on any machine; tests and campaigns use them."""
+    zero_gradients: tuple[str, ...] = ()
+    """Ends of PyTorch's names of weights whose gradient is zero except for rounding, such as a key's bias in attention.
+
+    An optimizer that divides by the gradient's size moves them by rounding alone: ``check case`` does not compare them.
+    """
     mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
     """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]

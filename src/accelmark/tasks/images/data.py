@@ -3,131 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from io import BytesIO
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final, Protocol, final
+from typing import Final, final
 
 import numpy as np
 from PIL import Image
 
-from accelmark.datasets.shards import bytes_at, shard_images, shards_in
-from accelmark.spec.errors import DataError
-from accelmark.spec.number_format import counted
+from accelmark.datasets.folders import LabelledImages as LabelledImages
+from accelmark.datasets.folders import labelled_images as labelled_images
+from accelmark.datasets.folders import opened_image as opened_image
 from accelmark.train.batches import Arrays
-
-_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
-
-
-class LabelledImages(Protocol):
-    """Images that are read by their number."""
-
-    def __len__(self) -> int: ...
-
-    def label(self, index: int) -> int:
-        """Return the class of an image."""
-        ...
-
-    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
-        """Open an image; raises DataError where it is not readable, also while it is decoded."""
-        ...
-
-
-def labelled_images(folder: Path, num_classes: int) -> LabelledImages:
-    """Return the images of a split, from its shards where it has any.
-
-    Raises:
-        DataError: there is no image, there are not ``num_classes`` classes, or a shard is damaged.
-    """
-    return ShardedImages(folder, num_classes) if shards_in(folder) else ClassFolders(folder, num_classes)
-
-
-@contextmanager
-def opened_image(source: Path | IO[bytes], name: Callable[[], object] | None = None) -> Iterator[Image.Image]:
-    """Open an image; raises DataError where it is not readable, also while it is decoded.
-
-    ``name`` returns its place for the message, where ``source`` is not its path.
-    """
-    try:
-        with Image.open(source) as file:
-            yield file
-    except OSError as error:
-        raise DataError(f"{name() if name else source}: is not a readable image: {error}") from error
-
-
-@final
-class ClassFolders:
-    """``<class>/*.JPEG``; the class of an image is the index of its folder in sorted order."""
-
-    def __init__(self, folder: Path, num_classes: int) -> None:
-        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        if len(classes) != num_classes:
-            found = counted(len(classes), "class folder") if folder.is_dir() else "no such directory"
-            expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar, *-of-*)"
-            raise DataError(f"{folder}: expected {expected} here, found {found}")
-        self._files = [
-            (path, label)
-            for label, synset in enumerate(classes)
-            for path in sorted(synset.iterdir())
-            if path.name.lower().endswith(_SUFFIXES)
-        ]
-        if not self._files:
-            raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def label(self, index: int) -> int:
-        """Return the class of an image."""
-        return self._files[index][1]
-
-    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
-        """Open an image file."""
-        return opened_image(self._files[index][0])
-
-
-@final
-class ShardedImages:
-    """Images in shards, read by offset."""
-
-    def __init__(self, folder: Path, num_classes: int) -> None:
-        self._shards = shards_in(folder)
-        self._places = np.concatenate(
-            [
-                np.array([(number, *image[1:]) for image in shard_images(shard)], np.int64).reshape(-1, 4)
-                for number, shard in enumerate(self._shards)
-            ]
-        )  # shard, offset, size, class
-        found = np.unique(self._places[:, 3])
-        if found.tolist() != list(range(num_classes)):
-            numbers = f" ({found[0]} to {found[-1]})" if len(found) else ""
-            expected = f"{num_classes} classes (0 to {num_classes - 1})"
-            raise DataError(f"{folder}: expected images of {expected} in its shards, found {len(found)}{numbers}")
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def label(self, index: int) -> int:
-        """Return the class of an image."""
-        return int(self._places[index, 3])
-
-    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
-        """Open an image in memory."""
-        shard, offset, size, _ = self._places[index].tolist()
-        path = self._shards[shard]
-
-        def name() -> str:
-            names = (image.name for image in shard_images(path) if image.offset == offset)
-            return f"{path}: {next(names, f'image at byte {offset}')}"
-
-        try:
-            with path.open("rb") as file:
-                content = BytesIO(bytes_at(file, offset, size))
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error}") from error
-        return opened_image(content, name)
-
 
 MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of each channel over the training images, for values from 0 to 1; as published by torchvision."""

@@ -1,13 +1,16 @@
-"""The optimizers that settings can name, with PyTorch's formulas."""
+"""Hooks that a vendor may override in TensorFlow, and the optimizers that settings can name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Final, final
 
 import tensorflow as tf
 
 from accelmark.spec.settings.training import OptimizerSettings
+from accelmark.train.hooks import ArrayHooks
+
+ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
 
 
 @final
@@ -65,3 +68,15 @@ class Optimizer:
 
 def _like(parameter: Any) -> Any:
     return tf.Variable(tf.zeros_like(parameter), trainable=False)
+
+
+class Hooks(ArrayHooks):
+    """The default hooks, which a vendor subclasses as ``Extern``.
+
+    ``train_step`` is called while the step is traced. It gets the ``Step`` of ``step.py``, the batches of a step, the
+    learning rate and the seed of dropout, and returns what ``Step.take_step`` returns.
+    """
+
+    def create_optimizer(self, parameters: Any) -> Any:
+        """Return the optimizer over variables by name."""
+        return Optimizer(self.settings.optimizer, parameters)

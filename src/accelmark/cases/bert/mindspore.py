@@ -1,0 +1,3 @@
+"""Masked-language-model pretraining of BERT-large in MindSpore."""
+
+from accelmark.cases.bert.arrays import Case as Case

@@ -1,0 +1,47 @@
+"""Hooks that a vendor may override in JAX, and the optimizers that settings can name, as Optax transformations."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import optax
+
+from accelmark.spec.settings.training import OptimizerSettings
+from accelmark.train.hooks import ArrayHooks
+
+ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
+
+
+class Hooks(ArrayHooks):
+    """The default hooks, which a vendor subclasses as ``Extern``.
+
+    All are called while JAX traces. ``train_step`` gets the ``Step`` of ``step.py``, the state, the learning rate and
+    the batches of a step, and returns the new state and the loss.
+    """
+
+    def create_optimizer(self) -> Any:
+        """Return the optimizer's step before the learning rate, as a transformation of Optax."""
+        return direction(self.settings.optimizer)
+
+
+def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
+    """Return the optimizer's step before the learning rate, with PyTorch's formulas.
+
+    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step.
+    """
+    decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else _matrices)
+    adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
+    if settings.name == "sgd":
+        trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
+        return optax.chain(decay, trace)
+    if settings.name == "adam":
+        return optax.chain(decay, adam)
+    if settings.name == "adamw":
+        return optax.chain(adam, decay)
+    return optax.chain(adam, decay, optax.scale_by_trust_ratio())
+
+
+def _matrices(parameters: Any) -> Any:
+    """Select the parameters with more than one dimension, to which weight decay applies."""
+    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)

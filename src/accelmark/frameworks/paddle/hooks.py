@@ -1,0 +1,56 @@
+"""Hooks that a vendor may override in PaddlePaddle, and the optimizers that settings can name, as Paddle's."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import paddle
+from paddle import nn
+
+from accelmark.spec.settings.training import OptimizerSettings
+from accelmark.train.hooks import ArrayHooks
+
+ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
+
+
+class Hooks(ArrayHooks):
+    """The default hooks, which a vendor subclasses as ``Extern``.
+
+    ``train_step`` gets the backend, the batches of a step on the device and the learning rate, and returns the loss.
+    """
+
+    def create_optimizer(self, model: Any) -> Any:
+        """Return the optimizer over the parameters of ``model``."""
+        return build_optimizer(model, self.settings.optimizer, self.settings.gradient_clip_norm)
+
+
+def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: float | None) -> Any:
+    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas.
+
+    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step. Gradients are clipped to a global norm of
+    ``clip_norm`` if it is given.
+    """
+    trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    undecayed = {each.name for each in trainable if each.ndim <= 1 and not settings.decay_norm_and_bias}
+    clip = nn.ClipGradByGlobalNorm(clip_norm) if clip_norm is not None else None
+    decay = settings.weight_decay
+    adam = {"beta1": settings.beta1, "beta2": settings.beta2, "epsilon": settings.eps}
+    options: dict[str, Any] = {"learning_rate": settings.lr, "grad_clip": clip}
+    if settings.name == "adamw":
+        decays = {"weight_decay": decay, "apply_decay_param_fun": lambda name: name not in undecayed}
+        return paddle.optimizer.AdamW(parameters=trainable, **decays, **adam, **options)
+    if settings.name == "lamb":
+        decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
+        return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
+    _add_decay(trainable, undecayed, decay)
+    if settings.name == "adam":
+        return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
+    momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
+    return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
+
+
+def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:
+    """Add weight decay to gradients; parameter groups would do it too, but each is clipped to a norm of its own."""
+    for parameter in parameters:
+        if decay and parameter.name not in undecayed:
+            parameter.regularizer = paddle.regularizer.L2Decay(decay)
