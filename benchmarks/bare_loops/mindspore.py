@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import Tensor
 
 from accelmark.frameworks.mindspore.backend import MindSporeBackend
-from accelmark.frameworks.mindspore.optimizers import clipped, set_learning_rate
+from accelmark.frameworks.mindspore.hooks import clipped, set_learning_rate
 from benchmarks.bare_loops import SCHEDULED_STEPS
 
 
