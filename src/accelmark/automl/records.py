@@ -51,7 +51,7 @@ class Individual(Spec):
 
     ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
     individual to whose network the ``morphs`` were applied in order; the seed has none. ``point`` is its place in the
-    space of a sampler, ``round`` that of successive halving.
+    space of a sampler, ``round`` that of successive halving. ``epochs`` has the length of a last training.
     """
 
     id: int
@@ -62,6 +62,7 @@ class Individual(Spec):
     value: float | None = None
     point: dict[str, int] | None = None
     round: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def rank(self) -> tuple[float, int]:

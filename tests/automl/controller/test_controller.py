@@ -245,6 +245,62 @@ def test_a_promoted_network_is_trained_on_for_the_epochs_of_its_round(tmp_path: 
     assert summarise(run).method == "halving"
 
 
+def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_path: Path) -> None:
+    epoch = config(tmp_path, ScheduleConfig(max_trials=1)).model_copy(
+        update={
+            "schedule": ScheduleConfig(max_trials=1, round_epochs=(1,), tuning_round=None),
+            "search": SearchConfig(method="none"),
+        }
+    )
+    measured = new_run(tmp_path, epoch)
+    session(measured, epoch)
+    budget = 40 * int(summarise(measured).final.operations)
+    wanted = config(
+        tmp_path,
+        ScheduleConfig(concurrency=2, max_operations=budget, final_share=0.6, round_epochs=(1, 2), tuning_round=1),
+        search=SearchConfig(method="halving", weights="from-scratch"),
+        tuning=TuningConfig(kernel=(), batch_size=(16, 32), learning_rate=(0.01, 0.1)),
+    )
+    run = new_run(tmp_path, wanted)
+    ended = session(run, wanted)
+    assert (ended.reason, ended.over) == ("spent", True)
+    state = run.state()
+    used = {trial: record.cost.operations(state.totals_of(record)) for trial, record in state.trials.items()}
+    last = {one.id: one for one in state.individuals if one.epochs}
+    finals = {trial: record for trial, record in state.trials.items() if record.individual in last}
+    assert len(finals) == 2
+    assert sum(used.values()) <= budget
+    assert sum(used[trial] for trial in state.trials if trial not in finals) <= 0.4 * budget
+    searched = {record.individual: record for trial, record in state.trials.items() if trial not in finals}
+    for record in finals.values():
+        before = searched[record.parent or 0]
+        assert record.hyperparameters == before.hyperparameters
+        assert (record.weights, record.epochs_planned) == ("from-scratch", last[record.individual].epochs)
+        assert record.cost == before.cost
+    best = max((one for one in state.individuals if one.id in searched), key=lambda one: one.rank)
+    assert best.id in {record.parent for record in finals.values()}
+    assert budget - sum(used.values()) < 2 * max(used[trial] // finals[trial].epochs_planned for trial in finals)
+    assert verify_search(run).verdict == "VALID"
+
+    less = wanted.schedule.model_copy(update={"max_operations": budget // 2})
+    forged = SearchDirectory.create(tmp_path / "forged", wanted.model_copy(update={"schedule": less}), tiny_network())
+    (forged.path / "journal.jsonl").write_bytes((run.path / "journal.jsonl").read_bytes())
+    assert f"expected: at most {budget // 2:,} operations" in " ".join(verify_search(forged).reasons)
+
+
+def test_the_best_network_is_trained_last_in_the_rest_of_the_time(tmp_path: Path) -> None:
+    wanted = config(tmp_path, ScheduleConfig(max_duration=8.0, final_share=0.5, round_epochs=(1,), tuning_round=None))
+    run = new_run(tmp_path, wanted)
+    session(run, wanted)
+    state = run.state()
+    *searched, final = state.trials.values()
+    assert [one.epochs is not None for one in state.individuals if one.id == final.individual] == [True]
+    assert final.epochs_planned > 1
+    assert all(record.started_s < 4.0 for record in searched)
+    assert final.started_s >= 4.0
+    assert verify_search(run).verdict == "VALID"
+
+
 def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
     wanted = config(
         tmp_path,

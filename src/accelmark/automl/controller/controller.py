@@ -14,7 +14,7 @@ from math import ceil
 from typing import Final
 
 from accelmark.automl import journal
-from accelmark.automl.config import AutomlConfig, SearchName, round_of
+from accelmark.automl.config import AutomlConfig, SearchName, plan_of
 from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
@@ -22,7 +22,16 @@ from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import seed_weights
 from accelmark.automl.pool import WorkerPool
-from accelmark.automl.records import EpochReport, Hyperparameters, Individual, OperationCost, TrialRecord, TrialStatus
+from accelmark.automl.records import (
+    FAILURES,
+    EpochReport,
+    Hyperparameters,
+    Individual,
+    OperationCost,
+    Totals,
+    TrialRecord,
+    TrialStatus,
+)
 from accelmark.automl.scoring.score import summarise
 from accelmark.automl.search.samplers import SEARCHERS
 from accelmark.automl.search.schedule import Assignment, Scheduler
@@ -75,8 +84,10 @@ class SearchController:
         self._began = time.monotonic()
         self._tuner: Final = self._open_tuner()
         self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
-        self._scheduler.round_of = lambda trial, number: round_of(config, trial, state.individuals[number])
+        self._scheduler.plan_of = lambda trial, number: plan_of(config, trial, state.individuals[number])
         self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
+        self._used: int = sum(record.cost.operations(state.totals_of(record)) for record in self._ended())
+        """Operations of trials that ended with a result."""
 
     def request_stop(self) -> None:
         """End the session as soon as running trials have been cut."""
@@ -129,9 +140,10 @@ class SearchController:
         if self._tuner is not None:
             self._tuner.abandon_running()
         if not self._state.individuals:
-            seed = Individual(id=0, network=self._directory.network())
-            self._write(journal.Proposed(individual=seed, searcher="seed"))
-            self._scheduler.ready.append(0)
+            for number in range(max(1, self._config.tuning.seed_trials)):
+                seed = Individual(id=number, network=self._directory.network())
+                self._write(journal.Proposed(individual=seed, searcher="seed"))
+                self._scheduler.ready.append(number)
         self._proposals.fill(wait=True)
         reports = list(self._workers.ready.values())
         self._began = time.monotonic()
@@ -210,17 +222,95 @@ class SearchController:
         self._directory.keep_weights({*self._proposals.needed_weights(), self._state.best_individual})
 
     def _start_trials(self) -> None:
+        scheduler = self._scheduler
         for worker in sorted(self._idle):
-            if not self._scheduler.ready and not self._scheduler.retries:
-                self._proposals.add_random()
-            assignment = self._scheduler.start(self._now())
+            if not scheduler.retries:
+                if not scheduler.ready:
+                    self._proposals.add_random()
+                if not self._may_start():
+                    self._propose_final()
+            assignment = scheduler.start(self._now())
             if assignment is None:
                 return
             self._start(worker, assignment)
 
+    def _may_start(self) -> bool:
+        """Return whether the search may go on with the next network: operations, or time, are left for its trial."""
+        schedule, scheduler = self._config.schedule, self._scheduler
+        if not scheduler.ready:
+            return not (scheduler.exhausted or scheduler.spent)
+        one = self._state.individuals[scheduler.ready[0]]
+        if one.epochs is not None:
+            return True
+        searched = 1.0 - (schedule.final_share or 0.0)
+        if schedule.max_operations is None:
+            return schedule.max_duration is None or self._now() < searched * schedule.max_duration
+        _, epochs, _ = plan_of(self._config, scheduler.started_trials, one)
+        hyper = self._known_hyperparameters(one) or self._config.training.hyperparameters
+        cost = OperationCost.of(count(one.network, self._config.counting))
+        return self._committed() + self._operations(cost, hyper, epochs) <= searched * schedule.max_operations
+
+    def _propose_final(self) -> None:
+        """Propose the best network that no worker trains a last time yet, for an equal part of what is left."""
+        scheduler, individuals = self._scheduler, self._state.individuals
+        scheduler.spent = scheduler.spent or not scheduler.exhausted
+        scheduler.ready.clear()
+        if self._config.schedule.final_share is None:
+            return
+        taken = {one.parent for one in individuals if one.epochs}
+        searched = [one for one in individuals if one.status == "observed" and not one.epochs and one.id not in taken]
+        workers = self._config.schedule.concurrency - len(taken)
+        if workers <= 0 or not searched:
+            return
+        best = max(searched, key=lambda one: one.rank)
+        epochs = self._final_epochs(best, workers)
+        if epochs > 0:
+            one = Individual(id=len(individuals), network=best.network, parent=best.id, round=best.round, epochs=epochs)
+            self._write(journal.Proposed(individual=one, searcher="final"))
+            scheduler.ready.append(one.id)
+
+    def _final_epochs(self, best: Individual, workers: int) -> int:
+        """Return how many epochs of a network each of so many workers can train with what is left."""
+        schedule, record = self._config.schedule, self._record_of(best.id)
+        if schedule.max_operations is not None:
+            left = (schedule.max_operations - self._committed()) // workers
+            return left // self._operations(record.cost, record.hyperparameters, 1)
+        totals, left_s = self._state.totals_of(record), self._scheduler.remaining_s(self._now()) or 0.0
+        return int(left_s * totals.epochs / max(totals.training_s + totals.evaluating_s, 1e-9))
+
+    def _operations(self, cost: OperationCost, hyper: Hyperparameters, epochs: int) -> int:
+        """Return the operations of so many epochs of a network."""
+        splits = self._state.sessions[-1].splits
+        steps, images = splits.training // hyper.batch_size, splits.validation
+        epoch = Totals(trained_images=steps * hyper.batch_size, evaluated_images=images, steps=steps)
+        return epochs * cost.operations(epoch)
+
+    def _committed(self) -> int:
+        """Return the operations of ended trials and those that running ones are going to use."""
+        running = (one.record for one in self._running.values())
+        planned = (self._operations(one.cost, one.hyperparameters, one.epochs_planned) for one in running)
+        return self._used + sum(planned)
+
+    def _ended(self) -> list[TrialRecord]:
+        return [one for one in self._state.trials.values() if one.status not in (*FAILURES, "running")]
+
+    def _record_of(self, individual: int) -> TrialRecord:
+        """Return the latest trial of a network that was trained."""
+        return next(one for one in reversed(self._state.trials.values()) if one.individual == individual)
+
+    def _known_hyperparameters(self, one: Individual) -> Hyperparameters | None:
+        """Return those with which the network was trained before, or the seed's best ones; None: others are taken."""
+        if one.parent is None:
+            return None
+        if one.epochs or one.round > 1:
+            return self._record_of(one.parent).hyperparameters
+        seeds = self._state.individuals[: self._config.tuning.seed_trials]
+        trained = [seed for seed in seeds if seed.status == "observed"]
+        return self._record_of(max(trained, key=lambda seed: seed.rank).id).hyperparameters if trained else None
+
     def _start(self, worker: int, assignment: Assignment) -> None:
         one = self._state.individuals[assignment.individual]
-        hyper, network = self._hyperparameters(assignment, one.network)
+        hyper, network = self._hyperparameters(assignment, one)
         weights, parent_network = self._initial_weights(one, network)
         counted, now = count(network, self._config.counting), self._now()
         record = TrialRecord(
@@ -249,18 +339,18 @@ class SearchController:
             hyperparameters=hyper,
             training=self._config.training,
             epochs=record.epochs_planned,
-            early_stop=self._config.schedule.early_stop,
+            early_stop=self._config.schedule.early_stop and one.epochs is None,
             seed=(self._config.seed * 1_000_003 + record.trial * 101 + record.attempt) % 2**31,
             limit_s=self._scheduler.remaining_s(now),
         )
         self._workers.start(worker, order, weights)
 
-    def _hyperparameters(self, assignment: Assignment, network: Network) -> tuple[Hyperparameters, Network]:
+    def _hyperparameters(self, assignment: Assignment, one: Individual) -> tuple[Hyperparameters, Network]:
         """Return the hyperparameters to execute, and the network with them written in."""
         if self._tuner is None or not assignment.tuned:
-            return self._config.training.hyperparameters, network
-        proposed = self._tuner.ask(assignment.trial)
-        hyper, network = within_limits(self._config, network, proposed)
+            return self._config.training.hyperparameters, one.network
+        proposed = self._known_hyperparameters(one) or self._tuner.ask(assignment.trial)
+        hyper, network = within_limits(self._config, one.network, proposed)
         if hyper.kernel != proposed.kernel:
             instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
             limits = f"kernel {proposed.kernel} exceeds the limits of the search"
@@ -315,6 +405,8 @@ class SearchController:
         self._write(journal.TrialEvent(trial=done))
         if self._tuner is not None:
             self._tuner.tell(done.trial, value, diverged=done.status == "diverged", taken=done.hyperparameters)
+        if done.status not in FAILURES:
+            self._used += done.cost.operations(self._state.totals_of(done))
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if value is not None:
             self._write(journal.Valued(individual=done.individual, status="observed", value=value))

@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from accelmark.automl import journal
-from accelmark.automl.config import AutomlConfig, round_of
+from accelmark.automl.config import AutomlConfig, plan_of
 from accelmark.automl.journal import SearchState
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import Morph, MorphError, apply_morph
@@ -86,19 +86,22 @@ def _bounds(config: AutomlConfig, state: SearchState) -> Iterator[Check]:
     end_s, last_s = schedule.max_duration or inf, max((totals.ended_s for totals in state.totals.values()), default=0.0)
     in_time = last_s <= end_s + _END_SLACK_S
     yield in_time, "request", f"end after {end_s:.1f} s", f"the last epoch ended at {last_s:.1f} s"
+    used = sum(record.cost.operations(state.totals_of(record)) for record in state.useful())
+    most_operations = schedule.max_operations or used
+    yield used <= most_operations, "request", f"at most {most_operations:,} operations", f"{used:,} operations"
 
 
 def _request(
     config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord], state: SearchState
 ) -> Iterator[Check]:
     """Compare a trial with the schedule and training settings."""
-    number = round_of(config, record.trial, state.individuals[record.individual])
+    number, length, tuned = plan_of(config, record.trial, state.individuals[record.individual])
     schedule, training, hyper = config.schedule, config.training, record.hyperparameters
     trial = f"trial {record.trial}"
     for name, wanted, actual in (
         ("round", number, record.round),
-        ("planned epochs", schedule.epochs_of(number), record.epochs_planned),
-        ("tuned", schedule.tunes(number), record.tuned),
+        ("planned epochs", length, record.epochs_planned),
+        ("tuned", tuned, record.tuned),
         ("precision", training.precision, record.precision),
         ("ranks", training.devices_per_trial, record.ranks),
         ("learning rate", training.learning_rate, hyper.learning_rate if not record.tuned else None),
@@ -299,6 +302,8 @@ def lineage(events: Iterable[journal.Event], state: SearchState) -> Iterator[Che
         elif one.parent is not None:
             follows = any(_morphed(parent, one.morphs) == one.network for parent in forms.get(one.parent, []))
             yield follows, "network", "its parent with its morphs applied", actual
+        elif one.id:
+            yield one.network in forms[0], "network", "the seed network", actual
         earlier.append(one.network)
 
 

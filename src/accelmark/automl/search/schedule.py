@@ -27,7 +27,7 @@ class Assignment(NamedTuple):
     attempt: int = 1
 
 
-StopReason = Literal["trials", "time", "asked", "exhausted"]
+StopReason = Literal["trials", "time", "asked", "exhausted", "spent"]
 
 
 @dataclass
@@ -41,11 +41,18 @@ class Scheduler:
     started_trials: int = 0
     asked_to_stop: bool = False
     exhausted: bool = False
-    round_of: Callable[[int, int], int] = field(init=False)
-    """Round of a trial of an individual."""
+    """No further network can be proposed."""
+    spent: bool = False
+    """The operations or the time for proposed networks are used up."""
+    plan_of: Callable[[int, int], tuple[int, int, bool]] = field(init=False)
+    """Round and epochs of a trial of an individual, and whether its hyperparameters are searched."""
 
     def __post_init__(self) -> None:
-        self.round_of = lambda trial, individual: self.schedule.round_of(trial)
+        def by_number(trial: int, _individual: int) -> tuple[int, int, bool]:
+            number = self.schedule.round_of(trial)
+            return number, self.schedule.epochs_of(number), self.schedule.tunes(number)
+
+        self.plan_of = by_number
 
     @staticmethod
     def resumed(schedule: ScheduleConfig, trials: Collection[TrialRecord], individuals: list[Individual]) -> Scheduler:
@@ -63,7 +70,7 @@ class Scheduler:
     def wanted(self) -> int:
         """Return how many more networks to prepare."""
         schedule = self.schedule
-        if self.asked_to_stop or self.exhausted:
+        if self.asked_to_stop or self.exhausted or self.spent:
             return 0
         target = schedule.concurrency - len(self.running) + max(1, ceil(schedule.concurrency * _LOOKAHEAD))
         if schedule.max_trials is not None:
@@ -79,9 +86,7 @@ class Scheduler:
             assignment = self.retries.popleft()
         elif self.ready and not self._all_started():
             individual = self.ready.popleft()
-            number = self.round_of(trial, individual)
-            planned = schedule.epochs_of(number), schedule.tunes(number)
-            assignment = Assignment(trial, individual, number, *planned)
+            assignment = Assignment(trial, individual, *self.plan_of(trial, individual))
             self.started_trials += 1
         else:
             return None
@@ -106,7 +111,9 @@ class Scheduler:
             return None
         if self._all_started():
             return "trials"
-        return "exhausted" if self.exhausted and not self.ready else None
+        if self.ready or not (self.exhausted or self.spent):
+            return None
+        return "spent" if self.spent else "exhausted"
 
     def must_cut(self, now_s: float) -> bool:
         """Return whether running trials must be cut."""

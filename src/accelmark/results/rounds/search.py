@@ -36,6 +36,7 @@ _ENDS: Final = {
     "time": "its time is used up",
     "asked": "it was asked to stop",
     "exhausted": "no network within its limits allows a further morph",
+    "spent": "its operations, or its time for trials, are used up",
 }
 """Why a session ended."""
 _STATES: Final[dict[str, JobState]] = {
