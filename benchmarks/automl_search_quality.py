@@ -67,7 +67,9 @@ class Method:
     batch_size: int = 64
 
 
-FINAL: Final[dict[str, Any]] = {"round_epochs": (1,), "growth": 34, "seed_trials": 8, "final_share": 0.8}
+FINAL: Final[dict[str, Any]] = {
+    "weights": "from-scratch", "round_epochs": (1,), "growth": 34, "seed_trials": 8, "final_share": 0.8,
+}  # fmt: skip
 METHODS: Final = {
     "bayesian": Method("Gaussian process with morphs", "bayesian"),
     "random": Method("random morphs", "random"),
@@ -80,8 +82,8 @@ METHODS: Final = {
     "scaled8": Method("network of 32 and 64 filters trained once", "none", times=8),
     "bayesian-scaled": Method("Gaussian process with morphs, from that network", "bayesian", times=3),
     "scaled-small": Method("network of 12 and 24 filters trained once, batch 16", "none", times=3, batch_size=16),
-    "final": Method("hyperparameters of the seed, then the largest network of TPE's", "tpe", **FINAL),
-    "final-scratch": Method("the same from scratch", "tpe", weights="from-scratch", **FINAL),
+    "final": Method("TPE, hyperparameters of the seed, last training; from scratch", "tpe", **FINAL),
+    "final-carried": Method("the same, weights carried", "tpe", **FINAL | {"weights": "carried"}),
 }
 VALIDATION_SHARE: Final = 0.2
 BATCHES: Final = (16, 32, 64)
@@ -124,11 +126,7 @@ class Setting:
     def config(self, method: Method, seed: int, data: Path) -> AutomlConfig:
         """Return the configuration of one search."""
         longer = method.search == "none"
-        epochs = (
-            (self.budget // self._epoch(self.start(method.times), method.batch_size),)
-            if longer
-            else method.round_epochs
-        )
+        affordable = self.budget // self._epoch(self.start(method.times), method.batch_size)
         return AutomlConfig(
             seed=seed,
             dataset=DatasetConfig(name="arrays", directory=data, limit=self.images, validation_share=VALIDATION_SHARE),
@@ -142,7 +140,7 @@ class Setting:
                 max_trials=1 if longer else None,
                 max_operations=None if longer else self.budget,
                 final_share=method.final_share,
-                round_epochs=epochs,
+                round_epochs=(affordable,) if longer else method.round_epochs,
                 tuning_round=1 if method.seed_trials else None,
                 early_stop=False,
             ),
@@ -276,15 +274,15 @@ def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
     network = setting.network
     parameters = count(network, "accelmark").parameters
     table = [
-        f"Seed network {network.name} ({parameters} parameters) on {setting.images} pictures of {setting.pictures} halved"
-        f" to {SIDE} x {SIDE} (a fifth of them to validate on) and {setting.images} held-out ones; batch"
-        f" 64, learning rate {setting.learning_rate}, where nothing else is said. Every run may spend {setting.budget:.3g}"
+        f"Seed network {network.name} ({parameters} parameters) on {setting.images} pictures of {setting.pictures}"
+        f" halved to {SIDE} x {SIDE} (a fifth of them to validate on) and {setting.images} held-out ones; batch"
+        f" 64, learning rate {setting.learning_rate}, if not otherwise. Every run may spend {setting.budget:.3g}"
         f" operations ({setting.epochs} epochs of the seed); one worker of one thread. Intervals (95 %) are of 4,000"
         " resamplings of the seeds; differences are those of equal seeds.",
         "",
         "| Method | Held-out error (95 %) | less than the best scaled once (95 %) | of each seed | Trials "
-        "| Parameters, epochs of the best | Operations | Measured |",
-        "|---|---:|---:|---|---:|---:|---:|---|",
+        "| Parameters of the best | its epochs | Seconds | Measured |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---|",
     ]
     errors = {
         method: {row["seed"]: row["held_out_error"] for row in rows if row["method"] == method} for method in METHODS
@@ -301,11 +299,9 @@ def _write(name: str, rows: list[dict[str, Any]], setting: Setting) -> None:
         paired = [errors[once][seed] - mine[seed] for seed in mine if seed in errors[once]] if once else []
         cells = [METHODS[method].told, _interval(list(mine.values())), "-" if method == once else _interval(paired)]
         cells.append(", ".join(f"{error:.4f}" for error in mine.values()))
-        trials, sizes, epochs, used = (
-            statistics.mean(row[key] for row in of_method)
-            for key in ("trials", "best_parameters", "best_epochs", "used_operations")
-        )
-        cells += [f"{trials:.1f}", f"{sizes:,.0f}, {epochs:.0f}", f"{used / setting.budget:.0%}"]
+        for key in ("trials", "best_parameters", "best_epochs", "seconds"):
+            known = [row[key] for row in of_method if key in row]
+            cells.append(f"{statistics.mean(known):,.0f}" if known else "-")
         cells.append(", ".join(sorted({row["measured"] for row in of_method})))
         table.append(f"| {' | '.join(cells)} |")
     told = {**stamp(), "budget_operations": setting.budget, "setting": asdict(setting), "runs": rows}

@@ -97,8 +97,8 @@ class BatchSearch(Searcher):
 class TpeSearch(BatchSearch):
     """Draws points by Optuna's TPE, to which networks in training count as bad.
 
-    The first ones are the seed with all its filters doubled three times, twice and once, with and without a further layer
-    in the last stage, where layers cost least; as far as the limits allow.
+    The first ones are the seed with all its filters doubled three times, twice and once, with and without a further
+    layer in the last stage, where layers cost least; as far as the limits allow.
     """
 
     def points(self, population: Population, generator: np.random.Generator) -> Iterator[dict[str, int]]:
