@@ -68,7 +68,7 @@ class Method:
 
 
 FINAL: Final[dict[str, Any]] = {
-    "weights": "from-scratch", "round_epochs": (1,), "growth": 34, "seed_trials": 8, "final_share": 0.8,
+    "weights": "from-scratch", "round_epochs": (1,), "growth": 34, "seed_trials": 12, "final_share": 0.85,
 }  # fmt: skip
 METHODS: Final = {
     "bayesian": Method("Gaussian process with morphs", "bayesian"),
@@ -82,8 +82,8 @@ METHODS: Final = {
     "scaled8": Method("network of 32 and 64 filters trained once", "none", times=8),
     "bayesian-scaled": Method("Gaussian process with morphs, from that network", "bayesian", times=3),
     "scaled-small": Method("network of 12 and 24 filters trained once, batch 16", "none", times=3, batch_size=16),
-    "final": Method("TPE, hyperparameters of the seed, last training; from scratch", "tpe", **FINAL),
-    "final-carried": Method("the same, weights carried", "tpe", **FINAL | {"weights": "carried"}),
+    "final": Method("hyperparameters of the seed, largest network of TPE, last training", "tpe", **FINAL),
+    "final-carried": Method("the same, weights carried from the seed", "tpe", **FINAL | {"weights": "carried"}),
 }
 VALIDATION_SHARE: Final = 0.2
 BATCHES: Final = (16, 32, 64)

@@ -335,8 +335,8 @@ def test_a_users_rule_set_is_a_file_next_to_the_search_file(tmp_path: Path) -> N
             "search.metod",
             r"rules short: pinned\.search\.metod: unknown key \(did you mean 'search\.method'",
         ),
-        ("short", "aiperf-v1", None),
-        ("name: short\nversion: 3", "name: aiperf-v1\nversion: 2", "is a rule set of AccelMark's, with other values"),
+        ("name: short\nversion: 3", "name: aiperf-v1\nversion: 4", None),
+        ("name: short\nversion: 3", "name: aiperf-v1\nversion: 3", "is a rule set of AccelMark's, with other values"),
     ],
 )
 def test_a_mistake_in_a_rule_set_is_one_error(tmp_path: Path, old: str, new: str, message: str | None) -> None:

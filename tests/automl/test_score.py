@@ -238,7 +238,7 @@ def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
     assert judged("smoke", **little, precisions=("fp8",)).verdict == "INVALID"
     shipped = shipped_rules(SearchRules, "searches")
     assert {name: (rules.name, rules.version) for name, rules in shipped.items()} == {
-        "aiperf-v1": ("aiperf-v1", 2),
+        "aiperf-v1": ("aiperf-v1", 3),
         "smoke": ("smoke", 1),
     }
 

@@ -257,9 +257,9 @@ def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_pa
     budget = 40 * int(summarise(measured).final.operations)
     wanted = config(
         tmp_path,
-        ScheduleConfig(concurrency=2, max_operations=budget, final_share=0.6, round_epochs=(1, 2), tuning_round=1),
-        search=SearchConfig(method="halving", weights="from-scratch"),
-        tuning=TuningConfig(kernel=(), batch_size=(16, 32), learning_rate=(0.01, 0.1)),
+        ScheduleConfig(concurrency=2, max_operations=budget, final_share=0.6, round_epochs=(1,), tuning_round=1),
+        search=SearchConfig(method="random", weights="from-scratch"),
+        tuning=TuningConfig(kernel=(), batch_size=(16, 32), learning_rate=(0.01, 0.1), seed_trials=3),
     )
     run = new_run(tmp_path, wanted)
     ended = session(run, wanted)
@@ -275,10 +275,14 @@ def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_pa
     for record in finals.values():
         before = searched[record.parent or 0]
         assert record.hyperparameters == before.hyperparameters
-        assert (record.weights, record.epochs_planned) == ("from-scratch", last[record.individual].epochs)
+        assert (record.weights, record.epochs_planned) == ("carried", last[record.individual].epochs)
         assert record.cost == before.cost
     best = max((one for one in state.individuals if one.id in searched), key=lambda one: one.rank)
     assert best.id in {record.parent for record in finals.values()}
+    assert [one.parent for one in state.individuals[:3]] == [None] * 3
+    later = [record.hyperparameters for number, record in searched.items() if number >= 3]
+    assert later
+    assert all(hyper in [searched[number].hyperparameters for number in range(3)] for hyper in later)
     assert budget - sum(used.values()) < 2 * max(used[trial] // finals[trial].epochs_planned for trial in finals)
     assert verify_search(run).verdict == "VALID"
 

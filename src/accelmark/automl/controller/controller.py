@@ -59,6 +59,8 @@ class _Running:
 
     record: TrialRecord
     last_progress_s: float
+    operations: int
+    """Of all its planned epochs."""
     cut_s: float | None = None
 
 
@@ -86,8 +88,9 @@ class SearchController:
         self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
         self._scheduler.plan_of = lambda trial, number: plan_of(config, trial, state.individuals[number])
         self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
-        self._used: int = sum(record.cost.operations(state.totals_of(record)) for record in self._ended())
-        """Operations of trials that ended with a result."""
+        ended = (one for one in state.trials.values() if one.status not in (*FAILURES, "running"))
+        self._committed = sum(record.cost.operations(state.totals_of(record)) for record in ended)
+        """Operations of trials that gave a result, and those that running ones are going to use."""
 
     def request_stop(self) -> None:
         """End the session as soon as running trials have been cut."""
@@ -238,7 +241,7 @@ class SearchController:
         """Return whether the search may go on with the next network: operations, or time, are left for its trial."""
         schedule, scheduler = self._config.schedule, self._scheduler
         if not scheduler.ready:
-            return not (scheduler.exhausted or scheduler.spent)
+            return not (scheduler.exhausted or scheduler.is_last)
         one = self._state.individuals[scheduler.ready[0]]
         if one.epochs is not None:
             return True
@@ -248,33 +251,33 @@ class SearchController:
         _, epochs, _ = plan_of(self._config, scheduler.started_trials, one)
         hyper = self._known_hyperparameters(one) or self._config.training.hyperparameters
         cost = OperationCost.of(count(one.network, self._config.counting))
-        return self._committed() + self._operations(cost, hyper, epochs) <= searched * schedule.max_operations
+        return self._committed + self._operations(cost, hyper, epochs) <= searched * schedule.max_operations
 
     def _propose_final(self) -> None:
         """Propose the best network that no worker trains a last time yet, for an equal part of what is left."""
         scheduler, individuals = self._scheduler, self._state.individuals
-        scheduler.spent = scheduler.spent or not scheduler.exhausted
+        scheduler.is_last = True
         scheduler.ready.clear()
-        if self._config.schedule.final_share is None:
-            return
         taken = {one.parent for one in individuals if one.epochs}
         searched = [one for one in individuals if one.status == "observed" and not one.epochs and one.id not in taken]
-        workers = self._config.schedule.concurrency - len(taken)
-        if workers <= 0 or not searched:
-            return
-        best = max(searched, key=lambda one: one.rank)
-        epochs = self._final_epochs(best, workers)
-        if epochs > 0:
-            one = Individual(id=len(individuals), network=best.network, parent=best.id, round=best.round, epochs=epochs)
-            self._write(journal.Proposed(individual=one, searcher="final"))
-            scheduler.ready.append(one.id)
+        workers = self._config.schedule.concurrency - len(taken) if self._config.schedule.final_share else 0
+        if workers > 0 and searched:
+            best = max(searched, key=lambda one: one.rank)
+            if epochs := self._final_epochs(best, workers):
+                new = Individual(
+                    id=len(individuals), network=best.network, parent=best.id, round=best.round, epochs=epochs
+                )
+                self._write(journal.Proposed(individual=new, searcher="final"))
+                scheduler.ready.append(new.id)
+                return
+        scheduler.spent = workers <= 0 or not self._running  # a trial that ends may be of the best network
 
     def _final_epochs(self, best: Individual, workers: int) -> int:
         """Return how many epochs of a network each of so many workers can train with what is left."""
         schedule, record = self._config.schedule, self._record_of(best.id)
         if schedule.max_operations is not None:
-            left = (schedule.max_operations - self._committed()) // workers
-            return left // self._operations(record.cost, record.hyperparameters, 1)
+            left = (schedule.max_operations - self._committed) // workers
+            return max(0, left) // self._operations(record.cost, record.hyperparameters, 1)
         totals, left_s = self._state.totals_of(record), self._scheduler.remaining_s(self._now()) or 0.0
         return int(left_s * totals.epochs / max(totals.training_s + totals.evaluating_s, 1e-9))
 
@@ -284,15 +287,6 @@ class SearchController:
         steps, images = splits.training // hyper.batch_size, splits.validation
         epoch = Totals(trained_images=steps * hyper.batch_size, evaluated_images=images, steps=steps)
         return epochs * cost.operations(epoch)
-
-    def _committed(self) -> int:
-        """Return the operations of ended trials and those that running ones are going to use."""
-        running = (one.record for one in self._running.values())
-        planned = (self._operations(one.cost, one.hyperparameters, one.epochs_planned) for one in running)
-        return self._used + sum(planned)
-
-    def _ended(self) -> list[TrialRecord]:
-        return [one for one in self._state.trials.values() if one.status not in (*FAILURES, "running")]
 
     def _record_of(self, individual: int) -> TrialRecord:
         """Return the latest trial of a network that was trained."""
@@ -330,7 +324,9 @@ class SearchController:
             updated = one.model_copy(update={"network": network})
             self._write(journal.Proposed(individual=updated, searcher="hyperparameters"))
         self._idle.discard(worker)
-        self._running[worker] = _Running(record, now)
+        planned = self._operations(record.cost, hyper, record.epochs_planned)
+        self._committed += planned
+        self._running[worker] = _Running(record, now, planned)
         order = TrialOrder(
             round=record.round,
             network=network,
@@ -362,7 +358,8 @@ class SearchController:
         search = self._config.search
         if one.parent is None:
             return (None, None) if search.initial_weights is None else (seed_weights(search.initial_weights), network)
-        weights = None if search.weights == "from-scratch" else self._directory.load_weights(one.parent)
+        is_carried = one.epochs is not None or search.weights == "carried"  # a last training goes on with its network
+        weights = self._directory.load_weights(one.parent) if is_carried else None
         return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
 
     def _end_trial(self, worker: int, message: TrialEnded) -> None:
@@ -405,8 +402,8 @@ class SearchController:
         self._write(journal.TrialEvent(trial=done))
         if self._tuner is not None:
             self._tuner.tell(done.trial, value, diverged=done.status == "diverged", taken=done.hyperparameters)
-        if done.status not in FAILURES:
-            self._used += done.cost.operations(self._state.totals_of(done))
+        used = 0 if done.status in FAILURES else done.cost.operations(self._state.totals_of(done))
+        self._committed += used - self._running[worker].operations
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if value is not None:
             self._write(journal.Valued(individual=done.individual, status="observed", value=value))

@@ -42,8 +42,10 @@ class Scheduler:
     asked_to_stop: bool = False
     exhausted: bool = False
     """No further network can be proposed."""
+    is_last: bool = False
+    """Only last trainings start: the operations, the time or the networks of the search are used up."""
     spent: bool = False
-    """The operations or the time for proposed networks are used up."""
+    """No last training is left to start."""
     plan_of: Callable[[int, int], tuple[int, int, bool]] = field(init=False)
     """Round and epochs of a trial of an individual, and whether its hyperparameters are searched."""
 
@@ -70,7 +72,7 @@ class Scheduler:
     def wanted(self) -> int:
         """Return how many more networks to prepare."""
         schedule = self.schedule
-        if self.asked_to_stop or self.exhausted or self.spent:
+        if self.asked_to_stop or self.exhausted or self.is_last:
             return 0
         target = schedule.concurrency - len(self.running) + max(1, ceil(schedule.concurrency * _LOOKAHEAD))
         if schedule.max_trials is not None:
@@ -111,9 +113,11 @@ class Scheduler:
             return None
         if self._all_started():
             return "trials"
-        if self.ready or not (self.exhausted or self.spent):
+        if self.ready:
             return None
-        return "spent" if self.spent else "exhausted"
+        if self.exhausted and self.schedule.final_share is None:
+            return "exhausted"
+        return "spent" if self.spent else None
 
     def must_cut(self, now_s: float) -> bool:
         """Return whether running trials must be cut."""
