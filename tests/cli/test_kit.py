@@ -51,6 +51,10 @@ def test_a_kit_is_refused_where_it_has_no_meaning(bench: Path) -> None:
     for words in (("case", "resnet_mini"), ("vendor", "cpu", "--no-run"), ("vendor", "cpu", "--set", "threads=1")):
         assert "--kit is for a vendor, without other options" in refused("check", *words, "--kit")
     assert "has no kit/: 'accelmark new vendor NAME --kit'" in refused("check", "vendor", "cpu", "--kit")
+    assert "--environment is for --kit" in refused("check", "vendor", "cpu", "--environment", str(bench))
+    new_folder("vendors", "kit2", bench, kit=True)
+    where = str(bench / "nowhere")
+    assert f"{where}/bin/python: No such file" in refused("check", "vendor", "kit2", "--kit", "--environment", where)
 
 
 def test_a_kit_is_refused_once_the_folder_describes_another_device(bench: Path) -> None:
@@ -103,7 +107,7 @@ def test_each_planted_fault_has_a_row_and_a_monitor_in_milliwatts_does_not_survi
 
 def test_the_table_shows_what_did_not_survive(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_folder("vendors", "kit7", bench, kit=True)
-    monkeypatch.setattr("accelmark.cli.kit._environment", lambda _kit: Path(sys.prefix))
+    monkeypatch.setattr("accelmark.cli.kit.kit_environment", lambda *_: Path(sys.prefix))
     monkeypatch.setattr("accelmark.cli.kit.run_accelmark", lambda *_: (1, "", "the host is not ready"))
     result = CliRunner().invoke(app, ["check", "vendor", "kit7", "--kit"], env={"COLUMNS": "160"})
     assert result.exit_code == EXIT_FAILED

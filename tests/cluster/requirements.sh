@@ -16,6 +16,7 @@ need runc runc
 need dockerd docker.io
 need mksquashfs squashfs-tools
 need squashfuse squashfuse
+need debootstrap debootstrap
 need slurmctld slurm-wlm
 need munged munge
 compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || missing+=(libfaketime)

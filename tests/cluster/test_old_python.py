@@ -22,14 +22,31 @@ from tests.cluster.test_images import podman
 PYTHON = os.environ.get("ACCELMARK_OLD_PYTHON", "")
 IMAGE = "localhost/old-python:1"
 _ABOUT = "import json, sys; print(json.dumps([*sys.version_info[:2], sys.prefix, sys.base_prefix]))"
+_PACKAGES = "/opt/packages"
+_DEBIAN_11 = f"""\
+FROM scratch
+ADD rootfs.tar /
+RUN echo {_PACKAGES} > /usr/lib/python3/dist-packages/vendor.pth && python3 -m compileall -q /usr/lib/python3.9
+"""
+"""Like a vendor's image: a Linux distribution's Python, and PyTorch in a directory of its own."""
+
+
+def write_debian_11(path: Path) -> None:
+    """Write the root file system of Debian 11 with its Python 3.9, from Debian's archive."""
+    if shutil.which("debootstrap") is None:
+        pytest.skip("needs debootstrap")
+    packages = "--include=python3,python3-distutils,libgomp1,procps"
+    command = ["debootstrap", "--variant=minbase", packages, "bullseye", str(path.with_suffix(""))]
+    subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    subprocess.run(["tar", "-cf", path, "-C", path.with_suffix(""), "--exclude=./dev/*", "."], check=True)
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not PYTHON, reason="ACCELMARK_OLD_PYTHON names no Python with PyTorch")
-@pytest.mark.parametrize("is_contained", [False, True], ids=["hosts", "container"])
+@pytest.mark.parametrize("place", ["hosts", "container", "Debian 11"])
 def test_agents_and_ranks_run_on_the_python_of_hosts_and_containers(
-    cluster: Callable[..., ClusterSpec], bed: Bed, plugins: Path, tmp_path: Path, is_contained: bool
+    cluster: Callable[..., ClusterSpec], bed: Bed, plugins: Path, tmp_path: Path, place: str
 ) -> None:
     case = plugins / "cases" / "tiny"
     case.mkdir()
@@ -38,13 +55,21 @@ def test_agents_and_ranks_run_on_the_python_of_hosts_and_containers(
     about = subprocess.run([PYTHON, "-c", _ABOUT], capture_output=True, text=True, check=True).stdout
     major, minor, *prefixes = json.loads(about)
     values: dict[str, object] = {"python": PYTHON}
-    if is_contained:
+    if place == "container":
         write_rootfs(tmp_path / "rootfs.tar")
         (tmp_path / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
-        podman(bed, "build", "--tag", IMAGE, str(tmp_path))
         mounts = [f"{path}:{path}:ro" for path in ("/usr", *prefixes)]
         values["container"] = {"engine": "podman", "image": IMAGE, "mounts": mounts, "python": PYTHON}
-    num_hosts = 1 if is_contained else 2
+    elif place == "Debian 11":
+        if minor != 9:
+            pytest.skip("Debian 11 has Python 3.9")
+        write_debian_11(tmp_path / "rootfs.tar")
+        (tmp_path / "Dockerfile").write_text(_DEBIAN_11)
+        mounts = [f"{prefixes[0]}/lib/python3.9/site-packages:{_PACKAGES}:ro"]
+        values["container"] = {"engine": "podman", "image": IMAGE, "mounts": mounts, "python": "/usr/bin/python3"}
+    if "container" in values:
+        podman(bed, "build", "--tag", IMAGE, "--network", "host", str(tmp_path))
+    num_hosts = 2 if place == "hosts" else 1
     run = tmp_path / "run"
     file = run_file(tmp_path, cluster(num_hosts, **values), f"tiny:pytorch:CPU:{num_hosts}:1:1", vendor="cpu")
     ended = accelmark("run", str(file), "--set", "threads=1", "--out", str(run), "--json")

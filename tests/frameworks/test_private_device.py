@@ -6,57 +6,53 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import accelmark
+from accelmark.cli.folders import new_folder
+from accelmark.cli.kit import kit_environment
+from accelmark.spec.cluster import environment_python
 from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
 
-DEVICE = Path(__file__).with_name("device")
-SOURCE = Path(accelmark.__file__).parents[1]
-BUILD = Path(tempfile.gettempdir()) / f"accelmark-testchip-{torch.__version__}-{os.getuid()}"
-VARIABLES = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{DEVICE}", "TESTCHIP_BUILD": str(BUILD), "OMP_NUM_THREADS": "1"}
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # the extension compiles for half a minute of CPU time
 SETTINGS: dict[str, Any] = {"end.max_steps": 14, "checkpoint.every_steps": 5, "model.samples": 64}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """Compile the device's extension once on this machine."""
-    if shutil.which("g++") is None or shutil.which("ninja") is None:
-        pytest.skip("needs g++ and ninja")
-    BUILD.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", "import testchip"], env={**os.environ, **VARIABLES}, capture_output=True, text=True,
-        timeout=800, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of plug-ins with the vendor ``testchip``, whose device is the kit's stand-in."""
+    return new_folder("vendors", "testchip", tmp_path_factory.mktemp("plugins"), kit=True).parents[1]
 
 
-def run_on_device(job: JobSpec, directory: Path) -> Ran:
-    job = job.model_copy(update={"device_type": "testchip", "framework_module": "testchip"})
+@pytest.fixture(scope="module")
+def python(plugins: Path) -> str:
+    """Return a Python with the stand-in."""
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    return environment_python(kit_environment(plugins / "vendors/testchip/kit"))
+
+
+def run_on_device(python: str, job: JobSpec, directory: Path) -> Ran:
+    job = job.model_copy(update={"device_type": "standin", "framework_module": "standin_device"})
     node_dir = node_dir_of(directory)
     done = subprocess.run(
-        command(write_job(job, directory), 1), env={**environment(node_dir), **VARIABLES}, capture_output=True,
+        [python, *command(write_job(job, directory), 1)[1:]], env=environment(node_dir), capture_output=True,
         text=True, timeout=500, check=False,
     )  # fmt: skip
     return Ran(node_dir, done.returncode, done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_case_trains_on_the_device_as_on_the_cpu(tmp_path: Path, precision: str, run_here: Any) -> None:
+def test_a_case_trains_on_the_device_as_on_the_cpu(python: str, tmp_path: Path, precision: str, run_here: Any) -> None:
     settings = {**SETTINGS, "precision": precision}
-    ran = run_on_device(make_job(tmp_path / "device", settings), tmp_path / "device")
+    ran = run_on_device(python, make_job(tmp_path / "device", settings), tmp_path / "device")
     assert ran.exit_code == 0, ran.output + ran.log()
     (started,) = ran.values("INIT_END")
-    assert (started["device_type"], started["device_name"]) == ("testchip", "Test Chip")
+    assert (started["device_type"], started["device_name"]) == ("standin", "Stand-in X1")
     on_cpu = run_here(make_job(tmp_path / "cpu", settings))
     assert ran.losses() == pytest.approx(on_cpu.losses(), rel=1e-4 if precision == "fp32" else 0.05)
     steps = [step for window in ran.values("STEP_END") for step in window["step_ms"]]
@@ -64,51 +60,50 @@ def test_a_case_trains_on_the_device_as_on_the_cpu(tmp_path: Path, precision: st
     assert min(steps) > 0, "timed by events of the device"
 
 
-def test_weights_of_the_device_are_evaluated_and_replayed(tmp_path: Path) -> None:
+def test_weights_of_the_device_are_evaluated_and_replayed(python: str, tmp_path: Path) -> None:
     job = make_job(tmp_path, SETTINGS)
-    trained = run_on_device(job, tmp_path)
+    trained = run_on_device(python, job, tmp_path)
     assert trained.exit_code == 0, trained.output
     assert isinstance(job.work, TrainJob)
     pair = ReplayedPair(start="step000000010", end="step000000014", first_step=11, num_steps=4)
     work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(pair,))
     (tmp_path / "again").mkdir()
-    checked = run_on_device(job.model_copy(update={"work": work}), tmp_path / "again")
+    checked = run_on_device(python, job.model_copy(update={"work": work}), tmp_path / "again")
     assert checked.exit_code == 0, checked.output + checked.log()
     assert checked.values("EVALUATED")[0]["metrics"] == pytest.approx(trained.finished().final_metrics)
     assert checked.values("REPLAYED")[0]["losses"] == pytest.approx(trained.losses()[10:])
 
 
 COPIES = """
-import json, os
-from pathlib import Path
-import testchip, torch
+import json
+import torch
+from standin_device import _device
 from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned
 
-extension = testchip.build(Path(os.environ[testchip.DIRECTORY_VARIABLE]))
-device = torch.device("testchip", 0)
+device = torch.device("standin", 0)
 data_set = torch.arange(8.0).to(device)
-before = extension.counts()
+before = _device.stream_counts()
 copies = CopyStream(device)
 batches = ({"x": torch.full((4,), float(number)), "y": data_set[number : number + 1]} for number in range(5))
 ahead = Ahead(copies.send(map(pinned, batches), mover(device, channels_last=False)), 2)
 values = [[batch["x"].cpu().tolist()[0], batch["y"].cpu().item()] for batch in copies.receive(ahead)]
 ahead.close()
-counts = {name: number - before[name] for name, number in extension.counts().items()}
+counts = {name: number - before[name] for name, number in _device.stream_counts().items()}
 print(json.dumps({"values": values, "current": torch.accelerator.current_stream().stream_id, **counts}))
 """
 
 
-def on_device(program: str, *arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env={**os.environ, **VARIABLES}, capture_output=True, text=True,
-        timeout=500, check=False,
-    )  # fmt: skip
+def on_device(python: str, program: str, *arguments: str) -> Any:
+    command = [python, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_batches_are_copied_on_a_stream_of_their_own_for_which_the_computing_one_waits() -> None:
-    found = on_device(COPIES)
+def test_batches_are_copied_on_a_stream_of_their_own_for_which_the_computing_one_waits(
+    python: str,
+) -> None:
+    found = on_device(python, COPIES)
     assert found["values"] == [[number, number] for number in range(5)]
     assert (found["streams"], found["copies_on_other_streams"], found["copies"]) == (1, 5, 0)
     assert found["waits"] == 6, "the copying stream for the data set, the computing one for each batch"
@@ -120,7 +115,7 @@ RESUMED = """
 import json, sys
 from contextlib import nullcontext
 from pathlib import Path
-import testchip, torch
+import standin_device, torch
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
@@ -130,7 +125,7 @@ from accelmark.spec.settings.training import EndSettings, OptimizerSettings, Sch
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
 from accelmark.train.loop.contract import Progress
 
-device = torch.device("testchip", 0)
+device = torch.device("standin", 0)
 def checkpoints(settings, directory):
     model = torch.nn.Linear(4, 4).to(device)
     optimizer = build_optimizer(model, settings.optimizer, device)
@@ -157,27 +152,32 @@ print(json.dumps([resume(*each) for each in json.loads(sys.argv[2])]))
 """
 
 
-def test_a_resumed_optimizer_has_its_state_on_the_device_and_its_step_counters_where_they_were(tmp_path: Path) -> None:
+def test_a_resumed_optimizer_has_its_state_on_the_device_and_its_step_counters_where_they_were(
+    python: str, tmp_path: Path
+) -> None:
     optimizers = [("adamw", False), ("lamb", None), ("adamw", True)]
-    resumed = on_device(RESUMED, str(tmp_path), json.dumps(optimizers))
-    for step, found in zip(("cpu", "cpu", "testchip"), resumed, strict=True):
+    resumed = on_device(python, RESUMED, str(tmp_path), json.dumps(optimizers))
+    for step, found in zip(("cpu", "cpu", "standin"), resumed, strict=True):
         before, after = found["devices"]
-        assert before == after == {"step": step, "exp_avg": "testchip", "exp_avg_sq": "testchip"}
+        assert before == after == {"step": step, "exp_avg": "standin", "exp_avg_sq": "standin"}
         assert found["same"]
-        assert found["weights"] == "testchip"
+        assert found["weights"] == "standin"
 
 
-def test_a_shipped_case_runs_on_a_vendors_device_from_the_command_line(tmp_path: Path) -> None:
-    variables = {**os.environ, **VARIABLES, PLUGINS_VARIABLE: str(DEVICE / "plugins")}
-    arguments = ["train", "resnet_mini:pytorch:T1:1:1", "--vendor", "testchip", "--synthetic", "--open"]
+def test_a_shipped_case_runs_on_a_vendors_device_from_the_command_line(
+    python: str, plugins: Path, tmp_path: Path
+) -> None:
+    file = plugins / "vendors/testchip/vendor.yaml"
+    file.write_text(file.read_text().replace("peaks: {}", "peaks: {bf16: 1.0}"))
+    arguments = ["train", "resnet_mini:pytorch:X1:1:1", "--vendor", "testchip", "--synthetic", "--open"]
     settings = ["--set", "end.max_steps=4", "--set", "end.max_epochs=null", "--set", "batch_size=8"]
-    program = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments, *settings]
+    program = [python, "-c", "from accelmark.cli import main; main()", *arguments, *settings]
     done = subprocess.run(
-        [*program, "--out", str(tmp_path / "run")], env=variables, capture_output=True, text=True, timeout=250,
-        check=False,
+        [*program, "--out", str(tmp_path / "run")], env={**os.environ, PLUGINS_VARIABLE: str(plugins)},
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
-    result = json.loads((tmp_path / "run" / "resnet_mini-pytorch-T1x1x1" / "round1" / "result.json").read_text())
+    result = json.loads((tmp_path / "run" / "resnet_mini-pytorch-X1x1x1" / "round1" / "result.json").read_text())
     assert result["state"] == "succeeded", done.stdout + done.stderr
-    assert result["environment"]["started"]["device_type"] == "testchip"
+    assert result["environment"]["started"]["device_type"] == "standin"
     assert result["figures"]["mfu"]["value"] > 0
     assert (tmp_path / "run" / "report.html").is_file()

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 from accelmark.results.figures import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError
-from accelmark.spec.number_format import duration, percent
+from accelmark.spec.number_format import counted, duration, percent
 from accelmark.spec.plugins.catalog import folders, framework_device, load_vendor
 
 MIN_REPEATS_S: Final = 600.0
@@ -78,7 +78,7 @@ def _criteria(
     yield Criterion(name, "telemetry", "of every device", "missing" if lacks else "present", not lacks, run)
     total_s = sum(each.value_of(FigureName.RAW_TRAIN_TIME) or 0.0 for each in case.succeeded)
     enough = total_s >= MIN_REPEATS_S
-    rounds = f"{duration(total_s)} in {len(case.succeeded)} rounds"
+    rounds = f"{duration(total_s)}, {counted(len(case.succeeded), 'round')}"
     yield Criterion(name, "repeats", f"at least {duration(MIN_REPEATS_S)}", rounds, enough, run)
     if base is not None and case is not base:
         rates = [each.result.mean_of(FigureName.THROUGHPUT_STEADY) or math.nan for each in (case, base)]

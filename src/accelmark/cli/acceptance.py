@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from accelmark.results.store.loaded_run import LoadedCase
     from accelmark.spec.runfile import RunSpec
 
-BEGIN: Final = "<!-- acceptance -->"
+BEGIN: Final = "<!-- acceptance {} -->"
 END: Final = "<!-- /acceptance -->"
 _CHINESE: Final = {
     "Scale": "规模", "Rule": "规则", "Expected": "要求", "Measured": "实测", "Accepted": "通过", "Run": "运行",
-    "run": "运行", "target": "收敛目标", "adaptation": "适配", "telemetry": "监控", "repeats": "重复",
-    "speed-up": "加速比", "yes": "是", "no": "否",
+    "a run at this scale": "该规模的运行", "run": "运行", "target": "收敛目标", "adaptation": "适配",
+    "telemetry": "监控", "of every device": "每个设备", "present": "有", "missing": "缺失", "repeats": "重复",
+    "at least": "至少", "round": "轮", "rounds": "轮", "speed-up": "加速比", "of ideal": "（相对理想值）",
+    "none stated": "未说明", "not measured": "未测", "none": "无", "yes": "是", "no": "否",
 }  # fmt: skip
+_PHRASE: Final = re.compile(rf"(?<![\w-])({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?![\w-])")
 
 
 def accept(
@@ -89,7 +92,7 @@ def accept(
         raise RequestError(f"{runs} has no training of {case} on {vendor}: add --run, with --scales 1x1,1x8")
     criteria = judge(cases, wanted, efficiency)
     if readme is not None:
-        _write(readme, criteria)
+        _write(readme, f"{model}:{framework}", criteria, [cases[scale] for scale in wanted if scale in cases])
     rejected = any(criterion.passed is False for criterion in criteria)
     content = [criterion._asdict() for criterion in criteria]
     return Output(content, lambda: _show(criteria), EXIT_FAILED if rejected else EXIT_OK)
@@ -147,17 +150,22 @@ def _show(criteria: list[Criterion]) -> None:
     Console(highlight=False).print(table)
 
 
-def _write(readme: Path, criteria: list[Criterion]) -> None:
-    """Replace the tables between the markers of a README, or append them."""
-    from accelmark.report.tables import plain_markdown
+def _write(readme: Path, name: str, criteria: list[Criterion], cases: list[LoadedCase]) -> None:
+    """Replace the tables of the case ``name`` between its markers in a README, or append them."""
+    from accelmark.report.tables import plain_markdown, training_table
     from accelmark.results.store.files import write_atomic
 
-    titles, rows = ["Scale", "Rule", "Expected", "Measured", "Accepted", "Run"], _rows(criteria)
-    chinese = [[_CHINESE.get(cell, cell) for cell in row] for row in ([*titles], *rows)]
-    tables = f"{plain_markdown(titles, rows)}\n{plain_markdown(chinese[0], chinese[1:])}"
+    titles, *rows = [("Scale", "Rule", "Expected", "Measured", "Accepted", "Run"), *_rows(criteria)]
+    chinese_titles, *chinese = [
+        (*(_PHRASE.sub(lambda match: _CHINESE[match[0]], cell) for cell in row[:-1]), _CHINESE.get(row[-1], row[-1]))
+        for row in (titles, *rows)
+    ]
+    parts = (training_table(cases), plain_markdown(titles, rows), plain_markdown(chinese_titles, chinese))
+    tables = "\n".join(parts)
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    before, begin, rest = text.partition(BEGIN)
+    marker = BEGIN.format(name)
+    before, begin, rest = text.partition(marker)
     if not begin:
-        before = f"{text}\n## Acceptance\n\n" if text else ""
+        before = f"{text}\n## Acceptance of `{name}` / 验收\n\n" if text else ""
     after = rest.partition(END)[2] or "\n"
-    write_atomic(readme, f"{before}{BEGIN}\n{tables}{END}{after}")
+    write_atomic(readme, f"{before}{marker}\n{tables}{END}{after}")

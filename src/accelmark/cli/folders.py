@@ -242,6 +242,9 @@ def check(
     kit: Annotated[
         bool, Option("--kit", help="Train on the stand-in accelerator of the vendor's folder, with planted faults.")
     ] = False,
+    environment: Annotated[
+        Path | None, Option(metavar="DIR", help="With --kit: environment with the PyTorch to use.")
+    ] = None,
     frameworks: Annotated[
         str | None,
         Option(
@@ -272,7 +275,9 @@ def check(
     if kit:
         if kind != "vendor" or not run or frameworks or data or vendor or settings or synthetic or out:
             raise RequestError("--kit is for a vendor, without other options: accelmark check vendor NAME --kit")
-        return _check_kit(name, as_json=as_json)
+        return _check_kit(name, environment, as_json=as_json)
+    if environment:
+        raise RequestError("--environment is for --kit: accelmark check vendor NAME --kit --environment DIR")
     if frameworks is not None:
         if kind != "case":
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
@@ -293,7 +298,7 @@ def check(
     return Output(checks, lambda: None, exit_code)
 
 
-def _check_kit(name: str, *, as_json: bool) -> Output:
+def _check_kit(name: str, environment: Path | None, *, as_json: bool) -> Output:
     """Train on the stand-in of a vendor's folder with each fault: print a line after each, then the table."""
     from rich.console import Console
 
@@ -301,7 +306,7 @@ def _check_kit(name: str, *, as_json: bool) -> Output:
 
     outcomes = []
     with options.working("training on the stand-in") as show_line:
-        for number, outcome in enumerate(check_kit(name), start=1):
+        for number, outcome in enumerate(check_kit(name, environment), start=1):
             outcomes.append(outcome)
             if not as_json:
                 state = "survived" if outcome.survived else "not survived"

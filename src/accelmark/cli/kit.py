@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -49,6 +45,13 @@ _SETTINGS: Final = {
 _STALL_S: Final = 15.0
 _ROUND_S: Final = 180.0
 """Longest round; the longest command is its double, with the evaluation of its weights."""
+_ABOUT: Final = """
+import json, os, setuptools, sys, sysconfig, torch
+path = [entry for entry in sys.path if os.path.isabs(entry) and os.path.isdir(entry)]
+include = sysconfig.get_path("include")
+print(json.dumps({"path": path, "include": include, "versions": [sys.version, torch.__version__]}))
+"""
+"""Program for the Python of the ranks; prints what the stand-in is built for."""
 Judge = Callable[[RoundResult, Path], tuple[bool, str]]
 """Whether a round in its run directory is what the fault must lead to, and what AccelMark reports of it."""
 
@@ -143,8 +146,10 @@ FAULTS: Final = (
 )
 
 
-def check_kit(name: str) -> Iterator[Outcome]:
+def check_kit(name: str, environment: Path | None = None) -> Iterator[Outcome]:
     """Train on the stand-in of a vendor's folder, once with each fault; yields each outcome when it is known.
+
+    ``environment`` has the PyTorch that it is built for; None: this Python.
 
     Raises RequestError: the folder has no stand-in or uses another device, or the stand-in cannot be built.
     """
@@ -159,10 +164,10 @@ def check_kit(name: str) -> Iterator[Outcome]:
             f"{folder / 'vendor.yaml'} does not describe the stand-in: --kit needs frameworks.pytorch.module "
             f"{_MODULE!r} and a chip"
         )
-    environment = _environment(kit)
+    built = kit_environment(kit, environment)
     for fault in FAULTS:
         key = f"resnet_mini:pytorch:{vendor.chips[0].name}:1:{fault.num_devices}"
-        survived, reported = _run(fault, name, key, environment)
+        survived, reported = _run(fault, name, key, built)
         yield Outcome(fault.name, fault.expected, survived, reported)
 
 
@@ -189,38 +194,41 @@ def _run(fault: Fault, vendor: str, key: str, environment: Path) -> tuple[bool, 
         return fault.judge(rounds[0], run) if rounds else (False, problem)
 
 
-def _environment(kit: Path) -> Path:
-    """Return a virtual environment with this Python's packages and the stand-in, built once for each of its versions.
+def kit_environment(kit: Path, environment: Path | None = None) -> Path:
+    """Return a virtual environment with the stand-in and the packages of another one or of this Python; built once.
 
     Raises RequestError: something that the build needs is missing, or the build fails.
     """
-    for module in ("torch", "setuptools"):
-        if importlib.util.find_spec(module) is None:
-            raise RequestError(f"the stand-in needs {module}: pip install {module}")
+    python = sys.executable if environment is None else environment_python(environment.absolute())
+    try:
+        asked = subprocess.run([python, "-c", _ABOUT], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise RequestError(f"{python}: {error.strerror}") from error
+    if asked.returncode != 0:
+        raise RequestError(f"the stand-in needs torch and setuptools in {python}: {error_lines(asked.stderr)}")
+    about = json.loads(asked.stdout)
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler.split()[0]) is None:
         raise RequestError(f"the stand-in needs a C++ compiler, and {compiler!r} is not installed: install g++")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        raise RequestError("the stand-in needs Python's headers: install python3-dev")
+    if not Path(about["include"], "Python.h").is_file():
+        raise RequestError(f"the stand-in needs the headers of {python}: install python3-dev")
     sources = b"".join(path.read_bytes() for path in sorted(kit.rglob("*")) if path.suffix in (".py", ".cpp"))
-    entries = [entry for entry in sys.path if Path(entry).is_absolute() and Path(entry).is_dir()]
-    built_with = f"{sys.version} {version('torch')} {entries}".encode()
-    place = registry_file().parent / "kits" / hashlib.sha256(sources + built_with).hexdigest()[:16]
+    place = registry_file().parent / "kits" / hashlib.sha256(sources + asked.stdout.encode()).hexdigest()[:16]
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=place.parent) as directory:
-            _build(kit, entries, Path(directory))
+            _build(kit, python, about["path"], Path(directory))
             Path(directory, "environment").rename(place)
     return place
 
 
-def _build(kit: Path, entries: Sequence[str], scratch: Path) -> None:
+def _build(kit: Path, python: str, entries: Sequence[str], scratch: Path) -> None:
     environment = scratch / "environment"
-    venv.create(environment, symlinks=True)
+    subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
     (packages,) = package_directories(Path(environment_python(environment)))
     (packages / "host.pth").write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
     copy = shutil.copytree(kit, scratch / FOLDER)
-    command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(packages)]
+    command = [python, "setup.py", "--quiet", "build", "--build-lib", str(packages)]
     done = subprocess.run(
         command, cwd=copy, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )

@@ -159,6 +159,11 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
     return "\n".join(f"{_LAYOUTS[task].title}:\n\n{table}" for task, table in tables.items())
 
 
+def training_table(cases: Sequence[LoadedCase]) -> str:
+    """Return a Markdown table with a row for each training case."""
+    return _table(_LAYOUTS["train"], cases, name_cases=True)
+
+
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
     """Replace the text between the markers of a README by the results of ``model``.
 

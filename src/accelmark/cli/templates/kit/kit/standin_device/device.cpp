@@ -2,6 +2,7 @@
 //
 // An operation is done when its call returns: streams order nothing, and events are times of the host's clock. Faults
 // are planted by standin_device/__init__.py; they take effect in begin_work(), end_work() and Memory::allocate().
+// Functions of Guard and Hooks that PyTorch 2.4 does not declare yet are not marked override.
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -23,6 +24,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -50,6 +52,8 @@ std::atomic<int64_t> memory_bytes{int64_t{4} << 30};
 thread_local c10::DeviceIndex current = 0;
 thread_local c10::StreamId streams[kMaxDevices] = {};
 std::atomic<int64_t> next_stream{1};
+// Copies to a device from the host on its default stream and on others, waits for events, tensors kept for a stream.
+std::atomic<int64_t> copies{0}, copies_on_other_streams{0}, waits{0}, recorded{0};
 
 // Counts an operation of the current device; hangs or fails where that fault is due.
 void begin_work() {
@@ -114,7 +118,13 @@ void free_pinned(void* data) {
   std::free(data);
 }
 
-struct PinnedMemory final : at::HostAllocator {
+#ifdef REGISTER_HOST_ALLOCATOR  // newer versions of PyTorch have a class for it
+using HostAllocator = at::HostAllocator;
+#else
+using HostAllocator = c10::Allocator;
+#endif
+
+struct PinnedMemory final : HostAllocator {
   c10::DataPtr allocate(size_t size) override {
     void* data = size ? std::aligned_alloc(64, (size + 63) / 64 * 64) : nullptr;
     std::lock_guard<std::mutex> lock(pinned_mutex);
@@ -123,15 +133,19 @@ struct PinnedMemory final : at::HostAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
   void copy_data(void* to, const void* from, size_t size) const override { default_copy_data(to, from, size); }
+#ifdef REGISTER_HOST_ALLOCATOR
   bool record_event(void*, void*, c10::Stream) override { return true; }
   void empty_cache() override {}
   at::HostStats get_stats() override { return {}; }
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
+#endif
 };
 
 PinnedMemory pinned_memory;
+#ifdef REGISTER_HOST_ALLOCATOR
 REGISTER_HOST_ALLOCATOR(kDevice, &pinned_memory);
+#endif
 
 // ------------------------------------------------------------------------------- devices, streams, events
 
@@ -152,7 +166,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Device indexed(c10::Device device) {
     return device.has_index() ? device : c10::Device(kDevice, current);
   }
-  c10::Stream getStream(c10::Device device) const override {
+  c10::Stream getStream(c10::Device device) const noexcept override {
     device = indexed(device);
     return c10::Stream(c10::Stream::UNSAFE, device, streams[device.index()]);
   }
@@ -163,20 +177,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return c10::Stream(c10::Stream::UNSAFE, indexed(device), next_stream++);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
     auto before = getStream(stream.device());
     streams[stream.device_index()] = stream.id();
     return before;
   }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(c10::DeviceIndex) const override {}
+  void synchronizeDevice(c10::DeviceIndex) const {}
 
   void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Clock::time_point;
     *static_cast<Clock::time_point*>(*event) = Clock::now();
   }
-  void block(void*, const c10::Stream&) const override {}
+  void block(void*, const c10::Stream&) const override { ++waits; }
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void*) const override {}
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
@@ -192,8 +206,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return num_devices > 0; }
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return num_devices > 0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(num_devices); }
   void setCurrentDevice(c10::DeviceIndex device) const override { current = device; }
@@ -201,7 +215,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override { return std::exchange(current, device); }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
-  bool isPinnedPtr(const void* data) const override {
+  bool isPinnedPtr(const void* data) const {
     std::lock_guard<std::mutex> lock(pinned_mutex);
     return pinned.count(data) > 0;
   }
@@ -242,6 +256,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   c10::DeviceGuard guard(from.device().type() == kDevice ? from.device() : to.device());
   auto began = Clock::now();
   begin_work();
+  if (from.is_cpu()) ++(streams[current] ? copies_on_other_streams : copies);
   on_host(to).copy_(on_host(from));
   end_work(began);
   return to;
@@ -320,7 +335,7 @@ void on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   end_work(began);
 }
 
-void record_stream(at::Tensor&, c10::Stream) {}
+void record_stream(at::Tensor&, c10::Stream) { ++recorded; }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 
@@ -428,6 +443,11 @@ PYBIND11_MODULE(_device, module) {
   module.def("reset_peak", [](int device) { counters[device].peak = counters[device].used.load(); });
   module.def("work", [](int device) {
     return std::make_pair(counters[device].operations.load(), counters[device].busy_ns.load());
+  });
+  module.def("stream_counts", [] {
+    return std::map<std::string, int64_t>{
+        {"streams", next_stream - 1}, {"copies", copies}, {"copies_on_other_streams", copies_on_other_streams},
+        {"waits", waits}, {"recorded", recorded}};
   });
   module.def("current_device", [] { return int(current); });
   module.def("set_device", [](int device) { current = static_cast<c10::DeviceIndex>(device); });
