@@ -40,7 +40,7 @@ _AFTER: Final = 4000
 """Operations before a device hangs or is lost: some steps of training."""
 _SETTINGS: Final = {
     "loader.synthetic": True, "end.max_steps": 60, "batch_size": 16, "model.width": 8, "threads": 1,
-    "log_every_steps": 1,
+    "log_every_steps": 1, "optimizer.fused": False,  # PyTorch 2.4 cannot fall back to the CPU's fused optimizers
 }  # fmt: skip
 _STALL_S: Final = 15.0
 _ROUND_S: Final = 180.0

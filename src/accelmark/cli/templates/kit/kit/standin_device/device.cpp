@@ -428,6 +428,12 @@ struct Collectives final : c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo;
 };
 
+// Older versions of PyTorch refuse collectives of tensors with gradients without it.
+TORCH_LIBRARY_IMPL(c10d, AutogradPrivateUse1, library) {
+  for (const char* name : {"allreduce_", "broadcast_", "allgather_", "barrier"})
+    library.impl(name, torch::CppFunction::makeFallthrough());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_device, module) {
