@@ -52,7 +52,8 @@ replay on the row's, and so did agents on SSH hosts and in the container. Each r
 and resumed. A verdict with a metric is that of the standard case. *short*: 12 steps or four batches, in which the
 audit found nothing but the missed target, the short time, the part of the data and the changed settings. *SSH hosts and
 container*: a small case on two SSH hosts, on one in a container of podman, whose Python was the row's, and with Python
-3.9 in an image built from Debian 11. *fsdp2*: the setting was refused before the start. Python 3.9 has no transformers 5.
+3.9 in an image built from Debian 11. *fsdp2*: the setting was refused before the start. Python 3.9 has no transformers
+5.
 
 | Python | PyTorch | Date | {" | ".join(_COLUMNS)} |
 |---|---|---|{"---|" * len(_COLUMNS)}
