@@ -2,7 +2,8 @@
 
 Each row makes a virtual environment in ``.environments``, runs small cases in it from this Python, stops the run in the
 middle of training, resumes it, runs the cluster tests of that Python, and writes its row of ``benchmarks/versions.md``.
-Rows that are not asked for are kept. With ``--short``, training takes 12 steps and inference four batches.
+Rows that are not asked for are kept, with ``--only`` also the other cells of a row. With ``--short``, training takes 12
+steps and inference four batches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -65,16 +67,19 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("python", nargs="*", default=list(ROWS))
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--only", action="append", choices=_COLUMNS, default=[])
     parser.add_argument("--out", type=Path, default=_TABLE)
     options = parser.parse_args(arguments)
     table: Path = options.out
     has_failed = False
     for python in options.python:
         place = environment(python, ROWS[python])
-        found = check(python, place, is_short=options.short)
-        cells = [python, ROWS[python], datetime.now(UTC).date().isoformat(), *map(found.__getitem__, _COLUMNS)]
+        found = check(python, place, options.only or _COLUMNS, is_short=options.short)
         lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
         rows = {name: line for name in ROWS for line in lines if line.startswith(f"| {name} |")}
+        kept = rows[python].strip("| ").split(" | ")[3:] if options.only else ["-"] * len(_COLUMNS)
+        results = dict(zip(_COLUMNS, kept, strict=True)) | found
+        cells = [python, ROWS[python], datetime.now(UTC).date().isoformat(), *results.values()]
         rows[python] = f"| {' | '.join(cells)} |"
         print(rows[python], flush=True)
         table.write_text(_HEAD + "".join(rows[name] + "\n" for name in ROWS if name in rows), encoding="utf-8")
@@ -101,38 +106,46 @@ def has_transformers(python: str) -> bool:
     return tuple(map(int, python.split("."))) >= (3, 10)
 
 
-def check(python: str, place: Path, *, is_short: bool) -> dict[str, str]:
-    """Return {column: result} of one row."""
-    chosen = {name: case for name, case in _CASES.items() if has_transformers(python) or "transformers" not in name}
+def check(python: str, place: Path, columns: Sequence[str], *, is_short: bool) -> dict[str, str]:
+    """Return {column: result} of the columns of one row that apply to it."""
+    chosen = {name: case for name, case in _CASES.items() if name in columns}
+    chosen = {name: case for name, case in chosen.items() if has_transformers(python) or "transformers" not in name}
     if is_short:
         chosen = {
             name: {**case, "settings": {**case.get("settings", {}), **_SHORT[case.get("task", "train")]}}
             for name, case in chosen.items()
         }
+    results = {name: "-" for name in columns if name in _CASES}
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory) / "run"
         file = _run_file(run.with_name("run.yaml"), place, list(chosen.values()), is_open=is_short)
-        process = _accelmark("run", file, "--out", run)
-        while process.poll() is None and not any('"STEP_END"' in log.read_text() for log in run.rglob("rank0.out.log")):
-            time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        stopped = process.wait()
-        _accelmark("resume", run).wait()
-        results = dict.fromkeys(_CASES, "-")
-        if stopped == 130 and (run / "summary.json").is_file():
-            cases = json.loads((run / "summary.json").read_text(encoding="utf-8"))["cases"]
-            results |= {name: _result(case, is_short) for name, case in zip(chosen, cases, strict=True)}
-        else:
-            results |= dict.fromkeys(chosen, f"failed: exit code {stopped}")
-        sharded = {"key": "llama_mini:pytorch:CPU:1:2", "settings": {"parallelism": "fsdp2"}}
-        _accelmark("run", _run_file(file, place, [sharded]), "--out", run.with_name("fsdp2")).wait()
-        results[_FSDP2] = "failed: it was started" if run.with_name("fsdp2").exists() else "refused"
-    tests = [sys.executable, "-m", "pytest", "-q", "tests/cluster/test_old_python.py"]
-    variables = os.environ | {"ACCELMARK_OLD_PYTHON": str(place / "bin/python")}
-    done = subprocess.run(tests, env=variables, text=True, stdout=subprocess.PIPE, check=False)
-    print(done.stdout, flush=True)
-    results[_CLUSTER] = ("-" if "skipped" in done.stdout else "VALID") if done.returncode == 0 else "failed"
+        if chosen:
+            process = _accelmark("run", file, "--out", run)
+            while process.poll() is None and not _has_trained(run):
+                time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            stopped = process.wait()
+            _accelmark("resume", run).wait()
+            if stopped == 130 and (run / "summary.json").is_file():
+                cases = json.loads((run / "summary.json").read_text(encoding="utf-8"))["cases"]
+                results |= {name: _result(case, is_short) for name, case in zip(chosen, cases, strict=True)}
+            else:
+                results |= dict.fromkeys(chosen, f"failed: exit code {stopped}")
+        if _FSDP2 in columns:
+            sharded = {"key": "llama_mini:pytorch:CPU:1:2", "settings": {"parallelism": "fsdp2"}}
+            _accelmark("run", _run_file(file, place, [sharded]), "--out", run.with_name("fsdp2")).wait()
+            results[_FSDP2] = "failed: it was started" if run.with_name("fsdp2").exists() else "refused"
+    if _CLUSTER in columns:
+        tests = [sys.executable, "-m", "pytest", "-q", "tests/cluster/test_old_python.py"]
+        variables = os.environ | {"ACCELMARK_OLD_PYTHON": str(place / "bin/python")}
+        done = subprocess.run(tests, env=variables, text=True, stdout=subprocess.PIPE, check=False)
+        print(done.stdout, flush=True)
+        results[_CLUSTER] = ("VALID" if "passed" in done.stdout else "-") if done.returncode == 0 else "failed"
     return results
+
+
+def _has_trained(run: Path) -> bool:
+    return any('"STEP_END"' in log.read_text() for log in run.rglob("rank0.out.log"))
 
 
 def _accelmark(*arguments: str | Path) -> subprocess.Popen[bytes]:
