@@ -18,8 +18,7 @@ from accelmark.spec.job import ExternalJob
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.model import parse
 from accelmark.spec.runfile import RunSpec
-from accelmark.train.external.rank import trainer_command
-from accelmark.train.external.translate import LogTranslator
+from accelmark.train.external.rank import LogTranslator, trainer_command
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.window import RunTotals
 

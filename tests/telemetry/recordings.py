@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.spec.plugins.catalog import load_vendor
-from accelmark.telemetry.declaration import ToolRule, telemetry_of
+from accelmark.telemetry.forms import ToolRule, telemetry_of
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 

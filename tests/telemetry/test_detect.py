@@ -15,7 +15,7 @@ from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.runfile import RunSpec
-from accelmark.telemetry.declaration import Detect, ScriptRule, telemetry_of
+from accelmark.telemetry.forms import Detect, ScriptRule, telemetry_of
 from accelmark.telemetry.inventory import default_vendor, detect, evidence_of
 from accelmark.telemetry.sources import ToolSource
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelmark.spec.plugins.catalog import folders, load_vendor
-from accelmark.telemetry.declaration import ToolRule, telemetry_of
-from accelmark.telemetry.forms import Form, UnreadableError, Values, parse_number, parse_output
+from accelmark.telemetry.forms import Form, ToolRule, UnreadableError, Values, parse_number, parse_output, telemetry_of
 from tests.telemetry.recordings import EXPECTED, text_of, tool_of
 
 

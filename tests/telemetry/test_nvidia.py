@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from accelmark.spec.plugins.catalog import load_vendor
-from accelmark.telemetry.declaration import telemetry_of
 from accelmark.telemetry.device import SourceError
-from accelmark.telemetry.forms import parse_output
+from accelmark.telemetry.forms import parse_output, telemetry_of
 from accelmark.vendors.nvidia.telemetry import Source
 from tests.telemetry.fake_nvml import GPU_LOST, NOT_SUPPORTED, FakeNvml
 

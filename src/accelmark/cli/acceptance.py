@@ -142,12 +142,10 @@ def _rows(criteria: list[Criterion]) -> list[tuple[str, ...]]:
 
 
 def _show(criteria: list[Criterion]) -> None:
-    from rich.console import Console
-
     table = options.plain_table("scale", "rule", "expected", "measured", "accepted", "run")
     for row in _rows(criteria):
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    options.print_table(table)
 
 
 def _write(readme: Path, name: str, criteria: list[Criterion], cases: list[LoadedCase]) -> None:

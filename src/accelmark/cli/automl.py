@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -175,9 +177,6 @@ def count(
     as_json: AsJson = False,
 ) -> Output:
     """Count the operations of one image: forward, backward and update."""
-    from collections import Counter
-    from dataclasses import asdict
-
     from accelmark.automl.model.counting import MODES, count
     from accelmark.automl.model.seeds import resolve_network
 

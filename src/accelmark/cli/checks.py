@@ -40,7 +40,7 @@ from accelmark.spec.plugins.catalog import (
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
-from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.forms import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
 if TYPE_CHECKING:

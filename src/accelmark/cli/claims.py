@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from typer import Argument, Option
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
+from accelmark.spec.number_format import quantity
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -56,8 +58,6 @@ def reproduce(
     name, content = load_claim(claim)
     if check is not None:
         return _compared(name, content, _run_at(check), output)
-    from datetime import UTC, datetime
-
     from accelmark.cli.execution import execute
     from accelmark.results.store.loaded_run import SUMMARY_FILE
     from accelmark.run.record.directory import default_path
@@ -65,7 +65,6 @@ def reproduce(
     plan = _planned(content, rounds, data, vendor, settings or [], synthetic=synthetic, dry_run=dry_run)
     if not as_json:
         from accelmark.results.claims import planned_differences
-        from accelmark.spec.number_format import quantity
 
         job = plan.jobs[0].job
         values = {name: setting.value for name, setting in job.provenance.items()}
@@ -154,14 +153,10 @@ def _planned(
 
 
 def _show_claims(claims: dict[str, Claim]) -> None:
-    from rich.console import Console
-
-    from accelmark.spec.number_format import quantity
-
     table = options.plain_table("claim", "figure", "on")
     for name, claim in claims.items():
         table.add_row(name, quantity(claim.value, claim.unit), f"{claim.num_devices} x {claim.hardware}")
-    Console(highlight=False).print(table)
+    options.print_table(table)
 
 
 def _show(found: Reproduction) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,8 +37,6 @@ def cluster(
 
     --dry-run shows two runs: scaling with checkpoints, and recovery. With --json, it prints a line for each.
     """
-    from datetime import UTC, datetime
-
     from accelmark.cli.machine import detect_devices
     from accelmark.cli.runs import plan_request
     from accelmark.report.cluster_page import headlines, write_cluster_page
@@ -87,12 +86,10 @@ def cluster(
     page = write_cluster_page(directory)
 
     def show() -> None:
-        from rich.console import Console
-
         table = options.plain_table("part", "result", "note")
         for headline in headlines(directory, report):
             table.add_row(*headline)
-        Console(highlight=False).print(table)
+        options.print_table(table)
         typer.echo(f"page: {page}")
 
     return Output({"page": str(page), "report": report}, show)

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.spec.number_format import percent, quantity
 
 if TYPE_CHECKING:
     from accelmark.datasets.ensure import Known
@@ -50,8 +51,6 @@ def list_(
 
 def _list(datasets: Sequence[Known]) -> None:
     from rich.console import Console
-
-    from accelmark.spec.number_format import quantity
 
     console = Console()
     licence = ["licence"] if console.width >= _WIDE else []
@@ -143,8 +142,6 @@ def pack(
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Provide a function that shows an activity and the share that is done, on a terminal or every ten seconds."""
     from rich.console import Console
-
-    from accelmark.spec.number_format import percent, quantity
 
     console = Console(stderr=True, highlight=False)
     last_s, last_what = 0.0, ""

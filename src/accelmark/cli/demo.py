@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import struct
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,6 +16,7 @@ from typer import Option
 from accelmark.cli import options
 from accelmark.cli.help import Output, Verb, Verbs
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
+from accelmark.spec.number_format import digits
 
 if TYPE_CHECKING:
     from accelmark.results.schema import CaseResult
@@ -35,8 +40,6 @@ def audit(
     as_json: options.AsJson = False,
 ) -> Output:
     """Train a case honestly, then with a vendor's hook that skips steps. Shows both speeds and the findings."""
-    from datetime import UTC, datetime
-
     from accelmark.report.comparison import render_comparison
     from accelmark.results.comparison import compare
     from accelmark.results.store.files import make_directory, write_atomic
@@ -100,8 +103,6 @@ def _rate(case: CaseResult) -> float | None:
 
 def _lines(cases: dict[str, CaseResult]) -> list[str]:
     """Return both speeds and the findings, in four lines."""
-    from accelmark.spec.number_format import digits
-
     honest, cheat = cases["honest"], cases["cheat"]
     rates = [_rate(case) or 0.0 for case in (honest, cheat)]
     errors = [finding for finding in cheat.findings if finding.severity == "error"]
@@ -118,10 +119,6 @@ def _lines(cases: dict[str, CaseResult]) -> list[str]:
 
 def _write_files(directory: Path) -> None:
     """Write generated images, the case around their hashes, and the vendor that cheats."""
-    import hashlib
-    import json
-    import struct
-
     import numpy as np
 
     data, case, vendor = (directory / part for part in ("data", f"plugins/cases/{_CASE}", f"plugins/vendors/{_CHEAT}"))

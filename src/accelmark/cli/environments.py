@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +16,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.spec.errors import Problem, RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.run.environments.create import Recipe, Report
@@ -102,7 +106,6 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
     """Remove the environment of a framework."""
     from accelmark.run.environments.create import registered, unregister
     from accelmark.run.environments.create import remove as clear
-    from accelmark.spec.errors import RequestError, nearest
 
     cluster = _cluster(hosts)
     known = registered()
@@ -122,8 +125,6 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
 
 def _cluster(file: Path | None) -> ClusterSpec:
     """Return a cluster file, or this machine with the Python that runs this program."""
-    import sys
-
     from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.plugins.launcher import read_cluster
 
@@ -133,7 +134,6 @@ def _cluster(file: Path | None) -> ClusterSpec:
 def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
     """Return the directory of an environment: given, named in the cluster file, or the default of this machine."""
     from accelmark.run.environments.create import default_path, registered
-    from accelmark.spec.errors import RequestError
 
     if hosts is None:
         known = registered().get(framework)
@@ -152,9 +152,6 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
     Raises HostsNotReadyError: with the error of each host where it failed.
     """
-    import asyncio
-    import tempfile
-
     from rich.console import Console
 
     from accelmark.run.controller.cancellation import run_until_signal
@@ -162,7 +159,6 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
     from accelmark.run.host import HostError
     from accelmark.run.launchers import launcher_of_hosts
     from accelmark.run.preflight.facts import HostsNotReadyError
-    from accelmark.spec.errors import Problem
 
     async def all_hosts(report: Report) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:

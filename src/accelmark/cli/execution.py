@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from accelmark.cli import options
+from accelmark.spec.errors import AccelmarkError, RequestError
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -35,7 +36,6 @@ def execute(
     Returns the run directory, or None where nothing was started.
     """
     from accelmark.run.record.directory import default_path
-    from accelmark.spec.errors import RequestError
 
     path = out or default_path(plan.name, datetime.now(UTC), runs or Path("runs"))
     if plan.strict and plan.warnings:
@@ -111,7 +111,6 @@ def finish(outcome: RunOutcome, *, as_json: bool) -> None:
 def _write_page(run_dir: Path, *, as_json: bool) -> Path | None:
     """Write the page of a run; a page that cannot be written is a warning, since the results exist."""
     from accelmark.report.run_page import write_page
-    from accelmark.spec.errors import AccelmarkError
 
     try:
         return write_page(run_dir)

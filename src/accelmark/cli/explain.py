@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.spec.errors import RequestError, nearest
 
 if TYPE_CHECKING:
     from accelmark.spec.cluster import ClusterSpec
@@ -64,7 +65,6 @@ def init(
 ) -> None:
     """Write a run file for this machine, or a run file and a cluster file for the given hosts."""
     from accelmark.results.store.files import make_directory, write_atomic
-    from accelmark.spec.errors import RequestError
 
     texts = _files_for_hosts(hosts, vendor, chip, devices or 1) if hosts else _files_for_here(vendor, chip, devices)
     if (taken := [name for name in texts if (into / name).exists()]) and not force:
@@ -83,7 +83,6 @@ def init(
 
 def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, devices: int) -> dict[str, str]:
     """Return file name -> text. Raises RequestError: no run can be planned from the options."""
-    from accelmark.spec.errors import RequestError, nearest
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import parse_cluster
 
@@ -105,7 +104,6 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
 def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -> dict[str, str]:
     """Return file name -> text. Raises RequestError: this machine has no such device."""
     from accelmark.cli.machine import detect_devices
-    from accelmark.spec.errors import RequestError
     from accelmark.spec.plugins.catalog import load_vendor
 
     if vendor is not None:

@@ -119,14 +119,12 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
 
 
 def _list_flagperf(carried: Sequence[Carried]) -> None:
-    from rich.console import Console
-
     table = options.plain_table("FlagPerf", "task", "case", "note")
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in carried:
         table.add_row(row.model, row.task, row.case or "-", row.note)
-    Console().print(table)
+    options.print_table(table)
 
 
 def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
@@ -300,8 +298,6 @@ def check(
 
 def _check_kit(name: str, environment: Path | None, *, as_json: bool) -> Output:
     """Train on the stand-in of a vendor's folder with each fault: print a line after each, then the table."""
-    from rich.console import Console
-
     from accelmark.cli.kit import FAULTS, check_kit
 
     outcomes = []
@@ -317,7 +313,7 @@ def _check_kit(name: str, environment: Path | None, *, as_json: bool) -> Output:
         for outcome in outcomes:
             expected = "" if outcome.survived else f" (expected: {outcome.expected})"
             table.add_row(outcome.fault, "yes" if outcome.survived else "no", f"{outcome.reported}{expected}")
-        Console(highlight=False).print(table)
+        options.print_table(table)
 
     return Output(outcomes, show, EXIT_OK if all(outcome.survived for outcome in outcomes) else EXIT_FAILED)
 

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, SpecError, nearest
+from accelmark.spec.number_format import counted, duration, quantity
 
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
@@ -33,7 +34,7 @@ def vendors(
 ) -> Output:
     """List vendors, their chips and their devices on this machine, or the published figures of one vendor's chips."""
     from accelmark.spec.plugins.catalog import find, folders, load_vendor
-    from accelmark.telemetry.declaration import telemetry_of
+    from accelmark.telemetry.forms import telemetry_of
     from accelmark.telemetry.inventory import detect
     from accelmark.telemetry.sources import MODULE_FILE
 
@@ -85,15 +86,13 @@ def _matrix(vendor: str | None, runs: Path) -> Output:
     rows = [row for row in support(opened) if vendor in (None, row.vendor)]
 
     def show() -> None:
-        from rich.console import Console
-
         table = options.plain_table("case", "framework", "accepted", "ran", "described", "not possible")
         vendors: dict[tuple[str, str], dict[str, list[str]]] = {}
         for row in rows:
             vendors.setdefault((row.case, row.framework), {}).setdefault(row.state, []).append(row.vendor)
         for names, states in vendors.items():
             table.add_row(*names, *(", ".join(states.get(title, "-")) for title in _STATES))
-        Console(highlight=False).print(table)
+        options.print_table(table)
 
     return Output([row._asdict() for row in rows], show)
 
@@ -215,7 +214,6 @@ def preflight(
     """Check all hosts of a cluster file, as before a run. Reports each problem with what to do."""
     from accelmark.run.controller.cancellation import run_until_signal
     from accelmark.run.preflight.hosts import check_cluster
-    from accelmark.spec.number_format import counted
     from accelmark.spec.plugins.launcher import unusable_parts
 
     spec = _cluster_of(cluster, vendor)
@@ -305,7 +303,6 @@ def probe(
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
     from accelmark.run.probe import probe as measure
     from accelmark.spec.log.records import ProbeItem
-    from accelmark.spec.number_format import duration
     from accelmark.spec.plugins.catalog import load_vendor
 
     items = [item for item in get_args(ProbeItem) if not only or item in only]
@@ -336,7 +333,6 @@ def _show_rates(rates: Ceilings, device: str) -> None:
     from rich.console import Console
 
     from accelmark.report.charts import size_text
-    from accelmark.spec.number_format import counted, quantity
 
     console = Console(highlight=False)
     where = f" on {len(rates.hosts)} hosts" if len(rates.hosts) > 1 else ""

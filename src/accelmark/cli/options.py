@@ -17,11 +17,11 @@ from typer import Argument, Option
 
 from accelmark.cli import completion
 from accelmark.report.printable import printable
+from accelmark.spec.errors import Problem, RequestError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from accelmark.spec.errors import Problem
 
 Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
 Vendor = Annotated[
@@ -72,8 +72,6 @@ def shipped_file(given: Path, folder: str) -> Path:
 
     Raises RequestError: there is neither; names the nearest one.
     """
-    from accelmark.spec.errors import RequestError, nearest
-
     own = {path.stem: path for path in (Path(__file__).parents[1] / folder).glob("*.yaml")}
     if given.exists() or given.suffix or len(given.parts) > 1:
         return given
@@ -87,8 +85,6 @@ def existing_run(given: Path) -> Path:
 
     Raises RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
     """
-    from accelmark.spec.errors import RequestError
-
     for path in (given, Path("runs") / given):
         if path.exists():
             return path
@@ -110,7 +106,6 @@ def own_run(given: Path) -> Path:
     Raises RequestError: it is a search, or there is no such run.
     """
     from accelmark.results.rounds.search import is_search
-    from accelmark.spec.errors import RequestError
 
     run = existing_run(given)
     if is_search(run):
@@ -136,6 +131,13 @@ def plain_table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
+
+
+def print_table(table: Table) -> None:
+    """Print a table."""
+    from rich.console import Console
+
+    Console(highlight=False).print(table)
 
 
 def setting_text(value: Any) -> str:

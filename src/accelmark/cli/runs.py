@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import Argument, Option
 
-from accelmark.cli import completion, options
+from accelmark.cli import completion, options, tuning
 from accelmark.cli.execution import execute, finish, submitted_job
 from accelmark.cli.help import Output
+from accelmark.spec.errors import Problem, RequestError, SpecError
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -125,7 +126,6 @@ def infer(
     as_json: options.AsJson = False,
 ) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
-    from accelmark.cli import tuning
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
@@ -273,7 +273,6 @@ def plan_request(
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.environments.create import with_environments
     from accelmark.spec.cluster import ClusterSpec
-    from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
@@ -305,7 +304,6 @@ def plan_request(
 
 def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
     """Return ``--set`` options as dotted keys; raises SpecError with those that are not ``key=value``."""
-    from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import read_value
 
     values: dict[str, Any] = {"loader.synthetic": True} if synthetic else {}
@@ -323,7 +321,6 @@ def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any
 
 def read_run_file(path: Path) -> RunSpec:
     """Read a run file; its directories of data and runs are relative to it. Raises SpecError with all problems."""
-    from accelmark.spec.errors import Problem, SpecError
     from accelmark.spec.model import parse, read_yaml
     from accelmark.spec.plugins.catalog import add_plugins
     from accelmark.spec.plugins.launcher import launcher_problems
@@ -346,9 +343,8 @@ def read_run_file(path: Path) -> RunSpec:
 
 def _telemetry_warnings(vendor: str) -> Iterator[str]:
     """Yield problems of a vendor's telemetry declaration: its devices are not sampled then, but ranks run."""
-    from accelmark.spec.errors import SpecError
     from accelmark.spec.plugins.catalog import find, load_vendor
-    from accelmark.telemetry.declaration import telemetry_of
+    from accelmark.telemetry.forms import telemetry_of
 
     try:
         telemetry_of(load_vendor(vendor), str(find("vendors", vendor).path / "vendor.yaml"))
@@ -416,7 +412,6 @@ def serve(
     as_json: options.AsJson = False,
 ) -> None:
     """Serve a language model under load: latencies, throughput, goodput. Starts the server or takes a running one."""
-    from accelmark.spec.errors import RequestError
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     if Path(key).is_dir():

@@ -11,6 +11,7 @@ import typer
 
 from accelmark.cli import options
 from accelmark.spec.errors import RequestError
+from accelmark.spec.number_format import duration, duration_s
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -29,7 +30,6 @@ def read_budget(is_search: bool, text: str | None, settings_file: Path | None) -
             raise RequestError("--budget and --tuned-file have no effect without --tune")
         return None
     from accelmark.plan.tuning import Budget
-    from accelmark.spec.number_format import duration_s
 
     if settings_file is not None and not settings_file.expanduser().absolute().parent.is_dir():
         raise RequestError(f"--tuned-file {settings_file}: there is no directory {settings_file.parent}")
@@ -58,7 +58,6 @@ def with_search(plan: Plan, budget: Budget) -> Plan:
 def search_lines(plan: Plan) -> list[str]:
     """Return the settings that a search tries, in its order, and its limits."""
     from accelmark.results.figures import FigureName, title_of, unit_of
-    from accelmark.spec.number_format import duration
 
     tuning = plan.tuning
     if tuning is None:

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Optional
 
 from torch import Tensor
 
-from accelmark.infer.engine import Engine, EngineRequest, as_list
-from accelmark.infer.torch_engine import TorchEngine
+from accelmark.infer.engine import Engine, EngineRequest, TorchEngine, as_list
 
 InferModel = Callable[[Any, Optional[str], Any], Callable[[list[Tensor]], tuple[Any, float]]]
 

@@ -18,8 +18,8 @@ from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import find, folders, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
-from accelmark.telemetry.declaration import Detect, VendorTelemetry, telemetry_of
 from accelmark.telemetry.device import DeviceInfo, SourceError
+from accelmark.telemetry.forms import Detect, VendorTelemetry, telemetry_of
 from accelmark.telemetry.host.sampler import Rapl, RaplError
 from accelmark.telemetry.sources import device_sources, first_readable
 

@@ -19,7 +19,7 @@ import psutil
 
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.plugins.catalog import find, load_vendor
-from accelmark.telemetry.declaration import telemetry_of
+from accelmark.telemetry.forms import telemetry_of
 from accelmark.telemetry.inventory import default_vendor
 from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
 

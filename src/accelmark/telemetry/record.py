@@ -24,8 +24,8 @@ from pydantic import PositiveFloat
 
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.model import Spec
-from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
+from accelmark.telemetry.forms import read_vendor
 from accelmark.telemetry.host import sysinfo
 from accelmark.telemetry.host.sampler import HostSampler, foreign_processes
 from accelmark.telemetry.sources import Poller, device_sources

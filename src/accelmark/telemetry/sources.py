@@ -20,9 +20,8 @@ from typing import Any, Final, Literal, TypeVar, final
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry import forms
-from accelmark.telemetry.declaration import ToolRule, VendorTelemetry
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
-from accelmark.telemetry.forms import FIELD_NAMES, Form, Values, implausible_power
+from accelmark.telemetry.forms import FIELD_NAMES, Form, ToolRule, Values, VendorTelemetry, implausible_power
 
 _SAMPLED: Final = tuple(name.name for name in fields(DeviceSample) if name.name not in ("index", "age_s"))
 _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")

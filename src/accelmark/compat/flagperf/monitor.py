@@ -11,9 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final, final
 
-from accelmark.telemetry.declaration import ScriptRule
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
-from accelmark.telemetry.forms import UnreadableError, Values, device_sample, number, parse_number
+from accelmark.telemetry.forms import ScriptRule, UnreadableError, Values, device_sample, number, parse_number
 from accelmark.telemetry.host.sampler import HostSample
 from accelmark.telemetry.record import LineFile
 from accelmark.telemetry.sources import CommandError, run_command

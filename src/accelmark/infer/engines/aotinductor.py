@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from accelmark.infer.engine import EngineRequest, as_list
-from accelmark.infer.torch_engine import TorchEngine
+from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
 
 
 class Engine(TorchEngine):

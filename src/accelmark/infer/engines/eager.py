@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
-from accelmark.infer.engine import EngineRequest, as_list
+from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
 from accelmark.infer.language_model import load_part
-from accelmark.infer.torch_engine import TorchEngine
 
 Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.case import IterativeModel
-from accelmark.infer.engine import EngineRequest, as_list
-from accelmark.infer.torch_engine import TorchEngine
+from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
 from accelmark.spec.settings.inference import choice_option
 
 _MODES: Final = {name: name for name in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}

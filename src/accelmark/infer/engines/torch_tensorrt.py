@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from accelmark.infer.engine import EngineRequest, as_list
-from accelmark.infer.torch_engine import TorchEngine
+from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
 from accelmark.spec.settings.inference import number_option
 
 

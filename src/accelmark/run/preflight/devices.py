@@ -8,8 +8,8 @@ from typing import Any
 
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.plugins.catalog import find
-from accelmark.telemetry.declaration import read_vendor
 from accelmark.telemetry.device import DeviceSource, SourceError
+from accelmark.telemetry.forms import read_vendor
 from accelmark.telemetry.sources import device_sources, first_readable
 
 

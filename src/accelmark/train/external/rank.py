@@ -1,9 +1,11 @@
-"""One rank of an external trainer, as a child process: ``python -m accelmark.train.external.rank JOB.json``."""
+"""One rank of an external trainer, and its output as events: ``python -m accelmark.train.external.rank JOB.json``."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,16 +21,224 @@ from typing import Final, final
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.layers import flatten
-from accelmark.spec.log.events import Event
+from accelmark.spec.log.events import EndReason, Evaluation, Event, StepWindow
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.trainer import fill
-from accelmark.train.external.translate import LogTranslator
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
 from accelmark.train.loop.rank import end_process, main
 from accelmark.train.loop.window import FinishedEvent, RunTotals
+
+_RATE_TOLERANCE: Final = 0.1
+"""Largest relative difference between the trainer's throughput and AccelMark's before a warning."""
+_MS: Final = {"s": 1000.0, "ms": 1.0}
+
+
+class _UnreadableError(Exception):
+    """A line matches a pattern, but a group in it is not a number."""
+
+
+@final
+class LogTranslator:
+    """Translates matching lines into events as they arrive.
+
+    Times are those at which a line was read (``time.monotonic_ns``). Steps between two lines form one window: its loss
+    is the printed one, and times of single steps are known only where every step is printed.
+    """
+
+    def __init__(
+        self, work: ExternalJob, world_size: int, log: EventLog, totals: RunTotals, *, resumed: bool = False
+    ) -> None:
+        self._work: Final = work
+        self._log: Final = log
+        self._totals: Final = totals
+        self._world_size: Final = world_size
+        self._resumed: Final = resumed
+        spec = work.trainer.log
+        self._step: Final = re.compile(spec.step)
+        self._evaluation: Final = re.compile(spec.evaluation) if spec.evaluation else None
+        self._training_started: Final = re.compile(spec.training_started) if spec.training_started else None
+        self._lock: Final = threading.Lock()
+        self._opened_ns = 0
+        """When the current window opened."""
+        self._last_ns = 0
+        """When the last event was read."""
+        self._began_ns: int | None = None
+        self._evaluation_ns = 0
+        self._largest_gap = 1
+        self._unreadable: str | None = None
+        """The first line that matches and could not be read."""
+        self._num_unreadable = 0
+        self._is_evaluated = False
+        self._rates: list[tuple[float, float, float]] = []
+        """Units per second that the trainer printed, units, and seconds of each window."""
+        self._closed = False
+
+    def line(self, text: str, at_ns: int) -> None:
+        """Translate one line of output that was read at ``at_ns``."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._take(text, at_ns)
+            except _UnreadableError as error:
+                self._num_unreadable += 1
+                self._unreadable = self._unreadable or f"{text.strip()[:200]!r} ({error})"
+
+    def start_at(self, at_ns: int) -> None:
+        """Set the start of the process, where training begins if the log does not show a later beginning."""
+        self._opened_ns = at_ns
+
+    def _take(self, text: str, at_ns: int) -> None:
+        if self._began_ns is None and self._training_started is not None and self._training_started.search(text):
+            self._begin(at_ns)
+        if match := self._step.search(text):
+            self._take_step(_numbers(match), at_ns)
+        elif self._evaluation is not None and (match := self._evaluation.search(text)):
+            self._take_evaluation(_numbers(match), at_ns)
+
+    def _begin(self, at_ns: int) -> None:
+        self._began_ns = self._opened_ns = at_ns
+        self._totals.train_start = at_ns / 1e9
+        self._log.event(Event.TRAIN_START, {"resumed": self._resumed}, at_ns=at_ns)
+
+    def _take_step(self, numbers: dict[str, float], at_ns: int) -> None:
+        progress, units = self._totals.progress, self._work.trainer.units
+        step = round(numbers["step"])
+        count = step - progress.global_steps
+        if count <= 0:
+            raise _UnreadableError(f"step {step} follows step {progress.global_steps}")
+        step_ms = numbers["step_time"] * _MS[units.step_time] if "step_time" in numbers else None
+        if self._began_ns is None:
+            # Without the time of a step, initialisation counts as training, which makes throughput too low.
+            first_ns = 0 if step_ms is None else at_ns - int(count * step_ms * 1e6)
+            self._begin(max(self._opened_ns, first_ns))
+        loss = numbers.get("loss")
+        finite = loss if loss is not None and math.isfinite(loss) else None
+        wall_ms = max(0.0, (at_ns - self._opened_ns - self._evaluation_ns) / 1e6)
+        samples = self._samples(numbers, step)
+        units_done = (samples - progress.num_trained_samples) * self._work.units_per_sample
+        progress.global_steps = step
+        progress.num_trained_samples = samples
+        progress.epoch = max(0, round(numbers.get("epoch", 0)) - (units.epoch_from if "epoch" in numbers else 0))
+        window = StepWindow(
+            global_steps=step,
+            num_steps=count,
+            epoch=progress.epoch,
+            num_trained_samples=progress.num_trained_samples,
+            learning_rate=numbers.get("learning_rate"),
+            loss=finite,
+            losses=() if loss is None else (finite,),
+            step_ms=(step_ms,) if step_ms is not None and count == 1 else (),
+            data_wait_ms=(),
+            wall_ms=wall_ms,
+        )
+        self._totals.take(window)
+        self._log.event(Event.STEP_END, window, at_ns=at_ns)
+        if "throughput" in numbers:
+            scale = self._world_size if units.throughput == "device" else 1
+            self._rates.append((numbers["throughput"] * scale, units_done, wall_ms / 1e3))
+        self._largest_gap = max(self._largest_gap, count)
+        self._opened_ns = self._last_ns = at_ns
+        self._evaluation_ns = 0
+
+    def _samples(self, numbers: dict[str, float], step: int) -> int:
+        """Return the samples over all ranks after ``step``: as printed, else by the global batch."""
+        settings, units = self._work.settings, self._work.trainer.units
+        scale = self._world_size if units.samples == "rank" else 1
+        if "samples" in numbers:
+            return round(numbers["samples"] * scale)
+        if "tokens" in numbers:
+            return round(numbers["tokens"] * scale / self._work.units_per_sample)
+        return step * settings.samples_per_step(self._world_size)
+
+    def _take_evaluation(self, numbers: dict[str, float], at_ns: int) -> None:
+        self._is_evaluated = True
+        duration_s = numbers.pop("duration", 0.0)
+        numbers.pop("step", None)
+        metrics = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        target, totals = self._work.target, self._totals
+        value = metrics.get(target.metric) if target is not None else None
+        reached = target is not None and value is not None and target.reached(value)
+        progress = totals.progress
+        progress.metrics = {name: value for name, value in metrics.items() if value is not None}
+        progress.reached = progress.reached or reached
+        totals.evaluation_s += duration_s
+        self._evaluation_ns += int(duration_s * 1e9)
+        self._last_ns = at_ns
+        evaluation = Evaluation(
+            global_steps=progress.global_steps,
+            epoch=progress.epoch,
+            num_trained_samples=progress.num_trained_samples,
+            metrics=metrics,
+            duration_s=duration_s,
+            elapsed_s=0.0 if self._began_ns is None else (at_ns - self._began_ns) / 1e9,
+            reached=reached,
+        )
+        self._log.event(Event.EVALUATE, evaluation, at_ns=at_ns)
+
+    def close(self) -> None:
+        """Write TRAIN_END and warnings; lines that come later are ignored."""
+        with self._lock:
+            self._closed = True
+        if self._began_ns is not None:
+            self._totals.train_end = self._last_ns / 1e9
+            self._log.event(Event.TRAIN_END, at_ns=self._last_ns)
+        if self._num_unreadable:
+            message = f"{self._num_unreadable} lines of the trainer matched but could not be read"
+            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable}"})
+        needs_metric = self._work.target is not None and not self._work.settings.loader.synthetic
+        if needs_metric and self._began_ns is not None and self._evaluation is not None and not self._is_evaluated:
+            message = "no line of the trainer's output matched log.evaluation, so that no metric is known"
+            self._log.event(Event.WARNING, {"message": message})
+        self._compare_rates()
+
+    def _compare_rates(self) -> None:
+        """Warn where the trainer's own throughput differs from that computed from its steps and their times."""
+        rates = self._rates[1:]  # the first window may contain initialisation
+        seconds = sum(duration_s for _, _, duration_s in rates)
+        if not seconds:
+            return
+        measured = sum(units for _, units, _ in rates) / seconds
+        printed = sum(rate * duration_s for rate, _, duration_s in rates) / seconds
+        if abs(printed - measured) > _RATE_TOLERANCE * measured:
+            message = f"the trainer prints {printed:.4g} {self._work.unit}s/s, but its steps make {measured:.4g}"
+            self._log.event(Event.WARNING, {"message": message})
+
+    def end(self) -> End:
+        """Return how training ended, where the trainer's process ended with code 0."""
+        steps, bounds = self._totals.progress.global_steps, self._work.settings.end
+        if not steps:
+            problem = "no line of its output matched log.step"
+            if self._num_unreadable:
+                problem = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable}"
+            return End("error", f"the trainer exited with code 0, but {problem}")
+        if bounds.at_target and self._totals.progress.reached:
+            return End("target")
+        if bounds.max_steps is not None and steps + self._largest_gap <= bounds.max_steps:
+            return End("error", f"the trainer exited with code 0 after step {steps} of {bounds.max_steps}")
+        named: dict[EndReason, object] = {
+            "max_steps": bounds.max_steps,
+            "max_epochs": bounds.max_epochs,
+            "max_samples": bounds.max_samples,
+            "max_duration": bounds.max_duration_s,
+        }
+        return End(next(reason for reason, bound in named.items() if bound is not None))
+
+
+def _numbers(match: re.Match[str]) -> dict[str, float]:
+    """Return the groups of a match that took part in it, as numbers."""
+    numbers: dict[str, float] = {}
+    for name, text in match.groupdict().items():
+        if text is not None:
+            try:
+                numbers[name] = float(text.replace(",", ""))
+            except ValueError as error:
+                raise _UnreadableError(f"{name} is not a number") from error
+    return numbers
+
 
 _MAX_LINE_CHARACTERS: Final = 2**16
 _LAST_LINES: Final = 20
