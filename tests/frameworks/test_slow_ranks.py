@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 SLOW = {
     "jax": """
 import jax, jax.numpy as jnp
-from accelmark.cases.llama_mini.jax import Case as Standard
+from accelmark.cases.llama_mini.arrays import Case as Standard
 
 class Case(Standard):
     def loss(self, model, batch):
@@ -32,7 +32,7 @@ class Case(Standard):
     "mindspore": """
 import mindspore as ms
 from mindspore import ops
-from accelmark.cases.llama_mini.mindspore import Case as Standard
+from accelmark.cases.llama_mini.arrays import Case as Standard
 
 class Case(Standard):
     def loss(self, model, batch):
@@ -46,7 +46,7 @@ class Case(Standard):
 """,
     "tensorflow": """
 import tensorflow as tf
-from accelmark.cases.llama_mini.tensorflow import Case as Standard
+from accelmark.cases.llama_mini.arrays import Case as Standard
 
 class Case(Standard):
     def loss(self, model, batch):
@@ -60,7 +60,7 @@ class Case(Standard):
 """,
     "paddle": """
 import paddle
-from accelmark.cases.llama_mini.paddle import Case as Standard
+from accelmark.cases.llama_mini.arrays import Case as Standard
 
 class Case(Standard):
     def loss(self, model, batch):

@@ -11,7 +11,7 @@ from accelmark.results.figures import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import counted, duration, percent
-from accelmark.spec.plugins.catalog import folders, framework_device, load_vendor
+from accelmark.spec.plugins.catalog import folders, framework_device, frameworks_of, load_case, load_vendor
 
 MIN_REPEATS_S: Final = 600.0
 """Training time of all rounds of a scale."""
@@ -115,8 +115,8 @@ def support(runs: Sequence[LoadedRun]) -> list[Support]:
     """Return the state of each training case in each of its frameworks on each vendor."""
     vendors = {name: load_vendor(name) for name in folders("vendors")}
     states: list[Support] = []
-    for case, folder in folders("cases").items():
-        for framework in (name for name in folders("frameworks") if (folder.path / f"{name}.py").is_file()):
+    for case in folders("cases"):
+        for framework in frameworks_of(load_case(case)):
             for vendor, spec in vendors.items():
                 cases = newest_cases(runs, vendor, case, framework)
                 names = ", ".join(dict.fromkeys(each.run.summary.run for each in cases.values()))

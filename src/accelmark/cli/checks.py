@@ -101,7 +101,7 @@ def vendor_checks(name: str, *, run: bool = False) -> Checks:
                 yield Check("good", f"reads {counted(len(here.devices), 'device')} of this machine: {names}")
         adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
         for model, _, framework in adapted:
-            if load_case(model).train is not None and (find("cases", model).path / f"{framework}.py").is_file():
+            if (case := load_case(model)).train is not None and framework in catalog.frameworks_of(case):
                 yield from trial(model, name, framework, untried="advice")
         if not adapted:
             yield from trial("resnet_mini", name)
@@ -184,8 +184,8 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
     except AccelmarkError as error:
         yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
         return
-    files = [find("cases", model).path / f"{prefix}{framework}.py" for prefix in ("", "infer_")]
-    if not dash or not any(file.is_file() for file in files):
+    infers = (find("cases", model).path / f"infer_{framework}.py").is_file()
+    if not dash or not (infers or framework in catalog.frameworks_of(case)):
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
         return
     try:
@@ -308,12 +308,12 @@ def _case_description(name: str, folder: Path) -> Checks:
         if train.target is None and train.reference_loss is None:
             do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"
             yield Check("missing", "no criterion for correct training", do)
-        frameworks = [framework for framework in folders("frameworks") if (folder / f"{framework}.py").is_file()]
+        frameworks = catalog.frameworks_of(case)
         if not frameworks:
             do = f"add a file named after a framework: {', '.join(f'{known}.py' for known in folders('frameworks'))}"
             yield Check("missing", "no implementation in any framework", do)
-        for framework in frameworks:
-            yield _code_check(folder / f"{framework}.py")
+        for name in dict.fromkeys("arrays" if framework in train.arrays else framework for framework in frameworks):
+            yield _code_check(folder / f"{name}.py")
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if absent := [heading for heading in _HEADINGS if f"## {heading}" not in text]:

@@ -45,7 +45,7 @@ def _keys(prefix: str) -> Completion:
     """Return a completion of the case, and after a colon of the framework, of a key."""
 
     def complete(incomplete: str) -> list[str]:
-        from accelmark.spec.plugins.catalog import folders
+        from accelmark.spec.plugins.catalog import folders, frameworks_of, load_case
 
         before = os.environ.get(_BEFORE, "")
         case, *others = f"{before}{incomplete}".split(_COLON)
@@ -54,7 +54,8 @@ def _keys(prefix: str) -> Completion:
         known = folders("cases").get(case)
         if known is None or len(others) > 1:
             return []
-        names = (name for name in folders("frameworks") if (known.path / f"{prefix}{name}.py").is_file())
+        names = [name for name in folders("frameworks") if (known.path / f"{prefix}{name}.py").is_file()]
+        names = names if prefix else frameworks_of(load_case(case))
         keys = [f"{case}:{name}" for name in names]
         return [key.removeprefix(before) for key in keys if key.startswith(before + incomplete)]
 

@@ -26,7 +26,7 @@ from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import TOLERANCES, EquivalenceCheck, Errors
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.layers import flatten
-from accelmark.spec.plugins.catalog import find, folders, load_case, load_framework
+from accelmark.spec.plugins.catalog import frameworks_of, load_case, load_framework
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.settings.training import TrainSettings
 
@@ -104,8 +104,7 @@ def compare_frameworks(
 
 def _frameworks(case: str, listed: str) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in listed.split(",") if part.strip()))
-    folder = find("cases", case).path
-    own = [name for name in folders("frameworks") if (folder / f"{name}.py").is_file()]
+    own = frameworks_of(load_case(case))
     for name in names:
         if name not in own:
             hint = f"it has: {', '.join(own) or 'none'}"

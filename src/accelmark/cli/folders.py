@@ -89,7 +89,7 @@ def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
     files = {file.stem.removeprefix("infer_").removeprefix("serve_") for file in folder.path.glob("*.py")}
     return case.model_dump(include={"name", "version", "title", "family", "size"}) | {
         "tasks": list(case.tasks),
-        "frameworks": sorted(files & folders("frameworks").keys()),
+        "frameworks": sorted(files & folders("frameworks").keys() | set(case.train.arrays if case.train else ())),
         "target": _criterion(case.train) if case.train else None,
         "data": list(case.data_names),
         "from": folder.origin,

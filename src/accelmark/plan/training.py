@@ -12,7 +12,7 @@ from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import REFINES, Layer, Provenance, Resolved, resolve, setting_defaults
 from accelmark.spec.parallelism import AXES, NAMES, Mesh, fitting, has_part
-from accelmark.spec.plugins.catalog import folders, hooks_file, load_framework, load_trainer
+from accelmark.spec.plugins.catalog import folders, frameworks_of, hooks_file, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings.training import NEEDED_NAME, TrainSettings
 
@@ -120,14 +120,12 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     """Merge the training settings of a key, and find its data."""
     key, run, case = request.key, request.run, require_task(request, "train", request.case.train)
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
-    is_known = trainer is not None or (request.folder.path / f"{key.framework}.py").is_file()
+    is_known = trainer is not None or key.framework in frameworks_of(request.case)
     if not is_known:
         if key.framework in folders("frameworks"):
             load_framework(key.framework)  # a mistake in its file is the first thing to correct
-        modules = (file.stem for file in request.folder.path.glob("*.py"))
-        names = [name for name in modules if not name.startswith(("_", "infer", "serve"))]
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
-        hint = nearest(key.framework, [*names, *folders("trainers")])
+        hint = nearest(key.framework, [*frameworks_of(request.case), *folders("trainers")])
         request.problems.append(Problem(request.where, str(key), what, hint))
     layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "config")
     user = (Layer.of(request.where, request.request.settings), Layer(_COMMAND_LINE, run.command_line))

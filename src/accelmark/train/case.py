@@ -28,13 +28,17 @@ from accelmark.train.batches import ArrayBatches, ArrayPlace, Arrays, ArraySourc
 CaseT = TypeVar("CaseT")
 
 
+ARRAYS: Final = "arrays"
+"""Module of a case that several frameworks share."""
+
+
 def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[CaseT]:
-    """Return the class ``Case`` of a case's ``<framework>.py``, which derives from ``base``.
+    """Return the class ``Case`` of a case's ``<framework>.py``, else ``arrays.py``, which derives from ``base``.
 
     Raises:
         RequestError: the file does not define it.
     """
-    module = folder_module(folder, framework)
+    module = folder_module(folder, framework if (folder.path / f"{framework}.py").is_file() else ARRAYS)
     case = getattr(module, "Case", None)
     if not (isinstance(case, type) and issubclass(case, base)):
         raise RequestError(f"{module.__file__}: has no class Case({base.__module__}.{base.__qualname__})")

@@ -133,6 +133,8 @@ class TrainCaseSpec(Spec):
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.training.TrainSettings`, for every framework."""
+    arrays: tuple[str, ...] = ()
+    """Frameworks in which the folder's ``arrays.py`` trains, with the framework's layers."""
     frameworks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Framework -> settings that it uses in place of ``settings``, where it cannot use those."""
     reduced: dict[str, Any] = Field(default_factory=dict)

@@ -432,6 +432,12 @@ def allowed_hooks(framework: str) -> tuple[str, ...]:
     return ()
 
 
+def frameworks_of(case: CaseSpec) -> list[str]:
+    """Return the frameworks that a case can be trained in: by a file of their own, or by ``arrays.py``."""
+    folder, shared = find("cases", case.name).path, case.train.arrays if case.train is not None else ()
+    return [name for name in folders("frameworks") if name in shared or (folder / f"{name}.py").is_file()]
+
+
 def load_launch(name: str) -> FrameworkLaunch:
     """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
     return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))

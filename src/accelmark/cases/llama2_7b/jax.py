@@ -1,3 +1,0 @@
-"""Pretraining of Llama 2 7B in JAX."""
-
-from accelmark.cases.llama2_7b.arrays import Case as Case

@@ -1,3 +1,0 @@
-"""ResNet-50 v1.5 on ImageNet in MindSpore."""
-
-from accelmark.cases.resnet50.arrays import Case as Case
