@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from accelmark.cases.detection_mini._canvases import Canvases
-from accelmark.cases.multimodal_mini._captions import ITEMS, Captions, caption, words
+from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, words
 from accelmark.spec.log.events import Event
 from accelmark.tasks.conversation.data import PLACEHOLDER
 from accelmark.tasks.conversation.pytorch import IMAGE

@@ -14,8 +14,7 @@ from transformers import GPT2Config
 from typer.testing import CliRunner
 
 from accelmark.cases.cpm.pytorch import Cpm
-from accelmark.cases.glm._choices import Choices
-from accelmark.cases.glm.pytorch import Glm
+from accelmark.cases.glm.pytorch import Choices, Glm
 from accelmark.cli.main import app
 from accelmark.datasets.prepare import cpm_dialogues
 from accelmark.datasets.prepare.preparation import Preparation

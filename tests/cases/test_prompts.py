@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from accelmark.cases.speech_mini._prompts import RATE_HZ, TRANSCRIPTS, Prompts, read_transcripts, spoken
+from accelmark.cases.speech_mini.pytorch import RATE_HZ, TRANSCRIPTS, Prompts, read_transcripts, spoken
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import case_of

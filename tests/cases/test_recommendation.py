@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accelmark.cases.recommendation_mini._clicks import MadeUpClicks
+from accelmark.cases.recommendation_mini.pytorch import MadeUpClicks
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.optimizers import RowAdagrad
 from accelmark.results.rounds.hosts import round_marks

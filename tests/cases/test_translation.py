@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.cases.translation_mini._names import CATALOGUE, characters, read_names, split_names
+from accelmark.cases.translation_mini.pytorch import CATALOGUE, characters, read_names, split_names
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 

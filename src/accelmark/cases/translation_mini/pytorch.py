@@ -2,11 +2,81 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer
+import gettext
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, final
 
-from accelmark.cases.translation_mini._names import Names, characters, read_names, split_names
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from accelmark.spec.errors import DataError
 from accelmark.tasks.text.metrics import CharacterErrors
 from accelmark.tasks.text.pytorch import Translation
+
+CATALOGUE: Final = "uk/LC_MESSAGES/iso639-3.mo"
+_HELD_OUT: Final = 8
+"""One of this many names is held out."""
+_SPECIAL: Final = ("<pad>", "<end>", "<unknown>")
+
+
+@final
+class Names:
+    """Pairs of a name in both languages, sorted; see :class:`accelmark.tasks.text.data.Records`."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def row(self, index: int) -> tuple[str, ...]:
+        """Return the English and the Ukrainian name."""
+        return self._pairs[index]
+
+
+def read_names(directory: Path, most_characters: int) -> list[tuple[str, str]]:
+    """Return the names of at most ``most_characters`` characters in both languages, sorted.
+
+    Names with a comma or parentheses are left out: most of them repeat another name in other words.
+
+    Raises:
+        DataError: the catalogue is missing or damaged.
+    """
+    path = directory / CATALOGUE
+    try:
+        with path.open("rb") as file:
+            translations = gettext.GNUTranslations(file)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{path}: is not a readable catalogue of gettext: {error}") from error
+    catalogue: dict[object, str] = translations._catalog  # type: ignore[attr-defined] # gettext has no public list of entries
+    names = [(name, text) for name, text in catalogue.items() if isinstance(name, str) and name and text]
+    return sorted(
+        (name, text)
+        for name, text in names
+        if max(len(name), len(text)) <= most_characters and not set(name + text) & set(",()")
+    )
+
+
+def split_names(names: Iterable[tuple[str, str]], *, held_out: bool) -> Names:
+    """Return every eighth name by the SHA-256 of its English form, or the others."""
+    return Names([pair for pair in names if _is_held_out(pair[0]) == held_out])
+
+
+def _is_held_out(name: str) -> bool:
+    return hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
+
+
+def characters(names: Iterable[tuple[str, str]]) -> Tokenizer:
+    """Return a tokenizer with a token for each character of the names; token 0 pads, token 1 ends a name."""
+    letters = sorted({letter for pair in names for name in pair for letter in name})
+    tokenizer = Tokenizer(
+        models.WordLevel({token: number for number, token in enumerate([*_SPECIAL, *letters])}, unk_token=_SPECIAL[2])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(_SPECIAL))
+    return tokenizer
 
 
 class Case(Translation):
