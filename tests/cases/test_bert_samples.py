@@ -22,7 +22,7 @@ from accelmark.tasks.language.data import MaskedSamples
 from accelmark.tasks.metrics import IGNORED
 from tests.cases.job_of import job_of, run, value_of
 from tests.cases.test_standard import BERT
-from tests.datasets.test_tfrecord import WRITTEN_BY_TENSORFLOW
+from tests.datasets.test_pack import WRITTEN_BY_TENSORFLOW
 
 h5py = pytest.importorskip("h5py")
 LENGTH, PREDICTIONS, WORDS = 64, 12, 1100

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from accelmark.cli import checks as folder_checks
 from accelmark.cli.checks import Check, case_checks, vendor_checks
 from accelmark.cli.folders import new_folder
+from accelmark.cli.main import app
+from accelmark.cli.runs import read_run_file
+from accelmark.plan.request import Detected
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 
@@ -167,3 +171,16 @@ def test_another_optimizer_of_a_vendor_is_found_by_its_trial(bench: Path) -> Non
         "    def create_optimizer(self, model):\n        return torch.optim.RMSprop(model.parameters(), lr=0.5)\n"
     )
     assert "[replayed-update]" in missing(vendor_checks("acme7", run=True))
+
+
+def test_init_writes_the_number_of_ranks_and_the_vendor_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--vendor", "cpu", "--devices", "2", "--into", str(tmp_path)]
+    assert CliRunner().invoke(app, ["init", *arguments]).exit_code == 0
+    request = read_run_file(tmp_path / "run.yaml")
+    assert request.vendor == "cpu"
+    assert [case.key for case in request.cases][:2] == ["resnet_mini:pytorch:CPU:1:1", "resnet_mini:pytorch:CPU:1:2"]
+    monkeypatch.setattr("accelmark.cli.machine.detect_devices", lambda vendor: Detected("nvidia", "H100", None, 1))
+    more = CliRunner().invoke(app, ["init", *arguments[2:], "--force"])
+    assert "requests 2 devices a host, this one has 1" in str(more.exception)

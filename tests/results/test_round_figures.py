@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
 from accelmark.results.read.telemetry import Samples
-from accelmark.results.rounds.consumption import device_memory
+from accelmark.results.rounds.consumption import consumption_figures, device_memory, integrate
+from accelmark.results.rounds.curves import histogram, telemetry_series, thin
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.rounds.timeline import WarmUp, warm_up
 from accelmark.results.rounds.training import slow_steps
@@ -242,3 +245,86 @@ def test_curves_are_thinned_and_figures_are_not(tmp_path: Path) -> None:
     assert len(result.curves["loss"]) <= 1000
     assert result.num_steps == 5000
     assert sum(count for _, count in result.step_ms_histogram) == 5000
+
+
+NAN = math.nan
+
+
+def test_the_integral_of_a_constant_is_exact_with_interpolated_ends() -> None:
+    found = integrate([0, 1, 2, 3], [10, 10, 10, 10], [(0.5, 2.5)], 5)
+    assert (found.value, found.mean) == (20, 10)
+
+
+def test_a_missing_value_is_bridged_up_to_the_largest_gap() -> None:
+    assert integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 5).value == 20
+    assert "a gap of 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")
+
+
+def test_samples_that_end_early_leave_energy_null() -> None:
+    assert integrate([0, 1, 2], [1, 1, 1], [(0, 10)], 5).value is None
+
+
+def test_no_samples_and_no_time_have_reasons() -> None:
+    assert integrate([], [], [(0, 1)], 5).reason == "no sample has a value"
+    assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample has a value"
+    assert integrate([0.0], [1.0], [], 5).reason == "nothing was measured"
+
+
+def _samples(**header: bool) -> Samples:
+    """Ten seconds of a host whose CPUs are 25 % busy and whose device is 80 % busy at 120 W."""
+    columns = {"utilisation": array("d", [0.8] * 11), "power_w": array("d", [119.0, 121.0] * 5 + [119.0])}
+    host = {"cpu": array("d", [0.25] * 11), "rapl_j": array("d", [50.0 * i for i in range(11)])}
+    return Samples(header=dict(header), t=array("d", range(11)), host=host, devices={0: columns})
+
+
+@pytest.mark.parametrize(
+    ("header", "utilisation", "power_w"),
+    [({"devices_are_cpus": False}, 0.8, 120.0), ({"devices_are_cpus": True}, 0.25, 50.0), ({}, 0.25, 50.0)],
+)
+def test_a_vendor_whose_framework_computes_on_cpu_has_the_figures_of_its_own_devices(
+    header: dict[str, bool], utilisation: float, power_w: float
+) -> None:
+    figures, _ = consumption_figures({"here": (_samples(**header), [(1.0, 9.0)])}, 100, "cpu", "")
+    assert figures[F.DEVICE_UTILISATION].value == pytest.approx(utilisation)
+    assert figures[F.MEAN_POWER].value == pytest.approx(power_w)
+    assert figures[F.CPU_UTILISATION].value == pytest.approx(0.25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5000), st.integers(10, 500), st.randoms(use_true_random=False))
+def test_thinning_keeps_the_ends_and_the_peaks(count: int, most: int, rng: object) -> None:
+    values = np.random.default_rng(rng.randrange(2**32)).normal(size=count)  # type: ignore[attr-defined]
+    kept = thin(values, most)
+    assert len(kept) <= max(most, 2)
+    assert kept[0] == 0
+    assert kept[-1] == count - 1
+    assert (np.diff(kept) > 0).all()
+    assert values[kept].max() == values.max()
+    assert values[kept].min() == values.min()
+
+
+def test_a_histogram_holds_every_step() -> None:
+    steps = np.concatenate([np.linspace(1, 2, 990), np.full(10, 50.0)]).astype(np.float32)
+    bins = histogram(steps)
+    assert sum(count for _, count in bins) == 1000
+    assert bins[0] == (1.0, 0)
+    assert bins[-1][0] == 50.0
+
+
+def test_telemetry_of_a_load_begins_and_ends_with_it() -> None:
+    samples = Samples(header={}, t=array("d", range(100, 160)), host={"cpu": array("d", [0.5] * 60)}, devices={})
+    hosts = {"n1": (samples, ((110.0, 112.0),))}
+    (of_load,) = telemetry_series(hosts, (120.0, 130.0))
+    assert [at for at, _ in of_load.points] == list(range(11))
+    (of_training,) = telemetry_series(hosts)
+    assert of_training.points[0] == (-10, 0.5)
+    assert telemetry_series(hosts, (200.0, 210.0)) == ()
+
+
+def test_telemetry_of_attempts_lies_on_the_axis_of_raw_training_time() -> None:
+    samples = Samples(t=array("d", range(100, 160)), host={"cpu": array("d", [0.5] * 60)})
+    (series,) = telemetry_series({"n1": (samples, ((110.0, 112.0), (150.0, 152.0)))})
+    assert [at for at, _ in series.points] == [*range(-10, 3), *range(2, 12)], "nothing between the attempts"
+    for earlier in ((50.0, 70.0), (9000.0, 9020.0)):  # without samples of it; before a restart of the machine
+        (series,) = telemetry_series({"n1": (samples, (earlier, (110.0, 112.0)))})
+        assert series.points[0][0] == 10, "the earlier attempt took 20 s"

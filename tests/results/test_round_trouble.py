@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accelmark.results.figures import FigureName as F
-from accelmark.results.rounds.hosts import device_indices
+from accelmark.results.read.reevaluation import SavedCheckpoints
+from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.rounds.hosts import contention_findings, device_indices, disturbances
 from accelmark.results.rounds.summary import round_result
+from accelmark.results.rounds.timeline import Timeline, read_timeline
+from accelmark.results.rounds.training import pace_findings
+from accelmark.results.schema import Finding
 from accelmark.spec.job import NodeExit, RankExit
-from accelmark.spec.log.events import Event
+from accelmark.spec.log.events import CheckpointHashes, Event
+from accelmark.spec.log.inference import InferFinished
+from accelmark.train.loop.process import CpuWait
 from tests.made_run import BOOT_MS, Made, make_run, perflog, rank_events
 
 
@@ -266,3 +279,139 @@ def test_replaced_training_samples_are_named_and_mark_the_round(round_dir: Path)
     (found,) = [each for each in result.findings if each.rule == "samples-replaced"]
     assert (found.severity, found.actual[:27]) == ("open", "2 training samples cannot b")
     assert found.actual.endswith("a.jpg: truncated; b.jpg: truncated")
+
+
+def ended(core_wait_s: float | None) -> InferFinished:
+    """The FINISHED event of a rank that took 100 s."""
+    return InferFinished(
+        state="completed", end_reason="completed", vendor="cpu", compiler=None, precision="fp32", batch_size=1,
+        flops=None, e2e_time=100.0, p_validation_whole=None, p_validation_core=None, p_inference_whole=None,
+        p_inference_core=None, val_average_acc=None, infer_average_acc=None, compile_time=None, valid=True,
+        invalid_reasons=(), core_wait_s=core_wait_s,
+    )  # fmt: skip
+
+
+def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
+    (found,) = contention_findings((), {0: ended(0.4), 1: ended(31.0), 2: None})
+    assert (found.severity, found.rule) == ("warning", "cpu-contention")
+    assert (
+        found.actual == "rank 1 waited for CPU cores 31\u202f% of the time (limit 2\u202f%): "
+        "other work may have used them. Use an idle host."
+    )
+    assert disturbances([found]) == [found.actual.removesuffix(". Use an idle host.")]
+
+
+@pytest.mark.parametrize(
+    ("others_cpu_s", "rule", "told"),
+    [
+        (20.0, "cpu-contention", "other work used up to 20.0 s of CPU time"),
+        (2.0, "oversubscribed", "more threads than cores"),
+    ],
+)
+def test_other_work_is_reported_only_if_it_used_enough_cpu_time(
+    tmp_path: Path, others_cpu_s: float, rule: str, told: str
+) -> None:
+    end = NodeExit(
+        host="n1", noderank=0, state="succeeded", reason=None, started_at="", duration_s=100.0, ranks=(),
+        others_cpu_s=others_cpu_s,
+    )  # fmt: skip
+    (found,) = contention_findings([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
+    assert found.rule == rule
+    assert told in found.actual
+    assert bool(disturbances([found])) == (rule == "cpu-contention")
+
+
+def test_short_and_unknown_waits_give_no_finding(tmp_path: Path) -> None:
+    assert list(contention_findings((), {0: ended(0.4), 1: ended(None)})) == []
+    assert CpuWait(tmp_path / "none").longest_s() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waits")
+def test_cpu_contention_on_the_same_core_is_measured_as_waiting() -> None:
+    """A process that shares its core with two others waits for two thirds of the time."""
+    core = min(os.sched_getaffinity(0))
+    busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    asked = (
+        f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
+        "from accelmark.train.loop.process import CpuWait\n"
+        "wait, began = CpuWait(), time.monotonic()\n"
+        "while time.monotonic() - began < 1.5: pass\n"
+        "print(wait.longest_s())"
+    )
+    others = [subprocess.Popen([sys.executable, "-c", busy], start_new_session=False) for _ in range(2)]
+    try:
+        told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert float(told) > 0.5
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Timeline:
+    """100 steps in windows of 10, of 10 ms each."""
+    made = Made()
+    log = make_run(tmp_path / "run", made) / made.key.slug / "round1" / "node00_noderank0" / "rank0.out.log"
+    found = read_timeline([(0, log)])
+    assert found is not None
+    return found
+
+
+def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
+    steps = {f"step{step}": step for pair in pairs for step in pair if step is not None}
+    named = tuple((None if start is None else f"step{start}", f"step{end}") for start, end in pairs)
+    hashes = CheckpointHashes(
+        sha256=dict.fromkeys(steps, "00"), pairs=named, claimed=None, final=None, num_bytes=0, duration_s=0, reason=None
+    )
+    return SavedCheckpoints(steps, hashes, {})
+
+
+def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
+    """Set the time of a step by the number of steps done at the end of its window."""
+    windows = timeline.windows
+    wall_s = np.array(
+        [length * step_ms(int(step)) / 1e3 for step, length in zip(windows["steps"], windows["lengths"], strict=True)]
+    )
+    return replace(timeline, windows={**windows, "wall_s": wall_s})
+
+
+PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
+
+
+def faster(timeline: Timeline, *, is_cpu: bool = True) -> list[Finding]:
+    return [found for found in pace_findings(timeline, PAIRS, is_cpu=is_cpu) if found.rule == "replayed-pace"]
+
+
+def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
+    (found,) = pace_findings(timeline, PAIRS, is_cpu=True)
+    assert (found.severity, found.rule) == ("warning", "replay")
+    assert "40\u202f% of the steps" in str(found.actual)
+
+
+@pytest.mark.parametrize("num_attempts", [1, 2])
+def test_faster_steps_between_pairs_are_named(timeline: Timeline, num_attempts: int) -> None:
+    timeline = replace(timeline, num_attempts=num_attempts)
+    (found,) = faster(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7))
+    assert (found.severity, found.rule) == ("open", "replayed-pace")
+    assert "took 30\u202f% less time" in str(found.actual)
+
+
+def test_work_left_out_on_a_busy_machine_shows_in_the_cpu_time(timeline: Timeline) -> None:
+    busy = paced(timeline, lambda step: 10 if step <= 50 or 60 < step <= 80 else 40)
+    cpu_s = paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 5).windows["wall_s"]
+    left_out = replace(busy, windows={**busy.windows, "cpu_s": cpu_s})
+    assert not faster(busy)
+    assert "took 50\u202f% less time" in str(faster(left_out)[0].actual)
+    assert not faster(left_out, is_cpu=False), "the CPU time of a rank says little where a device computes"
+
+
+def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:
+    assert not faster(paced(timeline, lambda step: 90 if step in (30, 70) else 10))
+    assert not faster(paced(timeline, lambda step: 30 if step <= 40 else 10))
+
+
+def test_where_all_steps_are_in_pairs_there_is_nothing_to_compare(timeline: Timeline) -> None:
+    uneven = paced(timeline, lambda step: float(step))
+    assert not list(pace_findings(uneven, checkpoints((None, 10), (10, 60), (60, 100)), is_cpu=True))
+    assert not list(pace_findings(uneven, SavedCheckpoints({}, None, {}), is_cpu=True))

@@ -12,6 +12,7 @@ from accelmark.results.comparison import compare
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import load_source, open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle
+from accelmark.results.store.files import write_atomic
 from accelmark.results.table import rows_of
 from accelmark.spec.errors import RequestError
 from tests.results.compared_runs import made
@@ -121,3 +122,10 @@ def test_searches_of_other_rules_networks_or_data_are_not_comparable(
 
 
 """Root reads what nobody may: without these two rights it minds the modes of directories, as everybody else does."""
+
+
+def test_a_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "private", "x", private=True)
+    write_atomic(tmp_path / "open", "x")
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "open").stat().st_mode & 0o004

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,8 @@ import accelmark
 from accelmark.plan.adaptation import adaptation_files, requirements_file
 from accelmark.plan.plan import Plan
 from accelmark.run.agent.adaptation import apply_adaptation
+from accelmark.run.agent.agent import rank_environment
+from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory
@@ -188,3 +191,33 @@ def test_kernels_with_an_unreserved_name_are_installed(folder: Path, carry: Carr
     (folder / "csrc" / "setup.py").write_text(PURE.format(what="py_modules=['acme_kernels']"))
     site = Path(carry()["PYTHONPATH"].partition(os.pathsep)[0])
     assert (site / "acme_kernels.py").is_file()
+
+
+OURS = str(Path(accelmark.__file__).parents[1])
+
+
+@pytest.mark.parametrize(
+    ("ambient", "asked", "path"),
+    [
+        (OURS, "/opt/lib:/opt/more", f"{OURS}:/opt/lib:/opt/more"),
+        (f"/own:{OURS}/", f"/opt/lib:{OURS}", f"{OURS}:/opt/lib"),
+        (OURS, None, OURS),
+        ("/own", "/opt/lib", "/opt/lib"),
+        (None, "/opt/lib", "/opt/lib"),
+        (None, None, None),
+    ],
+)
+def test_a_pythonpath_of_the_cluster_file_comes_after_accelmark(
+    make_task: Callable[..., AgentTask], tmp_path: Path, ambient: str | None, asked: str | None, path: str | None
+) -> None:
+    task = make_task().model_copy(update={"environment": {"PYTHONPATH": asked} if asked else {}})
+    found = rank_environment(task, tmp_path, {"PYTHONPATH": ambient} if ambient else {})
+    assert found.get("PYTHONPATH") == path
+
+
+def test_installed_packages_do_not_hide_those_on_pythonpath(
+    make_task: Callable[..., AgentTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: OURS)
+    task = make_task().model_copy(update={"environment": {"PYTHONPATH": "/opt/lib"}})
+    assert rank_environment(task, tmp_path, {"PYTHONPATH": OURS})["PYTHONPATH"] == "/opt/lib"

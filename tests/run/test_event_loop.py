@@ -11,11 +11,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncssh
 import pytest
 
+from accelmark.run.controller import execution
+from accelmark.run.controller.execution import prepare
+from accelmark.run.host import ConnectionLostError, HostError, UnreachableError
 from accelmark.run.launchers.ssh import launcher as ssh
 from accelmark.run.launchers.ssh.launcher import SshLauncher
 from accelmark.spec.cluster import ClusterSpec
@@ -110,3 +114,35 @@ async def loop_ran_before(pipe: Path, waiting: Coroutine[Any, Any, Any]) -> Any:
     assert not task.done()
     await asyncio.to_thread(pipe.write_bytes, CONTENT)
     return await asyncio.wait_for(task, 15)
+
+
+LOST = ConnectionLostError("h1", "the connection was lost")
+ABSENT = UnreachableError("h1", "does not answer")
+
+
+@pytest.mark.parametrize(
+    ("errors", "reconnect_s", "expected"),
+    [
+        ((LOST, ABSENT), 60.0, None),
+        ((LOST, LOST), 0.0, UnreachableError),
+        ((ABSENT,), 60.0, HostError),
+    ],
+)
+def test_a_connection_that_is_lost_while_preparing_is_tried_again_within_reconnect_s(
+    errors: tuple[HostError, ...], reconnect_s: float, expected: type[HostError] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, reports = list(errors), list[str]()
+
+    async def fail_first() -> None:
+        if left:
+            raise left.pop(0)
+
+    monkeypatch.setattr(execution, "_RETRY_S", 0.0)
+    agent: Any = SimpleNamespace(prepare=fail_first)
+    if expected is None:
+        asyncio.run(prepare(agent, reconnect_s, reports.append))
+        assert len(reports) == 2
+        return
+    with pytest.raises(HostError, match="h1") as raised:
+        asyncio.run(prepare(agent, reconnect_s, reports.append))
+    assert isinstance(raised.value, UnreachableError) == (expected is UnreachableError)

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from accelmark.serving.load.arrivals import due_times, read_trace
 from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, search_rate
+from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.load.prompts import Decode, Encode, draw_length, open_prompts
-from accelmark.serving.request import Load, PlannedRequest
-from accelmark.spec.errors import DataError
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.serving.request import Endpoint, Load, PlannedRequest
+from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.log.serving import LoadProgress, LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Arrival, Lengths, LoadSettings, PromptSettings, ServeSettings, Slo
 
 WORDS = random.Random(1).choices(["the", "king", "walks", "to", "night", "and", "ghosts", "thee"], k=1500)
@@ -282,3 +283,67 @@ def test_a_search_is_bounded() -> None:
     nothing = search_rate(lambda rate, left: False, 1.0, max_steps=5)
     assert (nothing.rate, nothing.failed_rate, nothing.is_converged) == (None, 1 / 16, False)
     assert search_rate(lambda rate, left: False, 1.0, least=0.2).failed_rate == 0.25
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    now = {"s": 1000.0}
+    monkeypatch.setattr("accelmark.serving.load.progress.time.monotonic", lambda: now["s"])
+    return now
+
+
+def test_parts_have_a_share_and_an_eta_and_the_share_never_falls(clock: dict[str, float]) -> None:
+    seen: list[LoadProgress] = []
+
+    def emit(event: Any, value: LoadProgress) -> None:
+        seen.append(value)
+
+    reporter = LoadReporter(emit)
+    reporter.begin("warming up")
+    assert (seen[-1].share, seen[-1].eta_s) == (None, None)
+    clock["s"] += 5
+    reporter.begin("under load", 10.0, later_s=30.0)
+    assert (seen[-1].share, seen[-1].eta_s) == (0.0, 40.0)
+    clock["s"] += 4
+    reporter.add(7)
+    assert (seen[-1].num_requests, seen[-1].share, seen[-1].eta_s) == (7, 0.1, 36.0)
+    clock["s"] += 0.5
+    reporter.add(1)
+    assert len(seen) == 3, "at most one a second"
+    clock["s"] += 5.5
+    reporter.begin("scenario server", 10.0, later_s=10.0)
+    assert seen[-1].share == pytest.approx(1 / 3)
+    assert seen[-1].eta_s == 20.0
+    clock["s"] += 10
+    reporter.begin("scenario server", 10.0, later_s=90.0)  # the search takes longer than expected
+    assert seen[-1].share == pytest.approx(1 / 3)
+    assert seen[-1].eta_s == 100.0
+    clock["s"] += 100
+    reporter.report()
+    assert seen[-1].share == pytest.approx(120 / 210)
+    assert seen[-1].eta_s == 90.0
+    reporter.begin("scenario server", 10.0)
+    clock["s"] += 1000
+    reporter.report()
+    assert (seen[-1].share, seen[-1].eta_s) == (0.99, 0.0), "overdue, and not complete"
+
+
+@pytest.mark.parametrize("base", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"])
+def test_a_base_url_may_end_with_the_version(base: str) -> None:
+    assert Endpoint(base, "m").url() == "http://host:1/v1/completions"
+    assert Endpoint(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "base", ["host:1", "ftp://host", "http://", "http://host:99999", "http://me:word@host", "http://h?a=1"]
+)
+def test_what_is_no_base_url_is_an_error(base: str) -> None:
+    with pytest.raises(RequestError, match=r"is not a base URL \(http://HOST:PORT"):
+        Endpoint(base, "m").url()
+
+
+def test_pinned_fields_are_filled_at_any_depth() -> None:
+    pinned = {"ignore_eos": True, "min_tokens": "{output_tokens}", "sampling": {"least": ["{output_tokens}"]}}
+    body = json.loads(Endpoint("http://host", "m", fields=pinned).body(PlannedRequest(0, 0, "Höre", 4)))
+    assert (body["prompt"], body["max_tokens"], body["min_tokens"]) == ("Höre", 4, 4)
+    assert (body["ignore_eos"], body["sampling"]) == (True, {"least": [4]})

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from accelmark.spec.errors import SpecError
+from accelmark.spec.key import CaseKey
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import case_hash, folders, load_case, load_vendor, tree_hash
 from accelmark.spec.runfile import RunSpec
@@ -119,3 +123,54 @@ def test_every_shipped_case_and_vendor_is_well_formed() -> None:
         assert load_case(name).title
     for name in folders("vendors"):
         assert load_vendor(name).title
+
+
+HOST = {"address": "10.0.0.1"}
+
+
+def problems(**values: Any) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        parse(RunSpec, {"cases": ["resnet_mini"], **values}, "run.yaml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_single_word_is_a_case_and_a_path_is_a_cluster_file() -> None:
+    run = parse(RunSpec, {"cases": ["resnet_mini:pytorch:CPU:1:1"], "cluster": "cluster.yaml"}, "run.yaml")
+    assert run.cases[0].key == "resnet_mini:pytorch:CPU:1:1"
+    assert run.cluster == Path("cluster.yaml")
+
+
+names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9.+-]{0,8}\Z")
+
+
+@given(names, names, names, st.integers(1, 999), st.integers(1, 64), st.integers(1, 9))
+def test_a_key_reads_back_as_it_was_written(
+    model: str, framework: str, hardware: str, nnodes: int, nproc: int, repeat: int
+) -> None:
+    text = f"{model}:{framework}_1.8:{hardware}:{nnodes}:{nproc}:{repeat}"
+    key = CaseKey.parse(text, hardware="CPU")
+    assert str(key) == text
+    assert (key.framework, key.framework_version, key.world_size) == (framework, "1.8", nnodes * nproc)
+
+
+def test_parts_left_out_take_their_defaults() -> None:
+    assert str(CaseKey.parse("resnet_mini", hardware="H100")) == "resnet_mini:pytorch:H100:1:1:1"
+
+
+def test_every_wrong_part_is_named_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        CaseKey.parse("re/snet:py torch:A100:0:x:1", hardware="CPU", where="run.yaml")
+    text = str(caught.value)
+    assert len(caught.value.problems) == 4
+    assert all(part in text for part in ("run.yaml", "model 're/snet'", "framework", "nnodes '0'", "nproc 'x'"))
+
+
+@given(st.text(max_size=40))
+@example("resnet\n")
+def test_no_text_makes_the_parser_crash_or_gives_an_unsafe_directory(text: str) -> None:
+    try:
+        key = CaseKey.parse(text, hardware="CPU")
+    except SpecError:
+        return
+    assert not set(key.slug) & set("/\\:;|&$` \n\"'*?<>()")
+    assert not key.slug.startswith((".", "-"))

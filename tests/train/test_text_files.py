@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from accelmark.spec.errors import DataError
 from accelmark.tasks.speech.data import Recordings, read_audio
 from accelmark.tasks.text.data import JsonLines, Lines, Parallel, Table
+from accelmark.tasks.text.metrics import Bleu, CharacterErrors, Rouge1, TextScore, WordErrors, edit_distance
 from tests.cases.tiny_data import save_tone
 
 
@@ -66,3 +73,85 @@ def test_flac_is_read_as_wav_is(tmp_path: Path) -> None:
     assert np.array_equal(read_audio(tmp_path / "a.flac"), expected)
     with pytest.raises(DataError, match=r"b\.flac: is not a readable recording"):
         read_audio(written(tmp_path / "b.flac", b"nothing"))
+
+
+def slow_distance(given: Sequence[str], wanted: Sequence[str]) -> int:
+    if not given or not wanted:
+        return len(given) + len(wanted)
+    replaced = slow_distance(given[1:], wanted[1:]) + (given[0] != wanted[0])
+    return min(replaced, slow_distance(given[1:], wanted) + 1, slow_distance(given, wanted[1:]) + 1)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from("abc"), max_size=4), st.lists(st.sampled_from("abc"), max_size=4))
+def test_the_edit_distance_is_that_of_its_definition(first: list[str], second: list[str]) -> None:
+    assert edit_distance(first, second) == slow_distance(first, second)
+
+
+def test_word_errors_are_over_the_words_of_the_references() -> None:
+    score = WordErrors()
+    found = score.sums(["the cat sat", "b"], ["the cat sat down", "a b c"])
+    assert found == {"word_errors": 3.0, "words": 7.0}
+    assert score.metrics(found) == {"wer": 3 / 7}
+    assert WordErrors(plain=True).sums(["Don't, stop!"], ["DON'T STOP"])["word_errors"] == 0
+
+
+def sum_of_parts(score: TextScore, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for hypothesis, reference in pairs:
+        total.update(score.sums([hypothesis], [reference]))
+    return score.metrics(total)
+
+
+PAIRS = [
+    ("the cat sat on the mat today", "the cat sat on a mat today"),
+    ("hello there world again", "hello world again"),
+]
+
+
+def test_bleu_of_parts_is_that_of_the_corpus() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    whole = sacrebleu.corpus_bleu([pair[0] for pair in PAIRS], [[pair[1] for pair in PAIRS]]).score
+    assert sum_of_parts(Bleu(), PAIRS)["bleu"] == pytest.approx(whole)
+    assert sum_of_parts(Bleu(lowercase=True), [(PAIRS[0][0].upper(), PAIRS[0][0])])["bleu"] == pytest.approx(100)
+
+
+def test_rouge_is_the_mean_over_samples() -> None:
+    pytest.importorskip("rouge_score")
+    assert sum_of_parts(Rouge1(), [("cats running", "cat runs"), ("a", "b")]) == {"rouge1": pytest.approx(50)}
+
+
+def test_the_character_error_rate_counts_edits_over_characters() -> None:
+    score = CharacterErrors()
+    sums = score.sums(["abcd", "xy"], ["abd", "xyz"])
+    assert sums == {"character_errors": 2.0, "characters": 6.0}
+    assert score.metrics(sums) == {"cer": pytest.approx(1 / 3)}
+    assert score.metrics({"character_errors": 0.0, "characters": 0.0}) == {"cer": 0.0}
+
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+from accelmark.frameworks.pytorch.training.evaluation import _rows_of_ranks
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=3)
+rows = {} if rank == 2 else {"boxes": torch.arange(4 * (rank + 1)).double().view(-1, 4) + 100 * rank}
+if rank == 1:
+    rows["more"] = torch.ones(1, 2).double()
+found = _rows_of_ranks(rows, dist.group.WORLD, 1)
+assert sorted(found) == ["boxes", "more"], found
+assert found["boxes"][:, 0].tolist() == [0, 100, 104], found
+assert found["more"].tolist() == [[1, 1]], found
+dist.barrier()
+dist.destroy_process_group()  # gloo's threads end before the interpreter does
+"""
+
+
+@pytest.mark.heavy
+def test_every_rank_has_the_rows_of_all_in_order(tmp_path: Path) -> None:
+    """One rank has none: it had no evaluation batches."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE)
+        for rank in range(3)
+    ]
+    errors = [rank.communicate(timeout=400)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], errors
