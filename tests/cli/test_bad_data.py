@@ -1,4 +1,4 @@
-"""Damaged data of standard cases, by the command, to the verdict: file and line are named, the results are written."""
+"""Damaged data by the command, to the verdict: file and line are named; a truncated JPEG in the middle of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``accelmark train CASE --write-reference``: the loss curve that later runs are compared with."""
+"""`--write-reference` stores the loss curve of later comparisons; `resume` evaluates weights whose evaluation was stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scaffolded folder passes its own checks, and what is wrong with one is told in words."""
+"""Scaffolded folders and the files of `accelmark init` pass their own checks; what is wrong with one is named."""
 
 from __future__ import annotations
 

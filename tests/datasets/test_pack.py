@@ -1,4 +1,4 @@
-"""Images packed into shards: written, verified, and read as from class folders."""
+"""Images packed into shards, and TFRecord as TensorFlow writes it: written, read and verified; damage is named."""
 
 from __future__ import annotations
 

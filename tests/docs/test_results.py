@@ -1,15 +1,20 @@
-"""The pages of ``results/`` are what docs/results.py writes from their records."""
+"""Generated pages and tables are current: results, cases, and the coverage of models and frameworks."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from accelmark.compat.flagperf.coverage import coverage
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import open_sources
+from accelmark.spec.plugins.catalog import folders, load_case
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,3 +64,65 @@ def test_accelmark_results_lists_them(written: ModuleType) -> None:
     for run in runs:
         rate = records[run.summary.run]["figures"]["throughput_steady"]["value"]
         assert run.summary.cases[0].mean_of(F.THROUGHPUT_STEADY) == rate
+
+
+@pytest.fixture(scope="module")
+def page_written() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cases_page", ROOT / "docs/cases.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_cases_follows_from_their_folders(page_written: ModuleType) -> None:
+    text = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
+    assert text == page_written.page(), "run: python docs/cases.py"
+    shipped = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
+    assert len(shipped) > 50
+    assert [name for name in shipped if text.count(f"[{name}](../src/accelmark/cases/{name}/README.md)") != 1] == []
+
+
+def test_readme_names_every_case_once_by_family_and_size(page_written: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = page_written.MARKED.search(text)
+    assert found is not None
+    assert found[0] == f"{found[1]}{page_written.families()}{found[2]}", "run: python docs/cases.py"
+    shipped = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
+    listed = [name.strip() for name in re.split(r"[,;:\n]", found[0])]
+    assert [name for name in shipped if listed.count(name) != 1] == []
+
+
+def test_the_chinese_readme_counts_the_cases_and_families_rightly() -> None:
+    text = (ROOT / "docs/zh/README.md").read_text(encoding="utf-8")
+    shipped = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
+    assert "七类共五十多个用例" in text
+    assert 50 < len(shipped) < 60
+
+
+def test_every_model_of_flagperf_is_carried_by_a_case_or_has_a_reason() -> None:
+    assert Counter(row.task for row in coverage()) == {"train": 48, "infer": 11}
+    assert len({(row.task, row.model) for row in coverage()}) == 59
+    for row in coverage():
+        if row.case is None:
+            assert row.note, row
+        else:
+            assert getattr(load_case(row.case), row.task) is not None, row
+
+
+def test_every_case_is_measured_runs_or_is_not_possible_on_every_vendor() -> None:
+    spec = importlib.util.spec_from_file_location("support", Path(__file__).parents[2] / "docs/support.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["support"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = {(row.case, row.task, row.framework): row.vendors for row in module.case_support()}
+    assert rows["resnet_mini", "train", "pytorch"]["cpu"] == "measured"
+    assert rows["resnet_mini", "infer", "pytorch"]["cpu"] == "measured"
+    assert rows["efficientnet_lite0", "infer", "pytorch"]["cpu"] == "measured"
+    assert rows["resnet_mini", "train", "jax"]["nvidia"] == "runs"
+    assert rows["resnet_mini", "train", "jax"]["ascend"] == "not possible"
+    assert rows["detr", "train", "pytorch"]["cpu"] == "runs"
+    assert all(vendors["zixiao"] == "not possible" for vendors in rows.values()), "it declares cannot_run"
+    assert ("detr", "train", "jax") not in rows

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from accelmark.cli.checks import vendor_checks
+from accelmark.cli.main import app
 from accelmark.cli.runs import plan_request, read_run_file
 from accelmark.compat.flagperf.convert import Converted, convert
+from accelmark.spec.layers import Layer, resolve_inference
+from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case, look_again
 
 KEPT = {
     "swin_transformer:pytorch_1.8:A100:1:8:1": "swin:pytorch:A100:1:8:1",
@@ -333,3 +338,135 @@ CASES:
     assert converted.cluster["vendor"] == "nvidia"
     assert converted.run["cases"] == [{"key": "resnet50:pytorch", "data": "/raid/dataset/ImageNet", "task": "infer"}]
     assert "is no YAML" in left_in(converted)["line 4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("max_steps = -5", "does not fit end.max_steps: input should be greater than 0, found -5"),
+        ("warmup = 500", "does not fit schedule.warmup_ratio"),
+        ("seed = 1.5", "does not fit seed"),
+        ("lr = '0.1'", "is not a number: '0.1'"),
+        ("fp16 = 'O2'", "is neither True nor False: 'O2'"),
+        ("amp = False", "False does not say which precision it is instead"),
+        ("eval_steps = None", "is None: the case's own value stays"),
+    ],
+)
+def test_a_setting_that_its_reader_refuses_is_listed(tmp_path: Path, text: str, what: str) -> None:
+    converted = site(tmp_path, f"{text}\ntrain_batch_size = 3\n", "config_A100x1x8.py")
+    assert converted.configs == {"config_A100x1x8.yaml": {"batch_size": 3}}
+    assert what in left_in(converted)[text.split()[0]]
+
+
+CONFIGURATIONS = """
+batch_size: 32
+flops: 2*512*0.33e9
+fp16: false
+compiler: tensorrt
+num_workers: 3
+repeat: 7
+no_validation: false
+exist_onnx_path: null
+exist_compiler_path: null
+"""
+KUNLUNXIN = """
+fp16: true
+compiler: xtcl
+trt_tmp_path: tmp/model.trt
+has_dynamic_axis: false
+resnet50_fuse: true
+"""
+
+
+def inference_files(tmp_path: Path, case: str) -> list[Path]:
+    folder = tmp_path / case
+    (folder / "vendor_config").mkdir(parents=True)
+    texts = {
+        "configurations.yaml": CONFIGURATIONS,
+        "parameters.yaml": "seq_length: 512\nmask_ratio: 0.1\n",
+        "vendor_config/kunlunxin_configurations.yaml": KUNLUNXIN,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in texts]
+
+
+def test_inference_settings_become_a_vendors_layer_of_the_case(tmp_path: Path) -> None:
+    converted = convert(inference_files(tmp_path, "bertLarge"))
+    layer = converted.configs["infer.yaml"]
+    side = load_case("bert_large").infer
+    assert side is not None
+    resolved = resolve_inference(side, "case.yaml", vendor=[Layer.of("infer.yaml", layer)])  # as a vendor's file
+    settings = resolved.settings
+    assert (settings.batch_size, settings.compiler, settings.num_workers, settings.repeat) == (32, "xtcl", 3, 7)
+    assert settings.precision == "fp16"
+    assert settings.engine_options == {"resnet50_fuse": True}
+    left = {item.key: item.what for item in converted.left_over}
+    assert set(left) == {"flops", "mask_ratio", "trt_tmp_path", "has_dynamic_axis"}
+    assert "the case states the FLOPs" in left["flops"]
+    assert "parameters are the case's" in left["mask_ratio"]
+
+
+TREE = {
+    "README.md": "# Acme\n",
+    "acme_monitor.py": "print('a monitor')\n",
+    "docker_image/pytorch_1.13/Dockerfile": "FROM acme:1\n",
+    "docker_image/pytorch_1.13/pytorch_1.13_install.sh": "#!/bin/bash\n",
+    "bert-pytorch/README.md": "# BERT on Acme\n",
+    "bert-pytorch/config/config_X1x1x8.py": "from config_common import *\ntrain_batch_size = 6\nseed = 5\n",
+    "bert-pytorch/config/config_common.py": "vendor = 'acme'\nlearning_rate = 1e-4\n",
+    "bert-pytorch/config/environment_variables.sh": "export ACME_FAST=1\n",
+    "bert-pytorch/config/requirements.txt": "",
+    "bert-pytorch/csrc/setup.py": "from setuptools import setup\nsetup()\n",
+    "bert-pytorch/extern/converter.py": "def convert_model(model):\n    return model\n\n\ndef fused():\n    pass\n",
+    "bert-pytorch/extern/layers.py": "class Layer:\n    pass\n",
+    "bert-pytorch/config/config_X4x4x8.py": "train_batch_size = 4\n",
+    "bert-pytorch/extern/.gitkeep": "",
+    "longformer-pytorch/config/config_X1x1x8.py": "train_batch_size = 6\n",
+    "unknown-pytorch/config/config_X1x1x8.py": "train_batch_size = 6\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in TREE.items():
+        path = tmp_path / "training" / "acme" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "training" / "acme" / "bert-pytorch" / "csrc" / "lib.so").write_bytes(b"\xff\xfe\x00")
+    return tmp_path / "training" / "acme"
+
+
+def test_a_vendors_directory_becomes_a_folder_that_its_check_reads(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "vendors" / "acme"
+    done = CliRunner().invoke(app, ["import", "flagperf", str(tree), "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    case = out / "cases" / "bert-pytorch"
+    assert {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} == {
+        "README.md", "vendor.yaml", "acme_monitor.py", "images/pytorch_1.13/Dockerfile",
+        "images/pytorch_1.13/pytorch_1.13_install.sh",
+        *(f"cases/bert-pytorch/{name}" for name in ("README.md", "csrc/setup.py")),
+        *(f"cases/bert-pytorch/port/{name}.py" for name in ("converter", "layers")),
+        *(f"cases/bert-pytorch/config/{name}" for name in ("config.yaml", "config_X1x1x8.yaml", "config_X4x4x8.yaml")),
+        *(f"cases/bert-pytorch/config/{name}" for name in ("environment_variables.sh", "requirements.txt")),
+    }  # fmt: skip
+    assert yaml.safe_load((case / "config" / "config.yaml").read_text()) == {"optimizer": {"lr": 1e-4}}
+    assert yaml.safe_load((case / "config" / "config_X1x1x8.yaml").read_text()) == {"batch_size": 6}
+    listed = " ".join(done.output.split())
+    for said in (
+        "seed: seed: is not mutable: it is 1, not 5",
+        "converter.py: port it by hand to methods of class Extern in extern/__init__.py: convert_model",
+        "layers.py: has no function with the name of a hook",
+        "lib.so: is not UTF-8 text",
+        "longformer-pytorch: no case carries it: not written yet",
+        "unknown-pytorch: FlagPerf has no model of that name",
+        "vendor.yaml: add its chips",
+    ):
+        assert said in listed, said
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    look_again()
+    checks = list(vendor_checks("acme", run=False))
+    assert [check.what for check in checks if check.state == "missing"] == []
+    assert any("cases/bert-pytorch/port is not read" in check.what for check in checks if check.state == "advice")

@@ -1,4 +1,4 @@
-"""MLLOG lines are judged by MLCommons' own checker (package mlperf-logging), on real and on generated runs."""
+"""MLLOG lines by MLCommons' own checker (package mlperf-logging), and logs of FlagPerf's runs."""
 
 from __future__ import annotations
 

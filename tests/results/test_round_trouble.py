@@ -1,4 +1,4 @@
-"""Rounds that did not end well still give everything that can be known of them."""
+"""Rounds that did not end well, work of others on the machine, and steps that are too fast outside of replayed pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of serving from records of a simulated queue, against queueing theory and by hand."""
+"""Figures of serving from records of a simulated queue, and from records that the real client wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs from wherever people point: directories, bundles, searches, and what is wrong with some of them."""
+"""Runs from wherever people point, what is wrong with them, and files that are whole or not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vendor's folder for a case, applied on this machine; failures are reported with their first errors."""
+"""A vendor's folder for a case, applied on this machine, and the environment of ranks."""
 
 from __future__ import annotations
 

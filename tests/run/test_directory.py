@@ -1,4 +1,4 @@
-"""A run's directory: permissions of its files, and what is left of a run that started nothing."""
+"""A run's directory and its event log: permissions, runs that started nothing, and a writer that was killed."""
 
 from __future__ import annotations
 

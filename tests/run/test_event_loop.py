@@ -1,4 +1,4 @@
-"""The coordinator logs in to a few hosts at a time; files and programs that are slow do not block its event loop."""
+"""The coordinator logs in to a few hosts at a time, and survives slow files, slow programs and lost connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers are plug-ins: one from a directory carries a run to its end, and its settings are checked."""
+"""Launchers are plug-ins; the script of one `srun`, with a real shell; the agent of a job over SSH, without a host."""
 
 from __future__ import annotations
 

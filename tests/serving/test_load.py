@@ -1,4 +1,4 @@
-"""Arrivals, lengths, prompts, the plan of the stages and the search, without a server."""
+"""Arrivals, lengths, prompts, stages, search, reported progress, URL and body of requests, without a server."""
 
 from __future__ import annotations
 

@@ -1,17 +1,22 @@
-"""Blocks that are checkpointed and compiled compute what plain ones do, alone and on several ranks."""
+"""Parts of models: checkpointed and compiled blocks, kernels of attention, loss over a large vocabulary."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, wrap_blocks
+from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.spec.log.events import Compiled
 from tests.train.jobs import Ran, make_job, run
 
@@ -121,3 +126,76 @@ def test_two_ranks_with_compiled_blocks_train_as_eager_ones(
     assert compiled["graphs"] >= 1
     assert compiled["graph_breaks"] == 0
     assert ran.values("WARNING") == []
+
+
+CPU = torch.device("cpu")
+
+
+def calls(device: str = "meta") -> AttentionCalls:
+    tensor = torch.empty(2, 4, 16, 32, device=device)
+    found = AttentionCalls()
+    with found:
+        for _ in range(3):
+            F.scaled_dot_product_attention(tensor, tensor, value=tensor, is_causal=True)
+        F.softmax(tensor, -1)
+    return found
+
+
+def test_calls_are_collected_on_the_meta_device_and_repeated_ones_once() -> None:
+    (call,) = calls().found
+    assert (call.query, call.is_causal, call.mask) == ((2, 4, 16, 32), True, None)
+
+
+@pytest.mark.parametrize(("first", "expected"), [("auto", "flash"), ("math", "math")])
+def test_the_kernel_is_chosen_in_the_context_of_the_forward_pass(first: str, expected: str) -> None:
+    assert chosen_kernels(calls().found, CPU, with_attention(nullcontext, first)) == (expected,)
+    assert chosen_kernels([], CPU, nullcontext) == ()
+
+
+def test_what_was_chosen_is_what_runs() -> None:
+    tensor = torch.randn(2, 4, 16, 32, requires_grad=True)
+    (kernel,) = chosen_kernels(calls().found, CPU, nullcontext)
+    with Products() as operators:
+        F.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True)
+    assert any(f"dot_product_{kernel}_attention" in name for name in operators.count)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert chosen_kernels(calls().found, CPU, nullcontext) == ("math",)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    hidden = torch.randn(50, 16, generator=random, requires_grad=True)
+    weight = torch.randn(64, 16, generator=random, requires_grad=True)
+    return hidden, weight, torch.randint(0, 64, (50,), generator=random)
+
+
+@pytest.mark.parametrize("chunk", [7, 50, 100])
+def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int) -> None:
+    hidden, weight, labels = inputs()
+    whole = F.cross_entropy(hidden @ weight.t(), labels)
+    expected = torch.autograd.grad(3 * whole, (hidden, weight))
+    loss = chunked_cross_entropy(hidden, weight, labels, chunk)
+    found = torch.autograd.grad(3 * loss, (hidden, weight))
+    assert torch.allclose(loss, whole, rtol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_under_autocast_products_are_bf16_and_the_loss_is_fp32() -> None:
+    hidden, weight, labels = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = chunked_cross_entropy(hidden, weight, labels, 16)
+        whole = F.cross_entropy((hidden @ weight.t()).float(), labels)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-2)
+    (gradient,) = torch.autograd.grad(loss, weight)
+    (expected,) = torch.autograd.grad(whole, weight)
+    assert gradient.dtype == torch.float32
+    assert float((gradient - expected).norm() / expected.norm()) < 0.02
+
+
+def test_a_frozen_output_layer_gets_no_gradient() -> None:
+    hidden, weight, labels = inputs()
+    (expected,) = torch.autograd.grad(chunked_cross_entropy(hidden, weight, labels, 16), [hidden])
+    (found,) = torch.autograd.grad(chunked_cross_entropy(hidden, weight.detach(), labels, 16), [hidden])
+    assert torch.equal(found, expected)

@@ -1,4 +1,4 @@
-"""A Llama on meshes of ranks takes the steps that it takes on one rank, and its checkpoints go on on another mesh."""
+"""A Llama on meshes of ranks takes the steps that it takes on one rank; models that cannot be spread are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several real processes over gloo, started as a node agent starts them. Slow runs are shared between tests."""
+"""Several real processes over gloo, as a node agent starts them; a slow rank, and one that never starts a collective."""
 
 import os
 import signal
@@ -8,8 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.rounds.timeline import read_timeline
+from accelmark.results.rounds.training import find_straggler, straggler_text, times_of_ranks
+from accelmark.results.schema import RankTime
+from accelmark.run.agent.stall import diagnose
+from accelmark.run.controller.execution import stall_cause
+from accelmark.spec.job import NodeExit
+from tests.run.fakes import wait_for
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, run, start, write_job
 
@@ -220,3 +229,124 @@ def test_a_job_that_cannot_be_read_still_ends_with_finished(tmp_path: Path) -> N
     assert ran.exit_code == 2
     assert ran.finished().state == "failed"
     assert "did you mean 'round'?" in (ran.finished().message or "")
+
+
+SLOW_RANK = """
+    def backward(self, loss, scaler):
+        if self.place.rank == 1:
+            import time
+            time.sleep(0.15)
+        super().backward(loss, scaler)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("parallelism", "nproc", "num_passes"), [("ddp", 2, 2), ("fsdp2", 2, 1), ("dp=2", 2, 1), ("dp=2,fsdp=2", 4, 1)]
+)
+def test_a_rank_that_computes_longer_is_named_and_the_others_wait_for_it(
+    tmp_path: Path, parallelism: str, nproc: int, num_passes: int
+) -> None:
+    settings = {"parallelism": parallelism, "gradient_accumulation_steps": num_passes, "batch_size": 4}
+    ran = run(make_job(tmp_path, settings, nproc=nproc, extern=extern_of(tmp_path, SLOW_RANK)), tmp_path)
+    node = NodeDir(ran.node_dir, "n1", 0, None, None)
+    timeline = read_timeline(node.rank_logs())
+    assert timeline is not None, ran.output
+    found = times_of_ranks(timeline, [node])
+    assert found is not None, ran.output
+    fast, slow, *others = found.ranks
+    lost_ms = 100 * num_passes  # passes of 150 ms, less what a load may cost
+    assert all(slow.own_ms - other.own_ms > lost_ms for other in (fast, *others))
+    assert parallelism != "ddp" or fast.wait_ms > lost_ms
+    assert found.straggler is not None
+    assert (found.straggler.rank, found.straggler.cause) == (1, "computation")
+
+
+def rank(number: int, host: str, own_ms: float, data_wait_ms: float = 1.0, longest_s: float = 0.1) -> RankTime:
+    return RankTime(
+        rank=number, host=host, step_ms=100.0, data_wait_ms=data_wait_ms, own_ms=own_ms, wait_ms=0.0,
+        longest_s=longest_s, num_steps=690,
+    )  # fmt: skip
+
+
+def test_a_rank_that_costs_less_than_2_percent_is_not_named() -> None:
+    assert find_straggler((rank(0, "a", 80.0), rank(1, "b", 81.9))) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (
+            (rank(0, "a", 80.0), rank(1, "a", 80.0), rank(2, "b", 80.0), rank(3, "b", 90.0)),
+            "rank 3 on host b takes longer to compute than the others, which costs them 10\u202f% of each step",
+        ),
+        (
+            (rank(0, "a", 80.0), rank(1, "a", 80.0), rank(2, "b", 89.0), rank(3, "b", 90.0)),
+            "host b (all of its ranks; the slowest is rank 3) takes longer to compute than the others",
+        ),
+        (
+            (rank(0, "a", 80.0, 21.0), rank(1, "b", 80.0)),
+            "rank 0 on host a waits longer for its data than the others, which costs them 20\u202f% of each step",
+        ),
+        (
+            (rank(0, "a", 80.0), rank(1, "b", 138.0, longest_s=40.0)),
+            "rank 1 on host b paused in one step, for 40 s; the others waited for it",
+        ),
+    ],
+)
+def test_the_rank_or_the_host_is_named_with_what_takes_it_longer(ranks: tuple[RankTime, ...], text: str) -> None:
+    straggler = find_straggler(ranks)
+    assert straggler is not None
+    assert text in straggler_text(straggler)
+
+
+HANGS = """
+    def backward(self, loss, scaler):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.place.rank == 1 and self.calls == 6:
+            import time
+            print("hangs", flush=True)
+            time.sleep(3600)
+        super().backward(loss, scaler)
+"""
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_the_rank_behind_in_collectives_is_named_with_its_last_one(tmp_path: Path) -> None:
+    settings = {"end.max_steps": 100, "batch_size": 4, "log_every_steps": 1}
+    began = time.monotonic()
+    process, node_dir = start(make_job(tmp_path, settings, nproc=2, extern=extern_of(tmp_path, HANGS)), tmp_path)
+    try:
+        log = node_dir / "rank1.out.log"
+        wait_for(lambda: process.poll() is not None or "hangs" in text_of(log), "rank 1 to hang")
+        assert process.poll() is None, text_of(log)
+        pids = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+
+        def waits() -> bool:  # rank 0 comes to its exchange of gradients a little later
+            ranks = diagnose(node_dir, pids, {0: 9.0, 1: 9.0}, began).ranks
+            last = [{one.group: one.number for one in rank.collectives} for rank in ranks]
+            return any(number > last[1].get(group, number) for group, number in last[0].items())
+
+        wait_for(waits, "rank 0 to wait for rank 1")
+        record = diagnose(node_dir, pids, {0: 9.0, 1: 9.0}, began)
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        output, _ = process.communicate(timeout=60)
+    ended = NodeExit(
+        host="n1",
+        noderank=0,
+        state="timed_out",
+        reason="stalled",
+        started_at="",
+        duration_s=9.0,
+        ranks=(),
+        stall=record,
+    )
+    cause = stall_cause([ended]) or ""
+    assert cause.startswith("rank 1 stopped first: its last collective in group "), f"{cause}\n{record}\n{output}"
+    assert "gloo:all" in cause, cause

@@ -1,4 +1,4 @@
-"""Text and speech of public layouts: what is read, and how bad input is named."""
+"""Text and speech of public layouts, scores of text, and rows of evaluation results from several ranks."""
 
 from __future__ import annotations
 
