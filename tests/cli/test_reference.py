@@ -1,4 +1,4 @@
-"""`--write-reference` stores the loss curve of later comparisons; `resume` evaluates weights whose evaluation was stopped."""
+"""The loss curve that `--write-reference` stores, and `resume` of a run whose evaluation of weights was stopped."""
 
 from __future__ import annotations
 

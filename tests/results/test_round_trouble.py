@@ -1,4 +1,4 @@
-"""Rounds that did not end well, work of others on the machine, and steps that are too fast outside of replayed pairs."""
+"""Rounds that did not end well, work of others on the machine, and steps outside of replayed pairs that are too fast."""
 
 from __future__ import annotations
 

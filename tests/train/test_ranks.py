@@ -1,4 +1,4 @@
-"""Several real processes over gloo, as a node agent starts them; a slow rank, and one that never starts a collective."""
+"""Several real processes over gloo, started by a node agent; a slow rank, and one that never starts a collective."""
 
 import os
 import signal
