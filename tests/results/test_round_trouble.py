@@ -1,4 +1,4 @@
-"""Rounds that did not end well, work of others on the machine, and steps outside of replayed pairs that are too fast."""
+"""Rounds that did not end well, work of others on the machine, and steps outside of replayed pairs that are fast."""
 
 from __future__ import annotations
 
