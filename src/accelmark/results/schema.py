@@ -14,11 +14,11 @@ from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
-from accelmark.spec.log.serving import BenchmarkScore, StartTimes, TokenScenarioResult
+from accelmark.spec.log.serving import BenchmarkScore, StageLoad, StartTimes, TokenScenarioResult
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip
-from accelmark.spec.settings.serving import Slo, StageArrival, TokenScenario
+from accelmark.spec.settings.serving import Slo
 from accelmark.spec.settings.training import Scalar
 from accelmark.spec.settings.tuning import TrialRole, TuningSpec
 
@@ -64,25 +64,11 @@ class Distribution(Spec):
         return quantile.value if quantile is not None else None
 
 
-class ServingStage(Spec):
+class ServingStage(StageLoad):
     """One stage of the load, over its steady-state window. A figure without a value was not measured (``reasons``)."""
 
-    stage: int
-    arrival: StageArrival
-    concurrency: int | None
-    rate: float | None
-    """Requests per second that the load offered; null for a closed load or a trace."""
-    is_search: bool
-    scenario: TokenScenario | None = None
-    """The LoadGen scenario whose queries are its requests."""
-    input_tokens: int | None = None
-    """Lengths of prompts and answers, where the load has several."""
-    output_tokens: int | None = None
-    duration_s: float
     window_s: tuple[float, float] | None
     """Begin and end of the window in seconds since the stage began; null with a reason."""
-    num_requests: int
-    """Requests of the whole stage."""
     num_measured: int
     """Requests that were due in the window."""
     errors: dict[str, int] = Field(default_factory=dict)
@@ -122,10 +108,6 @@ class ServingStage(Spec):
     joules_per_token: FiniteFloat | None = None
     tokens_per_joule: FiniteFloat | None = None
     """Output tokens per joule, which is tokens/s per watt."""
-    lag_p50_ms: float | None = None
-    lag_p99_ms: float | None = None
-    """How late the client's event loop ran its timers."""
-    client_cpu_share: float = 0.0
     num_tokens_unknown: int = 0
     """Answers whose tokens neither a tokenizer nor the server counted."""
     num_wrong_length: int = 0

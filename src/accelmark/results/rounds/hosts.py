@@ -14,9 +14,7 @@ from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.schema import Environment, Finding, JobState, Mark, RoundResult, finding
 from accelmark.spec.backports import pairwise
 from accelmark.spec.job import JobSpec, NodeExit, TrainingWork
-from accelmark.spec.log.events import Finished
-from accelmark.spec.log.inference import InferFinished
-from accelmark.spec.log.serving import ServeFinished
+from accelmark.spec.log.events import FinishedBase
 from accelmark.spec.model import Spec
 from accelmark.spec.number_format import limit_percent, percent
 
@@ -134,9 +132,7 @@ def disturbances(findings: Iterable[Finding]) -> list[str]:
     return [finding.actual.removesuffix(_ADVICE) for finding in busy]
 
 
-def contention_findings(
-    nodes: Iterable[NodeDir], finished: Mapping[int, Finished | InferFinished | ServeFinished | None]
-) -> Iterable[Finding]:
+def contention_findings(nodes: Iterable[NodeDir], finished: Mapping[int, FinishedBase | None]) -> Iterable[Finding]:
     """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
 
     ``finished`` has the FINISHED event of each rank.

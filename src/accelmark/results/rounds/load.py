@@ -27,7 +27,7 @@ from accelmark.results.schema import (
     TimelineRequest,
 )
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.log.serving import Answer, LoadStage
+from accelmark.spec.log.serving import Answer, LoadStage, StageLoad
 from accelmark.spec.settings.serving import ServeSettings, Slo
 
 _BLOCKS: Final = 30
@@ -133,10 +133,6 @@ MIN_BACKLOG: Final = 3.0
 MAX_TIMELINE: Final = 300
 _OWN_COUNT_MARGIN: Final = 0.9
 """An answer of the pinned length may give fewer tokens when its text is split into tokens again."""
-_OF_LOAD: Final = (
-    "stage", "arrival", "concurrency", "rate", "is_search", "scenario", "input_tokens", "output_tokens", "duration_s",
-    "lag_p50_ms", "lag_p99_ms", "client_cpu_share",
-)  # fmt: skip
 _CLOCK_S: Final = 0.002
 """Resolution allowed for in comparisons of times."""
 
@@ -186,7 +182,7 @@ def measured_stage(
     both = requests.is_ok & np.isfinite(requests.output_tokens) & np.isfinite(requests.usage_output)
     both_in = requests.is_ok & np.isfinite(requests.input_tokens) & np.isfinite(requests.usage_input)
     fields: dict[str, Any] = {
-        **{name: getattr(load, name) for name in _OF_LOAD},
+        **{name: getattr(load, name) for name in StageLoad.model_fields},
         "num_requests": len(requests),
         "num_missing": max(load.num_requests - len(requests), 0),
         "num_implausible": int((~plausible(requests, ended_s)).sum()) + _surplus(requests, load.num_requests),

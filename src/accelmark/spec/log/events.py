@@ -123,17 +123,24 @@ EndReason = Literal[
 """``early_stop``: stopped by the process that runs many jobs, not by the job's own settings."""
 
 
-class Finished(Spec):
-    """The value of ``FINISHED``, the last event of every rank, however it ends. Times in seconds, names FlagPerf's."""
+class FinishedBase(Spec):
+    """What the values of ``FINISHED``, the last event of every rank, have in common. Names are FlagPerf's."""
 
     state: Literal["completed", "failed", "cancelled"]
-    end_reason: EndReason
     message: str | None = None
     """Cause and remedy if the state is not ``completed``."""
+    e2e_time: float
+    """Seconds from the start of the rank's process."""
+    core_wait_s: float | None = None
+    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
+
+
+class Finished(FinishedBase):
+    """The value of ``FINISHED`` of training, however it ends. Times in seconds."""
+
+    end_reason: EndReason
     converged: bool | None
     """Whether the target was reached; null without one or with synthetic data."""
-    e2e_time: float
-    """From the start of the rank's process."""
     init_time: float
     raw_train_time: float
     train_no_eval_time: float
@@ -153,8 +160,6 @@ class Finished(Spec):
     """Forward and backward pass, counted by the framework on the real model."""
     flops_per_sample_formula: float | None
     """The same by the case's formula, as a cross-check."""
-    core_wait_s: float | None = None
-    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
 
 
 class StartedBase(Spec):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from accelmark.spec.log.events import StartedBase
+from accelmark.spec.log.events import FinishedBase, StartedBase
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.inference import InferStep, ScenarioName
 from accelmark.spec.settings.training import Scalar
@@ -168,20 +168,16 @@ class ScenarioResult(Spec):
     """Whether the items of the library are faster than new ones, after all queries."""
 
 
-class InferFinished(Spec):
-    """The value of ``FINISHED``, the last event of every run. Names are FlagPerf's where it has them."""
+class InferFinished(FinishedBase):
+    """The value of ``FINISHED`` of inference."""
 
-    state: Literal["completed", "failed", "cancelled"]
     end_reason: InferEndReason
-    message: str | None = None
     failed_step: InferStep | None = None
     vendor: str
     compiler: str | None
     precision: str
     batch_size: int
     flops: float | None
-    e2e_time: float
-    """Seconds from the start of the process."""
     p_validation_whole: float | None
     """Items per second, here and below."""
     p_validation_core: float | None
@@ -193,5 +189,3 @@ class InferFinished(Spec):
     """Seconds."""
     valid: bool
     invalid_reasons: tuple[str, ...]
-    core_wait_s: float | None = None
-    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""

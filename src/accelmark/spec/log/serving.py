@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from accelmark.spec.log.events import StartedBase
+from accelmark.spec.log.events import FinishedBase, StartedBase
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.inference import Benchmark, ScenarioName
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
@@ -120,8 +120,8 @@ class ServeStarted(StartedBase):
     client_cores: tuple[int, ...] = ()
 
 
-class LoadStage(Spec):
-    """The value of ``LOAD_END``: one stage of the load. The event has its wall-clock and monotonic times."""
+class StageLoad(Spec):
+    """One stage of the load: what it offered, and how its client kept up."""
 
     stage: int
     """-1 for warm-up."""
@@ -137,16 +137,22 @@ class LoadStage(Spec):
     input_tokens: int | None = None
     """Lengths of prompts and answers of the stage; null where ``prompts`` states them."""
     output_tokens: int | None = None
-    begin_mono_s: float
-    """The client's monotonic clock at the beginning of the stage, to which ``RequestRecord`` refers."""
     duration_s: float
     """From the beginning to the end of the last request."""
     num_requests: int
-    lag_p50_ms: float | None
+    """Requests of the whole stage."""
+    lag_p50_ms: float | None = None
     """How late the client's event loop ran its timers, median; null where no sample was taken."""
-    lag_p99_ms: float | None
-    client_cpu_share: float
+    lag_p99_ms: float | None = None
+    client_cpu_share: float = 0.0
     """CPU time of the busiest client process over the stage's duration."""
+
+
+class LoadStage(StageLoad):
+    """The value of ``LOAD_END``. The event has its wall-clock and monotonic times."""
+
+    begin_mono_s: float
+    """The client's monotonic clock at the beginning of the stage, to which ``RequestRecord`` refers."""
 
 
 class TokenScenarioResult(Spec):
@@ -211,15 +217,10 @@ ServeEndReason = Literal[
 ]
 
 
-class ServeFinished(Spec):
+class ServeFinished(FinishedBase):
     """The value of ``FINISHED`` of serving."""
 
-    state: Literal["completed", "failed", "cancelled"]
     end_reason: ServeEndReason
-    message: str | None = None
-    """Cause and remedy if the state is not ``completed``."""
-    e2e_time: float
-    """Seconds from the start of the process."""
     num_requests: int = 0
     seed: int | None = None
     """Seed of prompts, lengths and arrivals."""
@@ -227,5 +228,3 @@ class ServeFinished(Spec):
     """Largest resident memory of the server and its children; null where it is not known."""
     load: StartTimes | None = None
     """Of the framework, which loads the same model to compare answers; null where it compared none."""
-    core_wait_s: float | None = None
-    """Longest time that a runnable thread waited for a core; null where the kernel does not report it."""
