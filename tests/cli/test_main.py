@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, errors, exit codes, and nothing heavy imported."""
+"""The command line: help, errors, exit codes, light imports, and the demonstration of the audit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from accelmark.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 CODE = "import sys; from accelmark.cli import main; main()"
@@ -179,3 +182,15 @@ def test_without_a_name_the_run_that_was_planned_last_is_taken(
         plan.write_text("{}")
         os.utime(plan, (1e9 - age_s, 1e9 - age_s))
     assert accelmark(verb).stderr.splitlines()[0] == "latest: runs/new"
+
+
+@pytest.mark.heavy
+def test_the_audit_finds_the_cheat_of_its_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELMARK_PLUGINS", "")
+    monkeypatch.setenv("ACCELMARK_STATE", str(tmp_path / "state"))
+    done = CliRunner().invoke(app, ["demo", "audit", "--out", str(tmp_path / "demo"), "--json"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.exit_code == 0, done.output
+    assert (found["honest"]["verdict"], found["cheat"]["verdict"]) == ("VALID", "INVALID")
+    assert any("replayed" in reason for reason in found["cheat"]["reasons"])
+    assert (tmp_path / "demo/audit.html").is_file()

@@ -43,7 +43,7 @@ ELSEWHERE: Final = {
     "data": "tests/datasets/test_prepare.py",
     "env": "tests/frameworks/test_environments.py",
     "automl": "tests/automl/controller",
-    "demo": "tests/cli/test_demo.py",
+    "demo": "tests/cli/test_main.py",
     "doctor": "tests/cli/test_machine_verbs.py",
     "monitor": "tests/cli/test_machine_verbs.py",
     "preflight": "tests/cluster/test_preflight.py",

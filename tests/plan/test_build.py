@@ -7,16 +7,30 @@ from typing import Any
 
 import pytest
 
+from accelmark.frameworks.pytorch.training.zero import configuration
+from accelmark.plan.adaptation import (
+    Capabilities,
+    adaptation_files,
+    host_capabilities,
+    requirements_file,
+    vendor_layers,
+)
 from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import DataDirs, Detected
+from accelmark.plan.training import mesh_problems, parallelism_problems, unused_settings
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import DataError, RequestError, SpecError
 from accelmark.spec.job import TrainJob
+from accelmark.spec.key import CaseKey
+from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.model import parse
+from accelmark.spec.parallelism import Mesh, mesh_of
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.spec.plugins.catalog import load_case, load_framework, load_vendor
+from accelmark.spec.plugins.vendor import CapabilityFile
 from accelmark.spec.runfile import RunSpec
+from accelmark.spec.settings.training import TrainSettings
 
 
 def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
@@ -267,3 +281,203 @@ def test_a_key_that_names_another_version_of_the_framework_is_refused_unless_ope
         plan({"cases": [{"key": "toy:pytorch_1.8:X1"}]})
     opened = plan({"cases": [{"key": "toy:pytorch_1.8:X1"}], "open": True})
     assert any("names version 1.8" in warning for warning in opened.warnings)
+
+
+KEY = CaseKey(model="toy", framework="pytorch", hardware="X1", nnodes=2, nproc=8)
+HERE = Capabilities({"fp8": "vendor.yaml, chip X1", "amx_bf16": "/proc/cpuinfo"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, suffix in enumerate(("", "_amx_bf16", "_fp8", "_int4", "_X1x2x8", "_X1x1x8"), start=1):
+        (tmp_path / f"config{suffix}.yaml").write_text(f"batch_size: {number}\n")
+    (tmp_path / "infer_fp8.yaml").write_text("batch_size: 7\n")
+    return tmp_path
+
+
+def test_files_of_capabilities_lie_between_the_vendors_file_and_that_of_the_scale(folder: Path) -> None:
+    layers, files = vendor_layers([folder], "acme", KEY, HERE, "config")
+    names = [layer.name.rpartition("/")[2] for layer in layers]
+    assert names == ["config.yaml", "config_amx_bf16.yaml", "config_fp8.yaml", "config_X1x2x8.yaml"]
+    assert layers[2].name == f"vendors/acme/cases/{folder.name}/config_fp8.yaml"
+    reasons = {file.file.rpartition("/")[2]: file.reason for file in files if not file.applied}
+    assert reasons == {
+        "config_int4.yaml": "the device is not known to have int4 (known: amx_bf16, fp8)",
+        "config_X1x1x8.yaml": "the scale is X1x2x8",
+    }
+    applied = {file.file.rpartition("/")[2]: file.reason for file in files if file.applied}
+    assert applied["config_amx_bf16.yaml"] == "the device has amx_bf16 (/proc/cpuinfo)"
+
+
+def test_files_may_lie_in_the_folder_config_as_in_flagperf(folder: Path) -> None:
+    (folder / "config").mkdir()
+    for name in ("config.yaml", "config_X1x2x8.yaml"):
+        (folder / name).rename(folder / "config" / name)
+    (folder / "config" / "environment_variables.sh").touch()
+    (folder / "config" / "requirements.txt").write_text("acme==1.0\n")
+    layers, _ = vendor_layers([folder], "acme", KEY, HERE, "config")
+    names = [layer.name.rpartition(f"{folder.name}/")[2] for layer in layers]
+    assert names == ["config/config.yaml", "config_amx_bf16.yaml", "config_fp8.yaml", "config/config_X1x2x8.yaml"]
+    contents = adaptation_files(folder)
+    assert contents is not None
+    assert (contents.has_environment, contents.requirements) == (True, ("acme==1.0",))
+    assert requirements_file(folder) == folder / "config" / "requirements.txt"
+
+
+def test_a_file_of_an_extension_is_stronger_than_the_vendors_own(folder: Path) -> None:
+    extension = folder / "plugins/vendors/acme/cases" / folder.name
+    extension.mkdir(parents=True)
+    (extension / "config.yaml").write_text("batch_size: 9\n")
+    layers, _ = vendor_layers([folder, extension], "acme", KEY, HERE, "config")
+    assert layers[-1].values == {"batch_size": 9}
+    assert layers[-1].name == f"vendors/acme/cases/{folder.name}/config.yaml in {folder / 'plugins'}"
+
+
+def test_capabilities_of_a_host_are_read_from_its_files(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx512f amx_bf16 amx_tile\n")
+    tests = {
+        "amx_bf16": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_bf16\b"),
+        "amx_int8": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_int8\b"),
+        "sve": CapabilityFile(file=tmp_path / "missing", pattern="sve"),
+    }
+    vendor = load_vendor("cpu").model_copy(update={"capabilities": tests})
+    assert host_capabilities(vendor) == {"amx_bf16": str(tmp_path / "cpuinfo")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags\t\t: fpu avx avx2 f16c", {"avx2", "emulated_bf16"}),
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", {"avx2", "avx512_bf16"}),
+        ("Features\t: fp asimd sve bf16", set()),
+        ("Features\t: fp asimd sve", {"emulated_bf16"}),
+    ],
+)
+def test_a_cpu_without_instructions_for_bf16_emulates_it(flags: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\nbogomips\t: 1\n")
+    own = load_vendor("cpu")
+    tests = {name: one.model_copy(update={"file": tmp_path / "cpuinfo"}) for name, one in own.capabilities.items()}
+    assert set(host_capabilities(own.model_copy(update={"capabilities": tests}))) == expected
+
+
+SPLITS = {"tp": ("num_heads", "num_kv_heads", "intermediate_size"), "pp": ("num_layers",), "cp": ("seq_length",)}
+
+
+def settings(parallelism: Any, **model: Any) -> TrainSettings:
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, "num_layers": 32, "seq_length": 8, **model}
+    return TrainSettings.model_validate(
+        {"batch_size": 2, "end": {"max_steps": 1}, "parallelism": parallelism, "model": sizes}
+    )
+
+
+def problems(parallelism: Any, nnodes: int = 1, nproc: int = 8, framework: str = "pytorch", **model: Any) -> list[str]:
+    key = CaseKey(model="llama", framework=framework, hardware="X1", nnodes=nnodes, nproc=nproc)
+    supported = load_framework(framework).parallelism
+    return [
+        str(each) for each in parallelism_problems(settings(parallelism, **model), key, supported, SPLITS, "run.yaml")
+    ]
+
+
+@pytest.mark.parametrize(
+    "given", ["ddp", "fsdp2", "hsdp", "tp=8", {"fsdp": 4, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2}, "pp=8", "cp=4"]
+)
+def test_what_fits_is_planned(given: Any) -> None:
+    assert problems(given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tp": 3}, "tp=3 does not divide model.num_heads 32, model.num_kv_heads 8, model.intermediate_size 14336"),
+        ({"tp": 16}, "tp=16 does not divide model.num_kv_heads 8 (tp that fits: 1, 2, 4, 8)"),
+        ({"fsdp": 3}, "fsdp=3 needs a multiple of 3 ranks, the job has 8 (degrees that divide 8 ranks: 1, 2, 4, 8)"),
+        ({"dp": 2, "tp": 2}, "dp=2,tp=2 needs 4 ranks, the job has 8"),
+        ({"pp": 3}, "pp=3 does not divide model.num_layers 32 (pp that fits: 1, 2, 4, 8)"),
+        ({"cp": 8}, "cp=8 (2 pieces a rank) does not divide model.seq_length 8 (cp that fits: 1, 2, 4)"),
+        ({"fsdp": 8, "ep": 8}, "the case 'llama' cannot be split by ep (its axes: dp, fsdp, tp, pp, cp)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers_that_do(given: Any, expected: str) -> None:
+    assert expected in " ".join(problems(given))
+
+
+def test_a_mesh_is_written_and_read_as_text() -> None:
+    given = settings({"fsdp": 4, "tp": 2})
+    dumped = given.model_dump(mode="json")
+    assert dumped["parallelism"] == "fsdp=4,tp=2"
+    assert TrainSettings.model_validate(dumped) == given
+
+
+def mixture(parallelism: str, num_ranks: int) -> list[str]:
+    """Problems of a mesh for the eight experts of ``moe_mini``."""
+    train = load_case("moe_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": parallelism})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    key = CaseKey(model="moe_mini", framework="pytorch", hardware="X1", nnodes=1, nproc=num_ranks)
+    supported = load_framework("pytorch").parallelism
+    found = [*parallelism_problems(resolved.settings, key, supported, train.mesh, "run.yaml")]
+    return [str(each) for each in (*found, *mesh_problems(resolved.settings, resolved.provenance))]
+
+
+def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
+    assert mixture("fsdp=8,ep=8", 8) == mixture("dp=2,fsdp=4,ep=4", 8) == []
+    (problem,) = mixture("ep=2", 2)
+    assert "ep=2 spreads experts over the ranks of fsdp, found fsdp=1 (ep that fits: the degree of fsdp)" in problem
+    (problem,) = mixture("fsdp=3,ep=3", 3)
+    assert "ep=3 does not divide model.num_experts 8" in problem
+
+
+def test_a_batch_has_the_fewest_microbatches_with_which_each_stage_has_one() -> None:
+    given = settings("pp=8").model_copy(update={"batch_size": 12, "gradient_accumulation_steps": 2})
+    assert given.microbatches(8) == 4
+    assert given.microbatches(1) == given.microbatches(2) == 1
+
+
+def test_settings_of_a_pipeline_go_with_pp_only() -> None:
+    train = load_case("llama_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": "tp=2", "pipeline.schedule": "gpipe"})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    (problem,) = unused_settings(resolved.provenance, ("run.yaml",))
+    assert "pipeline.schedule: applies to parallelism pp, found tp=2 (set parallelism=pp=2, for example)" in str(
+        problem
+    )
+
+
+def test_ranks_of_a_pipeline_and_of_split_layers_have_the_same_samples() -> None:
+    mesh = Mesh(dp=2, pp=2, fsdp=2, tp=2)
+    assert [mesh.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
+
+
+def test_ranks_that_share_samples_count_once_in_the_global_batch() -> None:
+    assert settings("fsdp=2,tp=4").samples_per_step(8) == 2 * 2
+    assert settings("fsdp2").samples_per_step(8) == 2 * 8
+
+
+def test_names_are_meshes_over_all_ranks_or_those_of_a_host() -> None:
+    assert mesh_of("ddp", 8, 4) == Mesh(dp=8)
+    assert mesh_of("fsdp2", 8, 4) == Mesh(dp=1, fsdp=8)
+    assert mesh_of("hsdp", 8, 4) == Mesh(dp=2, fsdp=4)
+    assert mesh_of(Mesh(tp=2), 8, 4) == Mesh(dp=4, tp=2)
+
+
+def zero(**given: Any) -> Mapping[str, Any]:
+    """Settings of ZeRO over those of a case that lets ``parallelism`` change, as a run file gives them."""
+    train = load_case("llama_mini").train
+    assert train is not None
+    layer = Layer.of("run.yaml", {"parallelism": "deepspeed", "zero": given})
+    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    found: Mapping[str, Any] = configuration(resolved.settings, 2, is_pinned=False)["zero_optimization"]
+    return found
+
+
+def test_zero_settings_become_deepspeed_s_configuration() -> None:
+    assert zero() == {"stage": 3}
+    assert zero(stage=2, overlap_comm=False, reduce_bucket_size=1000, offload="optimizer") == {
+        "stage": 2,
+        "overlap_comm": False,
+        "reduce_bucket_size": 1000,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+    }
+    assert zero(offload="all")["offload_param"] == {"device": "cpu", "pin_memory": False}

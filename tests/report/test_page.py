@@ -12,11 +12,12 @@ import pytest
 from accelmark.explain.entries import all_terms
 from accelmark.report.charts import embed_json
 from accelmark.report.run_page import interval_text, ranking, render_page, write_page
+from accelmark.report.tables import results_table
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Finding, Spread
 from accelmark.results.store.bundle import check_manifest
-from accelmark.results.store.loaded_run import load_run
+from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.rules import RunRules
 from tests.made_run import Made, make_run
@@ -218,3 +219,22 @@ def test_a_run_by_rules_ranks_its_cases_by_flops_and_names_the_rules_with_their_
     assert flops == pytest.approx(whole / 16 * 8e9), "16 tokens a sample of 8e9 FLOP"
     assert (anchor, case.verdict) == ("case-1", "OPEN"), "AccelMark does not ship these rules"
     assert "Ranking" not in visible(page_of(make_run(tmp_path / "plain")))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> LoadedRun:
+    path = make_run(tmp_path / "run", Made(rounds=2, is_open=True))
+    measure_run(path)
+    return load_run(path)
+
+
+def test_the_table_has_one_row_per_case_with_verdict_and_marks(run: LoadedRun) -> None:
+    head, rule, row = results_table([run]).splitlines()
+    assert head.count("|") == rule.count("|") == row.count("|")
+    assert "12,800" in row
+    assert "OPEN (open)" in row
+    assert "2026-11-21" in row
+
+
+def test_foreign_models_are_left_out(run: LoadedRun) -> None:
+    assert results_table([run], "other") == ""

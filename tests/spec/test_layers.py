@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 
 from accelmark.spec.errors import SpecError
-from accelmark.spec.layers import Layer, may_change, resolve
+from accelmark.spec.layers import Layer, Resolved, may_change, resolve, resolve_inference
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.case import MUTABLE_GROUPS, TrainCaseSpec
+from accelmark.spec.settings.inference import InferCaseSpec, InferSettings, InferStep, why_skipped
 
 BASE = Layer.of(
     "case.yaml", {"batch_size": 8, "end": {"max_steps": 10}, "optimizer": {"lr": 0.1}, "model": {"width": 4, "p": 0.5}}
@@ -72,3 +75,99 @@ def test_a_case_names_groups_of_mutable_settings_and_its_tokens_are_those_of_a_s
     assert parse(TrainCaseSpec, {**train, "unit": "image"}, "case.yaml").units_per_sample_key is None
     with pytest.raises(SpecError, match=r"names 'exection', which is no setting .*'execution'"):
         parse(TrainCaseSpec, {**train, "mutable": ["exection"]}, "case.yaml")
+
+
+_CONFIGURATIONS: dict[str, Any] = {
+    "batch_size": 256,
+    "flops": "4.12e9",
+    "fp16": True,
+    "compiler": "tensorrt",
+    "num_workers": 8,
+    "log_freq": 30,
+    "repeat": 5,
+    "no_validation": False,
+    "exist_onnx_path": None,
+    "exist_compiler_path": None,
+}
+
+
+def _case(**changed: Any) -> InferCaseSpec:
+    given: dict[str, Any] = {
+        "unit": "image",
+        "metric": "top1",
+        "tolerance": 0.005,
+        "tolerance_why": "test",
+        "configurations": _CONFIGURATIONS,
+        "parameters": {"image_size": 224},
+    }
+    return InferCaseSpec.model_validate(given | changed)
+
+
+def _resolve(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> Resolved[InferSettings]:
+    layers = [] if vendor is None else [Layer.of("vendor.yaml", vendor)]
+    over = [] if run_file is None else [Layer.of("run.yaml", run_file)]
+    return resolve_inference(_case(), "case.yaml", vendor=layers, over=over)
+
+
+def _problem(vendor: dict[str, Any] | None = None, run_file: dict[str, Any] | None = None) -> str:
+    with pytest.raises(SpecError) as caught:
+        _resolve(vendor, run_file)
+    return str(caught.value)
+
+
+def test_the_configurations_of_the_specification_are_read() -> None:
+    settings = _resolve().settings
+    assert (settings.batch_size, settings.flops, settings.precision) == (256, 4.12e9, "fp16")
+    assert (settings.compiler, settings.num_workers, settings.repeat) == ("tensorrt", 8, 5)
+
+
+def test_flops_may_be_arithmetic_and_never_code() -> None:
+    assert _resolve(run_file={"flops": "2*512*0.33e9"}).settings.flops == 2 * 512 * 0.33e9
+    assert "only numbers" in _problem(run_file={"flops": "__import__('os').getpid()"})
+
+
+def test_a_vendor_cannot_override_a_parameter() -> None:
+    assert "vendor.yaml: image_size: is a parameter" in _problem({"image_size": 192})
+
+
+@pytest.mark.parametrize("key", ["perf_dir", "data_dir", "log_dir", "vendor", "case", "framework", "hosts"])
+def test_names_of_the_framework_are_reserved(key: str) -> None:
+    assert f"{key}: is a name that the framework sets itself" in _problem({key: "x"})
+
+
+def test_a_new_key_of_a_vendor_is_a_warning_and_reaches_the_engine() -> None:
+    resolved = _resolve({"tensorrt_tmp_path": "/tmp/trt"})
+    assert resolved.settings.engine_options == {"tensorrt_tmp_path": "/tmp/trt"}
+    assert [(note.severity, note.key) for note in resolved.notes] == [("warning", "tensorrt_tmp_path")]
+    assert resolved.provenance["engine_options.tensorrt_tmp_path"].layer == "vendor.yaml"
+
+
+def test_a_changed_value_is_noted_with_old_and_new() -> None:
+    resolved = _resolve({"batch_size": 64})
+    (note,) = resolved.notes
+    assert note.severity == "info"
+    assert "256" in note.what
+    assert "64" in note.what
+    assert resolved.provenance["batch_size"].replaced == (("case.yaml", 256),)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [{"batch_size": 256}, {"fp16": True}, {"precision": "fp16"}, {"flops": 4.12e9}, {"flops": "4.12*1e9"},
+     {"warmup_batches": 5}, {"exist_onnx_path": None}],
+)  # fmt: skip
+def test_an_override_without_effect_is_an_error(same: dict[str, Any]) -> None:
+    assert "has no effect" in _problem(same)
+
+
+def _skipped(**switches: Any) -> set[InferStep]:
+    settings = InferSettings.model_validate({"batch_size": 1, "compiler": "tensorrt"} | switches)
+    return {step for step in InferStep if why_skipped(step, settings)}
+
+
+def test_the_standard_case_goes_through_all_seven_steps() -> None:
+    assert _skipped() == set()
+
+
+def test_without_a_compiler_the_run_goes_from_validation_to_the_summary() -> None:
+    assert _skipped(compiler=None) == {InferStep.EXPORT, InferStep.COMPILE, InferStep.INFER}

@@ -1,4 +1,4 @@
-"""Networks as data: shapes, problems, JSON, execution."""
+"""Networks as data, and their counted operations: PyTorch's own counter and AIPerf's published counts agree."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils.flop_counter import FlopCounterMode
 
+from accelmark.automl.model.counting import MODES, Mode, count
 from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
-from accelmark.automl.model.morphs import weight_shapes
+from accelmark.automl.model.morphs import MORPH_KINDS, MorphChoices, MorphKind, weight_shapes
 from accelmark.automl.model.network import (
     Network,
     NetworkError,
@@ -21,7 +23,8 @@ from accelmark.automl.model.network import (
     main_chain,
     skips,
 )
-from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network, seed_weights
+from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network, seed_weights, small
+from accelmark.automl.records import EpochReport, OperationCost
 from accelmark.automl.trial.module import GraphModule, load_weights, to_weights
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION
 from accelmark.spec.errors import DataError, RequestError
@@ -175,3 +178,95 @@ def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
         load_weights(two, weights | {"dense.weight": np.zeros((1, 1), np.float32)})
     with pytest.raises(KeyError, match=r"dense\.bias"):
         load_weights(two, {key: value for key, value in weights.items() if key != "dense.bias"})
+
+
+BATCH = 2
+
+
+def measured(network: Network) -> tuple[int, int]:
+    """Matrix operations per image, forward and backward, as executed (on shapes alone, without data)."""
+    with torch.device("meta"):
+        module = GraphModule(network)
+        images = torch.empty(BATCH, *network.input_shape)
+    with FlopCounterMode(display=False) as forward:
+        loss = module(images).sum()
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    return forward.get_total_flops() // BATCH, backward.get_total_flops() // BATCH
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", MORPH_KINDS)
+def test_every_kind_of_morph_is_counted_as_executed(mode: Mode, kind: MorphKind) -> None:
+    generator = np.random.default_rng(11)
+    network = small((3, 16, 16), 4, filters=(4, 8, 8))
+    for _ in range(3):
+        _, network = MorphChoices(network).draw(generator, [kind])
+        counted = count(network, mode)
+        assert (counted.matrix_forward, counted.matrix_backward) == measured(network)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_resnet50_is_counted_as_executed(mode: Mode) -> None:
+    network = resnet50()
+    counted = count(network, mode)
+    assert (counted.matrix_forward, counted.matrix_backward) == measured(network)
+
+
+def test_the_parameters_counted_are_those_of_the_module() -> None:
+    _, network = MorphChoices(resnet50(classes=5, side=33)).draw(np.random.default_rng(0), ["concat-skip"])
+    with torch.device("meta"):
+        module = GraphModule(network)
+    assert count(network, "accelmark").parameters == sum(value.numel() for value in module.parameters())
+
+
+REFERENCE_PARTS = {
+    "convolution": 7_711_850_496,
+    "batch_norm": 74_109_952,
+    "relu": 9_081_856,
+    "add": 5_519_360,
+    "max_pool": 1_806_336,
+    "global_pool": 106_496,
+    "dense": 4_096_000,
+    "softmax": 12_999,
+}
+
+
+def processed(*, trained: int, evaluated: int, steps: int) -> EpochReport:
+    nothing = dict.fromkeys(("begun_s", "ended_s", "training_s", "evaluating_s"), 0.0)
+    unknown = dict.fromkeys(("train_loss", "validation_loss", "validation_accuracy"))
+    counts = {"trained_images": trained, "evaluated_images": evaluated, "steps": steps}
+    return EpochReport.model_validate(nothing | unknown | counts | {"epoch": 1, "complete": True})
+
+
+def test_resnet50_counts_as_aiperf_counts_it() -> None:
+    counted = count(resnet50(), "aiperf-v1")
+    assert counted.forward == 7_806_583_495
+    assert counted.backward == 15_246_874_820
+
+
+@pytest.mark.parametrize(("kind", "operations"), sorted(REFERENCE_PARTS.items()))
+def test_every_part_of_resnet50_matches_the_reference_table(kind: str, operations: int) -> None:
+    layers = count(resnet50(), "aiperf-v1").layers
+    assert sum(layer.forward for layer in layers if layer.kind == kind) == operations
+
+
+def test_a_run_is_counted_from_the_images_really_processed() -> None:
+    counted = count(resnet50(), "aiperf-v1")
+    expected = (7_806_583_495 + 15_246_874_820) * 100 + 7_806_583_495 * 10
+    assert OperationCost.of(counted).operations(processed(trained=100, evaluated=10, steps=7)) == expected
+
+
+def test_accelmark_counts_the_update_once_a_step_and_not_once_an_image() -> None:
+    counted = count(resnet50(), "accelmark")
+    assert counted.update == 4 * 25_557_032
+    assert OperationCost.of(counted).operations(processed(trained=0, evaluated=0, steps=3)) == 3 * counted.update
+
+
+def test_accelmark_agrees_on_matrix_work_and_counts_batch_norm_backward_in_full() -> None:
+    ours, theirs = count(resnet50(), "accelmark"), count(resnet50(), "aiperf-v1")
+    assert ours.matrix_forward == theirs.matrix_forward
+    assert ours.matrix_backward == theirs.matrix_backward
+    norm = sum(layer.backward for layer in ours.layers if layer.kind == "batch_norm")
+    assert norm == 9 * 74_109_952 // 7
+    assert theirs.backward - theirs.update_in_backward < ours.backward
