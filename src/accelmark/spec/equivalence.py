@@ -110,7 +110,7 @@ class EquivalenceCheck(Spec):
 Array = npt.NDArray[Any]
 
 
-def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
+def write_tensors(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays to ``path``, through a temporary name; raises RunError: the file cannot be written."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
