@@ -17,7 +17,7 @@ import torch
 
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.plugins.catalog import folder_module
+from accelmark.train.case import case_class
 
 _DTYPES: Final = {"bf16": torch.bfloat16}
 
@@ -29,7 +29,7 @@ def step_ms(job: JobSpec, num_steps: int) -> float:
     device = torch.device(job.device_type)
     torch.manual_seed(settings.seed)
     torch.backends.cudnn.benchmark = device.type != "cpu"
-    case: TrainCase = folder_module(job.case, "pytorch").Case(settings, job.data_dirs, Place(0, 1, device, 1, 1))
+    case: TrainCase = case_class(job.case, "pytorch", TrainCase)(settings, job.data_dirs, Place(0, 1, device, 1, 1))
     model = case.build_model().to(device)
     batch = {name: tensor.to(device) for name, tensor in case.synthetic_batch(settings.batch_size).items()}
     if settings.channels_last:

@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.spec.layers import Layer, resolve
-from accelmark.spec.plugins.catalog import find, folder_module, load_case
+from accelmark.spec.plugins.catalog import find, load_case
+from accelmark.train.case import case_class
 
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -27,7 +28,9 @@ def build(name: str, settings: Mapping[str, Any], device: torch.device) -> Train
     assert train is not None
     layers = [Layer("benchmark", {"loader.synthetic": True, **settings})]
     resolved = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
-    case: TrainCase = folder_module(find("cases", name), "pytorch").Case(resolved, {}, Place(0, 1, device, 1, 1))
+    case: TrainCase = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)(
+        resolved, {}, Place(0, 1, device, 1, 1)
+    )
     return case
 
 

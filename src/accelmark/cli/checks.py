@@ -312,7 +312,8 @@ def _case_description(name: str, folder: Path) -> Checks:
         if not frameworks:
             do = f"add a file named after a framework: {', '.join(f'{known}.py' for known in folders('frameworks'))}"
             yield Check("missing", "no implementation in any framework", do)
-        for name in dict.fromkeys("arrays" if framework in train.arrays else framework for framework in frameworks):
+        files = ("arrays" if name in train.arrays else name for name in frameworks if name not in train.classes)
+        for name in dict.fromkeys(files):
             yield _code_check(folder / f"{name}.py")
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from accelmark.frameworks.pytorch.case import Place
+from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.infer.case import InferCase
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.layers import resolve_inference
 from accelmark.spec.plugins.catalog import find, folder_module, load_case
+from accelmark.train.case import case_class
 
 _SAMPLES = 8
 
@@ -34,7 +35,7 @@ def metric_names(job: JobSpec) -> list[str]:
         raise ValueError("job.json is not a training job")
     settings = job.work.settings
     place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
-    case = folder_module(job.case, "pytorch").Case(settings, job.data_dirs, place)
+    case = case_class(job.case, "pytorch", TrainCase)(settings, job.data_dirs, place)
     model = case.build_model().eval()
     with torch.no_grad():
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))

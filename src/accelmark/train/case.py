@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Final, Protocol, TypeVar
@@ -19,7 +20,9 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.model import parse, read_yaml
+from accelmark.spec.plugins.case import CaseClass
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Scalar, TrainSettings
@@ -33,16 +36,35 @@ ARRAYS: Final = "arrays"
 
 
 def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[CaseT]:
-    """Return the class ``Case`` of a case's ``<framework>.py``, else ``arrays.py``, which derives from ``base``.
+    """Return the class of a case in a framework, which derives from ``base``.
+
+    It is ``Case`` of ``<framework>.py``, the class that ``case.yaml`` declares, or ``Case`` of ``arrays.py``.
 
     Raises:
-        RequestError: the file does not define it.
+        RequestError: none of them defines it.
     """
-    module = folder_module(folder, framework if (folder.path / f"{framework}.py").is_file() else ARRAYS)
-    case = getattr(module, "Case", None)
+    is_own = (folder.path / f"{framework}.py").is_file()
+    if not is_own and (declared := _declared_class(folder.path / "case.yaml", framework)) is not None:
+        case, where = declared, f"{folder.path / 'case.yaml'}: train.classes.{framework}"
+    else:
+        module = folder_module(folder, framework if is_own else ARRAYS)
+        case, where = getattr(module, "Case", None), str(module.__file__)
     if not (isinstance(case, type) and issubclass(case, base)):
-        raise RequestError(f"{module.__file__}: has no class Case({base.__module__}.{base.__qualname__})")
+        raise RequestError(f"{where}: has no class Case({base.__module__}.{base.__qualname__})")
     return case
+
+
+def _declared_class(file: Path, framework: str) -> type[Any] | None:
+    classes = (read_yaml(file).get("train") or {}).get("classes") or {} if file.is_file() else {}
+    if framework not in classes:
+        return None
+    declared = parse(CaseClass, classes[framework], str(file))
+    module, _, name = declared.base.rpartition(".")
+    family: type[Any] = getattr(import_module(f"accelmark.tasks.{module}"), name)
+    known = {name for kind in family.__mro__ for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+    if unknown := sorted(declared.attributes.keys() - known):
+        raise RequestError(f"{file}: {declared.base} has no attribute {unknown[0]!r} ({nearest(unknown[0], known)})")
+    return type("Case", (family,), dict(declared.attributes))
 
 
 _DIMENSIONS: Final = {

@@ -112,6 +112,15 @@ def expanded_mutable(listed: tuple[str, ...], settings: Mapping[str, Any]) -> tu
     return mutable
 
 
+class CaseClass(Spec):
+    """A class of a family of tasks with other attributes: a case that needs no code of its own."""
+
+    base: str = Field(pattern=r"^[a-z_]+(\.[a-z_]+)*\.[A-Z]\w+$")
+    """The class, below ``accelmark.tasks``: ``language.pytorch.Pretraining``."""
+    attributes: dict[str, Any] = Field(default_factory=dict)
+    """Attribute of the class -> its value in this case."""
+
+
 class TrainCaseSpec(Spec):
     """The training side of a case."""
 
@@ -133,6 +142,8 @@ class TrainCaseSpec(Spec):
     """Minimum number of rounds of a valid result."""
     settings: dict[str, Any]
     """Defaults of :class:`accelmark.spec.settings.training.TrainSettings`, for every framework."""
+    classes: dict[str, CaseClass] = Field(default_factory=dict)
+    """Framework -> the class that trains, in place of a file of the framework."""
     arrays: tuple[str, ...] = ()
     """Frameworks in which the folder's ``arrays.py`` trains, with the framework's layers."""
     frameworks: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -433,8 +433,9 @@ def allowed_hooks(framework: str) -> tuple[str, ...]:
 
 
 def frameworks_of(case: CaseSpec) -> list[str]:
-    """Return the frameworks that a case can be trained in: by a file of their own, or by ``arrays.py``."""
-    folder, shared = find("cases", case.name).path, case.train.arrays if case.train is not None else ()
+    """Return the frameworks that a case can be trained in: by their files, a declared class, or ``arrays.py``."""
+    folder, train = find("cases", case.name).path, case.train
+    shared = (*train.arrays, *train.classes) if train is not None else ()
     return [name for name in folders("frameworks") if name in shared or (folder / f"{name}.py").is_file()]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -250,6 +251,7 @@ class Pretraining(ChunkedNextToken):
     """
 
     config_class: ClassVar[type[PreTrainedConfig]]
+    """Of transformers; ``case.yaml`` states its name."""
     names: ClassVar[Mapping[str, str]] = {}
     """Names of settings in this configuration class, in addition to ``_NAMES``."""
     config_values: ClassVar[Mapping[str, Any]] = {}
@@ -258,6 +260,13 @@ class Pretraining(ChunkedNextToken):
     """Name of the data set."""
     weights: ClassVar[str | None] = None
     """Name of the data set with the initial weights: a checkpoint of transformers in its folder ``hf``."""
+
+    def __init_subclass__(cls) -> None:
+        """Find the configuration class that ``case.yaml`` names."""
+        super().__init_subclass__()
+        name: object = vars(cls).get("config_class")
+        if isinstance(name, str):
+            cls.config_class = getattr(transformers, name)
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration that the settings describe."""
