@@ -35,7 +35,7 @@ from accelmark.frameworks.pytorch.batches import BatchMemory, IndexedBatches, co
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.images.data import ArrayImages
-from accelmark.tasks.images.pytorch import ImageFolder
+from accelmark.tasks.images.pytorch_imagenet import ImageFolder
 from accelmark.train.batches import ArrayPlace, SampleBatches
 from benchmarks.inference_peers import ratio
 

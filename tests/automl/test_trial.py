@@ -9,8 +9,9 @@ from accelmark.automl.config import TrainingConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.messages import Progress, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.model.layers import Convolution
-from accelmark.automl.model.morphs import Array, MorphChoices
+from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters
 from accelmark.automl.trial.executor import RankContext, run_trial
 from tests.automl.images import tiny_dataset, tiny_network

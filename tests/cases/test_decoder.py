@@ -12,7 +12,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from accelmark.frameworks.pytorch.model.experts import balancing_loss
 from accelmark.spec.errors import DataError
-from accelmark.tasks.language.pytorch import CausalLm, Pretraining, documents_of
+from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, documents_of
 from tests.cases.test_definitions import SMALL, case_of
 
 FAMILY = ["llama2_7b", "gpt3_6_7b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"]

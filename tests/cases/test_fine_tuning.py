@@ -15,7 +15,7 @@ from torch import nn
 from accelmark.cases.llama2_7b_finetune.pytorch import dialogues
 from accelmark.frameworks.pytorch.model.linear import LowRank, adapt
 from accelmark.spec.log.events import Event
-from accelmark.tasks.language.pytorch import CausalLm, packed_rows
+from accelmark.tasks.language.pytorch_decoder import CausalLm, packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import SMALL, case_of

@@ -10,7 +10,7 @@ from PIL import Image
 
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.tasks.images import data as image_data
-from accelmark.tasks.images.pytorch import OPERATIONS, ImageFolder, erase, mixed, rand_augment
+from accelmark.tasks.images.pytorch_imagenet import OPERATIONS, ImageFolder, erase, mixed, rand_augment
 
 
 @pytest.fixture

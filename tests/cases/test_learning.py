@@ -24,7 +24,8 @@ from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.spec.errors import EXIT_CANCELLED
 from accelmark.spec.log.events import Event
 from accelmark.tasks.conversation.pytorch import InstructionTuning
-from accelmark.tasks.language.pytorch import CausalLm, MaskedTokens, Pretraining
+from accelmark.tasks.language.pytorch import MaskedTokens
+from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining
 from tests.cases import tiny_data
 from tests.cases.job_of import events_of, job_of, losses_of, run, value_of
 from tests.cases.test_definitions import NEEDS, SMALL, case_of

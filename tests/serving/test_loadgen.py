@@ -19,7 +19,7 @@ from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
 from accelmark.serving.client.connection import has_output
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.loadgen.mlperf import TokenScenarios
+from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.request import Endpoint
 from accelmark.serving.stages import StageClient, Stages
 from accelmark.spec.log.serving import LoadStage, TokenScenarioResult

@@ -19,14 +19,14 @@ from transformers import LlamaConfig
 from accelmark.frameworks.pytorch.case import PipelineParts
 from accelmark.frameworks.pytorch.context_parallel import SequencePart
 from accelmark.frameworks.pytorch.mesh.sharding import keep_stage
-from accelmark.frameworks.pytorch.model.attention import CAUSAL
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event
 from accelmark.spec.parallelism import Mesh
-from accelmark.tasks.language.pytorch import CausalLm
+from accelmark.tasks.language.pytorch_decoder import CausalLm
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
 

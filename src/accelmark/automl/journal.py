@@ -20,8 +20,8 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.model.morphs import Array, Weights
 from accelmark.automl.model.network import Network, Node, load_network
+from accelmark.automl.model.weights import Array, Weights
 from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegative, Splits, Totals, TrialRecord
 from accelmark.datasets.images import read_weights
 from accelmark.results.rounds.search import CONFIG_FILE, SEARCH_REPORT, SearchSummary

@@ -8,8 +8,9 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from accelmark.automl.config import TrainingConfig
-from accelmark.automl.model.morphs import Array, Morph
+from accelmark.automl.model.morphs import Morph
 from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters, Splits, TrialOutcome, WeightMode
 from accelmark.spec.model import Spec
 

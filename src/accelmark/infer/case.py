@@ -1,4 +1,4 @@
-"""The interface of an inference case in PyTorch, its data in batches, and cases on ImageNet's validation images."""
+"""The interface of an inference case in PyTorch, and its data in batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
-from accelmark.tasks.images.data import MEAN, STD
-from accelmark.tasks.images.pytorch import ImageFolder
 
 _IGNORED: Final = -100
 _NOISE: Final = 0.01
@@ -278,58 +276,3 @@ class IterativeModel(nn.Module, ABC):
     @abstractmethod
     def parts(self) -> Sequence[nn.Module]:
         """Return the modules that steps compute with, each with few shapes, which an engine may compile in place."""
-
-
-@final
-class _Images(Dataset[tuple[Tensor, int]]):
-    """Centre crops of a split, normalised."""
-
-    def __init__(self, folder: ImageFolder, mean: Tensor, std: Tensor) -> None:
-        self.folder, self.mean, self.std = folder, mean, std
-
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        sample = self.folder.read(index, torch.Generator())
-        return (sample["image"].float() - self.mean) / self.std, int(sample["label"])
-
-
-class ImageNetCase(ClassificationCase):
-    """Classification of normalised images; top-1 accuracy on ``val`` of the data directory."""
-
-    input_names = ("image",)
-    mean: ClassVar[tuple[float, float, float]] = MEAN
-    """Mean of each channel, for values from 0 to 1."""
-    std: ClassVar[tuple[float, float, float]] = STD
-
-    def build_dataloader(self) -> InferBatches:
-        """Read ``val`` in worker processes."""
-        self.data_dir("imagenet", "imagenet/val/<synset>/*.JPEG")
-        return LoaderBatches(self._images("val"), self.settings)
-
-    def calibration_batch(self, size: int) -> InferBatch:
-        """Read images of ``train``, centre crops as in ``val``, spread over its classes."""
-        if not (self.data_dirs.get("imagenet", Path()) / "train").is_dir():
-            raise DataError(
-                "no images for the calibration of int8, which must not measure the accuracy: name a directory that "
-                "holds imagenet/train/<synset>/*.JPEG (--data DIR), or choose another precision"
-            )
-        images = self._images("train")
-        chosen = (images[len(images) * item // size][0] for item in range(size))
-        return InferBatch((torch.stack(list(chosen)),), None)
-
-    def _images(self, split: str) -> _Images:
-        classes, side = self.number("num_classes"), self.number("image_size")
-        folder = ImageFolder(self.data_dirs["imagenet"], split, num_classes=classes, size=side, train=False)
-        return _Images(folder, *self.constants())
-
-    def constants(self) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation for pixel values from 0 to 255, of shape (3, 1, 1)."""
-        mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (self.mean, self.std))
-        return mean, std
-
-    def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random normalised images."""
-        side = self.number("image_size")
-        return InferBatch((torch.randn(size, 3, side, side),), None)

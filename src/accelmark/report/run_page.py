@@ -15,10 +15,10 @@ from accelmark.report.charts import embed_json, latency_chart, plots_of, scaling
 from accelmark.report.serving_page import ServingView, serving_view
 from accelmark.report.tables import adaptation_rows
 from accelmark.report.templating import page
-from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FIGURE_GROUPS, HEADLINES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.prices import Prices, costs_of, units_per_epoch
 from accelmark.results.rounds.summary import NARROW
+from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import CaseResult, InferenceRound, RoundResult, Spread
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic

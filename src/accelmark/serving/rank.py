@@ -20,7 +20,7 @@ from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.client.client import Client
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.loadgen.mlperf import TokenScenarios
+from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, UnreachableError
 from accelmark.serving.server_process import (

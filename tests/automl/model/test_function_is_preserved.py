@@ -12,15 +12,13 @@ from accelmark.automl.model.morphs import (
     MorphChoices,
     MorphError,
     MorphKind,
-    Weights,
     apply_morph,
-    carry_weights,
-    fitted_weights,
     with_dropout,
     with_kernel,
 )
 from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.model.seeds import resnet50, small
+from accelmark.automl.model.weights import Weights, carry_weights, fitted_weights
 from accelmark.automl.trial.module import GraphModule, channel_statistics, load_weights, to_weights
 
 QUIET = small((2, 12, 12), 5, filters=(4, 6), dropout=0.0, name="tiny")

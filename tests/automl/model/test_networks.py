@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.automl.model.counting import MODES, Mode, count
 from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
-from accelmark.automl.model.morphs import MORPH_KINDS, MorphChoices, MorphKind, weight_shapes
+from accelmark.automl.model.morphs import MORPH_KINDS, MorphChoices, MorphKind
 from accelmark.automl.model.network import (
     Network,
     NetworkError,
@@ -24,6 +24,7 @@ from accelmark.automl.model.network import (
     skips,
 )
 from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network, seed_weights, small
+from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import EpochReport, OperationCost
 from accelmark.automl.trial.module import GraphModule, load_weights, to_weights
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION

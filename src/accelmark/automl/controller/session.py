@@ -31,9 +31,9 @@ from accelmark.automl.controller.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.journal import SearchDirectory
 from accelmark.automl.messages import WorkerReady
-from accelmark.automl.model.morphs import weight_shapes
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
+from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.pool import WorkerPool, environment_restored, ray_workers, write_node_logs
 from accelmark.automl.records import Hyperparameters
 from accelmark.results.rounds.search import why_ended

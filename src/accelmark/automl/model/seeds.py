@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from accelmark.automl.model import layers
-from accelmark.automl.model.morphs import Array
 from accelmark.automl.model.network import INPUT, Network, Node, load_network
+from accelmark.automl.model.weights import Array
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION, read_weights
 from accelmark.spec.errors import DataError, RequestError, nearest
 from accelmark.spec.plugins.requirements import require

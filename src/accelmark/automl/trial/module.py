@@ -18,8 +18,9 @@ from accelmark.automl.dataset import Dataset
 from accelmark.automl.messages import TrainedWeights, TrialListener, TrialOrder
 from accelmark.automl.model import layers
 from accelmark.automl.model.counting import count
-from accelmark.automl.model.morphs import Array, Weights, apply_morph, carry_weights, fitted_weights
+from accelmark.automl.model.morphs import apply_morph
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
+from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
 from accelmark.automl.records import WeightMode
 from accelmark.datasets.images import Images
 from accelmark.frameworks.pytorch.batches import TORCH

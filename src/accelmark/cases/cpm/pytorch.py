@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2Model
 
 from accelmark.frameworks.pytorch.batches import FromArrays
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.attention import CAUSAL
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.pretrained import gpt2_config, load_megatron_gpt2
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.language.pytorch import NextToken

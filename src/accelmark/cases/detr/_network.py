@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 
-from accelmark.frameworks.pytorch.model.attention import with_padding
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from accelmark.frameworks.pytorch.model.attention import with_padding
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.tasks.text.data import Table
 from accelmark.tasks.text.pytorch import LabelledText, TextClassification, TextClassifier, read_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import EfficientNetConfig, EfficientNetForImageClassification, PreTrainedModel
 
-from accelmark.tasks.images.pytorch import ImageNetTraining
+from accelmark.tasks.images.pytorch_imagenet import ImageNetTraining
 
 
 class Case(ImageNetTraining):

@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor, nn
 
-from accelmark.infer.case import ImageNetCase, InferBatches, InMemoryBatches
+from accelmark.infer.case import InferBatches, InMemoryBatches
+from accelmark.infer.imagenet import ImageNetCase
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.images.data import centre_box, opened_image
 

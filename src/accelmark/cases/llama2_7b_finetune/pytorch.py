@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from accelmark.spec.errors import DataError
-from accelmark.tasks.language.pytorch import LowRankTuning, packed_rows
+from accelmark.tasks.language.pytorch_decoder import LowRankTuning, packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
 
 _PROMPT: Final = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n{summary}</s>"

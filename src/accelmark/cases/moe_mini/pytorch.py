@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import MixtralConfig
 
 from accelmark.cases.llama_mini._plays import held_out_windows, training_windows
-from accelmark.tasks.language.pytorch import Pretraining
+from accelmark.tasks.language.pytorch_decoder import Pretraining
 
 
 class Case(Pretraining):

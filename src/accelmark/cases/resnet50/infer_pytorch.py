@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from accelmark.infer.case import ImageNetCase
+from accelmark.infer.imagenet import ImageNetCase
 from accelmark.infer.weights import pretrained
 
 

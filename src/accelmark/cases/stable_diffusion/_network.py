@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig
 
-from accelmark.frameworks.pytorch.model.attention import with_padding
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 
 
 def unet(number: Callable[[str], int]) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import SwinConfig, SwinForImageClassification
 
-from accelmark.infer.case import ImageNetCase
+from accelmark.infer.imagenet import ImageNetCase
 from accelmark.infer.weights import pretrained
 
 

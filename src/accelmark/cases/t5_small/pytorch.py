@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from accelmark.frameworks.pytorch.model.attention import with_padding
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.tasks.text.data import JsonLines
 from accelmark.tasks.text.metrics import Rouge1

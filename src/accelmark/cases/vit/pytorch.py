@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 
-from accelmark.tasks.images.pytorch import ImageNetTraining
+from accelmark.tasks.images.pytorch_imagenet import ImageNetTraining
 
 
 class Case(ImageNetTraining):

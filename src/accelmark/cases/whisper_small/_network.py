@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from transformers import WhisperConfig
 
-from accelmark.frameworks.pytorch.model.attention import with_padding
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.tasks.speech.pytorch import END, START
 
 

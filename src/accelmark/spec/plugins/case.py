@@ -116,7 +116,7 @@ class CaseClass(Spec):
     """A class of a family of tasks with other attributes: a case that needs no code of its own."""
 
     base: str = Field(pattern=r"^[a-z_]+(\.[a-z_]+)*\.[A-Z]\w+$")
-    """The class, below ``accelmark.tasks``: ``language.pytorch.Pretraining``."""
+    """The class, below ``accelmark.tasks``: ``language.pytorch_decoder.Pretraining``."""
     attributes: dict[str, Any] = Field(default_factory=dict)
     """Attribute of the class -> its value in this case."""
 

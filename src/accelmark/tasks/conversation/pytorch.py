@@ -23,12 +23,13 @@ from transformers import (
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.attention import CAUSAL
-from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
+from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
+from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
+from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.conversation.data import END, MEAN, PLACEHOLDER, STD, Conversations, ImageTexts
-from accelmark.tasks.images.pytorch import ByteImageNetwork
+from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.text.pytorch import read_tokenizer
 

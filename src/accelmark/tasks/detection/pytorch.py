@@ -19,7 +19,7 @@ from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.data import BoxedImages, Scene, Scenes, centred
 from accelmark.tasks.detection.metrics import box_precision
 from accelmark.tasks.images.data import MEAN, STD, Uniform
-from accelmark.tasks.images.pytorch import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
+from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
 
 _SYNTHETIC_BOXES: Final = 8
 Labels = list[dict[str, Tensor]]

@@ -17,7 +17,7 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.metrics import mean_overlap
 from accelmark.tasks.images.data import Uniform
-from accelmark.tasks.images.pytorch import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
+from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
 from accelmark.tasks.segmentation.data import Segmented, SegmentedImages, Segments, at_shorter_side, random_part
 
 NOT_COUNTED: Final = -1

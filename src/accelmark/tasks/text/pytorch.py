@@ -19,7 +19,7 @@ from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTraine
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.attention import with_padding
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.spec.errors import DataError
 from accelmark.tasks.images.pytorch import Classification
 from accelmark.tasks.metrics import IGNORED

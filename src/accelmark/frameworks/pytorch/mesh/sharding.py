@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.case import PipelineParts, TrainCase
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
-from accelmark.frameworks.pytorch.model.pretrained import materialize
+from accelmark.frameworks.pytorch.model.initialize import materialize
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog

@@ -1,11 +1,10 @@
-"""Initial weights: random ones of large models, and those of a checkpoint of transformers or the first Megatron-LM."""
+"""Initial weights from a checkpoint of transformers, or of the first Megatron-LM."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final, TypeVar
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedConfig, PreTrainedModel
 
-from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.spec.errors import DataError, first_line
 
 C = TypeVar("C", bound=PreTrainedConfig)
@@ -134,48 +132,3 @@ def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | N
         net.load_state_dict(state)
     except RuntimeError as error:
         raise DataError(f"{path}: has other weights: {first_line(error)}") from error
-
-
-def materialize(model: nn.Module, device: torch.device) -> None:
-    """Move a model of the meta device to ``device`` without values; parameters that layers share stay shared."""
-    first: dict[int, str] = {}
-    shared: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            shared[name] = first[id(parameter)]
-    model.to_empty(device=device)
-    for name, source in shared.items():
-        layer, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(layer), attribute, model.get_parameter(source))
-
-
-def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
-    """Materialize a model of the meta device on the CPU: matrices normal with mean 0, biases zero, other vectors one.
-
-    Every parameter has its own random generator, so that threads draw them in parallel and the values do not depend
-    on the number of threads. Scores of attention sinks are drawn as matrices are. Buffers are materialized without
-    values.
-    """
-    materialize(model, torch.device("cpu"))
-
-    def fill(item: tuple[int, tuple[str, Tensor]]) -> None:
-        number, (name, parameter) = item
-        with torch.no_grad():  # a setting of each thread
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif parameter.ndim > 1 or name.endswith("sinks"):
-                parameter.normal_(0.0, std, generator=generator_for(seed, number))
-            else:
-                parameter.fill_(1.0)
-
-    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-        list(pool.map(fill, enumerate(model.named_parameters())))
-
-
-def compute_buffers(model: Any) -> None:
-    """Give the buffers of a model of transformers their initial values, by building each layer that has some again."""
-    for module in model.modules():
-        if dict(module.named_buffers(recurse=False)):
-            fresh = type(module)(model.config)
-            for name, buffer in fresh.named_buffers(recurse=False):
-                setattr(module, name, buffer)

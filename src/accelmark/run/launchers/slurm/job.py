@@ -1,26 +1,17 @@
-"""Jobs of Slurm: request, query and cancel them, read how Slurm ended them, and submit a whole run as one."""
+"""Jobs of Slurm: request, query and cancel them, and read how Slurm ended them."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, final
 
-from accelmark.plan.plan import Plan
-from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import NodeState
 from accelmark.run.host import CommandResult, HostError, SubprocessHost
-from accelmark.run.launchers import SubmittedJob
-from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.plugins.launcher import options_of
 
 _THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
 _PREFIX: Final = re.compile(r"sbatch: ((error|fatal): )?")
@@ -152,92 +143,3 @@ async def _slurm(*argv: str) -> CommandResult:
         return await _THIS_MACHINE.run(argv, timeout_s=None)
     except HostError as error:
         return CommandResult(127, b"", error.what.encode())
-
-
-_NUMBER: Final = "# submitted as job "
-"""Last line of a script that Slurm has accepted, before the number of the job."""
-_PREPARE_S: Final = 600.0
-"""Time for data, environment and evaluation of a round, in addition to its time limit."""
-_STOP_S: Final = 120
-"""The run is asked to stop this time before Slurm's limit, so that its results are kept."""
-
-
-def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
-    """Write ``RUN.sbatch`` and submit it; returns the number of the job, which is added to the script.
-
-    ``arguments`` of AccelMark start the run at ``run``, in the present working directory.
-
-    Raises:
-        RequestError: Slurm does not know a host.
-        RunError: the script cannot be written, or Slurm refuses it.
-    """
-    options = options_of(Options, plan.cluster).slurm_options
-    if not any(option.startswith(("--clusters", "-M")) for option in options):
-        asyncio.run(require_nodes([host.address for host in plan.cluster.hosts]))  # of this cluster
-    make_directory(run.parent)
-    script, text = _script_of(run), batch_script(plan, run, arguments)
-    write_atomic(script, text)
-    try:
-        number = asyncio.run(request(["sbatch", "--parsable", str(script)], options))
-    except RunError:
-        script.unlink()
-        raise
-    write_atomic(script, f"{text}{_NUMBER}{number}\n")
-    return number
-
-
-def submitted(run: Path) -> SubmittedJob | None:
-    """Return the batch job of a run that has no directory (yet); None where it was not submitted."""
-    try:
-        number = _script_of(run).read_text(encoding="utf-8").rpartition(_NUMBER)[2].strip()
-    except OSError:
-        return None
-    if not number.isdecimal():
-        return None
-    job, log = asyncio.run(show_job(number)), _log_of(run)
-    may_start = job is not None and (job.is_waiting or job.is_active)
-    if job is not None and may_start:
-        state = f"queued as Slurm job {job}" if job.is_waiting else f"starting in Slurm job {number}"
-    else:
-        why = job.end[1] if job is not None and job.end else f"Slurm has no record of job {number} any more"
-        state = f"did not start: {why}" + (f"; its output: {log}" if log.is_file() else "")
-    return SubmittedJob(number, state, may_start, lambda: asyncio.run(cancel(number)))
-
-
-def _script_of(run: Path) -> Path:
-    return run.with_name(f"{run.name}.sbatch")
-
-
-def _log_of(run: Path) -> Path:
-    return run.with_name(f"{run.name}.sbatch.log")
-
-
-def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
-    """Return the batch script of a run, which inherits the environment.
-
-    ``slurm_options`` of the cluster file take precedence over AccelMark's options.
-    """
-    hosts = [host.address for host in plan.cluster.hosts]
-    limit = [f"--time={minutes}"] if (minutes := time_limit_min(plan)) is not None else []
-    options = [
-        f"--job-name=accelmark-{plan.name}",
-        f"--nodes={len(hosts)}",
-        f"--nodelist={','.join(hosts)}",
-        *WHOLE_NODES,
-        f"--chdir={Path.cwd()}",
-        f"--output={_log_of(run)}",
-        "--no-requeue",
-        f"--signal=B:TERM@{_STOP_S}",
-        *limit,
-        *options_of(Options, plan.cluster).slurm_options,
-    ]
-    command = shlex.join([sys.executable, "-m", "accelmark", *arguments])
-    return "\n".join(["#!/bin/sh", *(f"#SBATCH {option}" for option in options), f"exec {command}", ""])
-
-
-def time_limit_min(plan: Plan) -> int | None:
-    """Return the time that a run may take, in minutes; None where its rounds have no time limit."""
-    if plan.timeout_s is None:
-        return None
-    attempts = 1 + plan.retry_lost
-    return math.ceil((len(plan.jobs) * attempts * (plan.timeout_s + _PREPARE_S) + _STOP_S) / 60)
