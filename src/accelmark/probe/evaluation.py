@@ -35,7 +35,8 @@ def metric_names(job: JobSpec) -> list[str]:
         raise ValueError("job.json is not a training job")
     settings = job.work.settings
     place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
-    case = case_class(job.case, "pytorch", TrainCase)(settings, job.data_dirs, place)
+    make_case = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
+    case = make_case(settings, job.data_dirs, place)
     model = case.build_model().eval()
     with torch.no_grad():
         sums = case.eval_sums(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)))

@@ -43,6 +43,7 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
     Raises:
         RequestError: none of them defines it.
     """
+    case: Any
     is_own = (folder.path / f"{framework}.py").is_file()
     if not is_own and (declared := _declared_class(folder.path / "case.yaml", framework)) is not None:
         case, where = declared, f"{folder.path / 'case.yaml'}: train.classes.{framework}"
