@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.frameworks.pytorch.model.identity import count_flops
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.spec.layers import Layer, flatten, resolve
-from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.spec.plugins.catalog import find, folders, load_case
 from accelmark.tasks.text.pytorch import SequenceToSequence
-from accelmark.train.case import attention_flops
+from accelmark.train.case import attention_flops, case_class
 from tests.cases.flops import FORMULAS, published_flops
 
 SHIPPED = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
@@ -55,8 +54,8 @@ def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
     layers = [Layer("test", {"loader.synthetic": True, **over})]
     settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
     place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
-    case: TrainCase = import_module(f"accelmark.cases.{name}.pytorch").Case(settings, {}, place)
-    return case
+    make_case = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)  # type: ignore[type-abstract]
+    return make_case(settings, {}, place)
 
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
@@ -151,6 +150,9 @@ def test_a_case_folder_is_loaded_completely(name: str) -> None:
 def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     folder = folders("cases")[name].path
     declared = {spec.name for spec in dataset_specs(load_case(name).data, name)}
+    train = load_case(name).train
+    for case in train.classes.values() if train is not None else ():
+        assert declared == {case.attributes[key] for key in ("shards", "weights", "samples") if key in case.attributes}
     for framework in folders("frameworks"):
         if (code := folder / f"{framework}.py").is_file():
             text = code.read_text(encoding="utf-8")
@@ -194,7 +196,10 @@ def test_cases_without_requirements_import_only_what_the_framework_installs() ->
     blocked = ["PIL", "safetensors", "tokenizers", "transformers"]
     modules = ["accelmark.frameworks.pytorch.backend"]
     for name in SHIPPED:
-        if not load_case(name).requires:
+        case = load_case(name)
+        if not case.requires:
+            classes = case.train.classes.values() if case.train else ()
+            modules += [f"accelmark.tasks.{each.base.rpartition('.')[0]}" for each in classes]
             parts = sorted(path.stem for path in folders("cases")[name].path.glob("*pytorch.py"))
             modules += [f"accelmark.cases.{name}.{part}" for part in parts]
     assert len(modules) > 2

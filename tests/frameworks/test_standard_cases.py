@@ -80,8 +80,8 @@ with layers.building(0, tensorflow.bfloat16):
 """Framework -> a program that counts the parameters of ``case``."""
 CASE = """
 import importlib, sys
-from accelmark.train.case import use_layers
-from accelmark.spec.plugins.catalog import load_case
+from accelmark.train.case import ArrayCase, case_class, use_layers
+from accelmark.spec.plugins.catalog import find, load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 
@@ -89,7 +89,7 @@ name, framework = sys.argv[1:]
 layers = importlib.import_module(f"accelmark.frameworks.{framework}.layers")
 use_layers(layers)
 settings = TrainSettings.model_validate({**load_case(name).train.settings, "loader": {"synthetic": True}})
-case = importlib.import_module(f"accelmark.cases.{name}.{framework}").Case(settings, {}, RankPlace())
+case = case_class(find("cases", name).ref("train"), framework, ArrayCase)(settings, {}, RankPlace())
 """
 
 
