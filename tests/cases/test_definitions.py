@@ -19,7 +19,7 @@ from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.frameworks.pytorch.model.identity import count_flops
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.spec.layers import Layer, flatten, resolve
-from accelmark.spec.plugins.catalog import find, folders, load_case
+from accelmark.spec.plugins.catalog import find, folders, frameworks_of, load_case
 from accelmark.tasks.text.pytorch import SequenceToSequence
 from accelmark.train.case import attention_flops, case_class
 from tests.cases.flops import FORMULAS, published_flops
@@ -143,7 +143,7 @@ def test_a_case_folder_is_loaded_completely(name: str) -> None:
     frameworks = {file.stem for file in folder.glob("*.py") if not file.stem.startswith(("_", "infer", "serve"))}
     frameworks -= {"arrays"}
     assert frameworks <= set(folders("frameworks"))
-    assert ("pytorch" in frameworks) == (name in CASES)
+    assert ("pytorch" in frameworks_of(load_case(name))) == (name in CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
