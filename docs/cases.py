@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from accelmark.spec.plugins.case import CaseSpec, Family
-from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.spec.plugins.catalog import folders, frameworks_of, load_case
 
 PAGE: Final = Path(__file__).with_name("cases.md")
 README: Final = Path(__file__).parents[1] / "README.md"
@@ -56,14 +56,13 @@ def _row(case: CaseSpec) -> str:
         target = "speed only" if curve is None else "loss curve"
         if aim is not None:
             target = f"{aim.metric} {'≥' if aim.direction == 'at_least' else '≤'} {aim.value:g}"
-    files = {file.stem for file in folders("cases")[case.name].path.glob("*.py")} & set(folders("frameworks"))
     cells = (
         _link(case, "../"),
         case.family or "-",
         case.title,
         ", ".join(case.tasks),
         target,
-        ", ".join(sorted(files)) or "-",
+        ", ".join(sorted(frameworks_of(case))) or "-",
     )
     return f"| {' | '.join(cells)} |"
 

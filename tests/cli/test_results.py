@@ -236,12 +236,12 @@ def test_terminal_control_sequences_in_names_are_escaped(runs: Path, tmp_path: P
     assert "\x1b" not in printable(str(caught.value))
 
 
-app.command(cls=Verb)(report)
+app.command("report", cls=Verb)(report)
 
 
 def test_a_killed_run_is_summarised_and_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    done = runner.invoke(app, [str(run)], catch_exceptions=False)
+    done = runner.invoke(app, ["report", str(run)], catch_exceptions=False)
     assert done.exit_code == 0
     assert done.stdout.strip() == str(run / "report.html")
     assert (run / "summary.json").is_file()
@@ -254,7 +254,7 @@ def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
     before = result.read_text()
     result.write_text(before.replace("12800.0", "99999.0"))  # as by other definitions of the figures
     write_manifest(run)
-    runner.invoke(app, [str(run), "--recompute"], catch_exceptions=False)
+    runner.invoke(app, ["report", str(run), "--recompute"], catch_exceptions=False)
     assert result.read_text() == before
 
 
