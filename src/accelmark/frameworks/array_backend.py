@@ -21,13 +21,13 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.equivalence import Array
 from accelmark.spec.errors import DataError, RunError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
+from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
 from accelmark.train.case import ArrayCase, Batch, Batches, case_class, use_layers
 from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.plan.plan import Plan
 from accelmark.results.read.round_dir import node_dirs
@@ -20,18 +20,19 @@ from accelmark.run.record.states import JobStatus
 from accelmark.spec.equivalence import (
     INITIAL_FILE,
     TOLERANCES,
-    Array,
     ComparedJob,
     Difference,
     EquivalenceCheck,
     Errors,
-    read_tensors,
     results_file,
 )
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import CompareJob, JobSpec, TrainJob
 from accelmark.spec.log.events import Started
 from accelmark.spec.plugins.catalog import load_case
+
+if TYPE_CHECKING:
+    from accelmark.spec.tensor_file import Array
 
 
 def check_text(check: EquivalenceCheck) -> str:
@@ -69,6 +70,8 @@ def compare_steps(
     Weights whose names end with one of ``zero_gradients`` are not compared.
     Raises RunError if a file is missing or damaged.
     """
+    from accelmark.spec.tensor_file import read_tensors  # imports NumPy, which reading results does not need
+
     before = read_tensors(initial / INITIAL_FILE)
     largest = dict.fromkeys(Errors.model_fields, 0.0)
     first: Difference | None = None
@@ -84,6 +87,8 @@ def compare_steps(
 
 
 def _results(directory: Path, step: int) -> dict[str, Array]:
+    from accelmark.spec.tensor_file import read_tensors
+
     tensors: dict[str, Array] = {}
     for path in sorted(directory.glob(results_file(step, "*"))):
         tensors |= read_tensors(path)

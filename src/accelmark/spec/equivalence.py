@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import zlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, Literal
-from zipfile import BadZipFile
+from typing import Final, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
-from accelmark.spec.errors import RunError
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.training import Precision
 
-INITIAL_FILE: Final = "initial.npz"
+INITIAL_FILE: Final = "initial.safetensors"
 """Initial weights of the case, in the directory of the inputs."""
 
 
 def batches_file(step: int) -> str:
     """Return the name of the file with the batches of a step, from 1: ``<batch>/<array>``."""
-    return f"batches-{step:04d}.npz"
+    return f"batches-{step:04d}.safetensors"
 
 
 def results_file(step: int, rank: int | str) -> str:
     """Return the name of the file with a rank's results of a step: outputs, and on rank 0 loss and weights."""
-    return f"step-{step:04d}-rank{rank}.npz"
+    return f"step-{step:04d}-rank{rank}.safetensors"
 
 
 class Errors(Spec):
@@ -105,28 +97,3 @@ class EquivalenceCheck(Spec):
     def equivalent(self) -> bool:
         """Whether all jobs are within the tolerance."""
         return all(job.first_difference is None for job in self.jobs)
-
-
-Array = npt.NDArray[Any]
-
-
-def write_tensors(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to ``path``, through a temporary name; raises RunError: the file cannot be written."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def read_tensors(path: Path) -> dict[str, Array]:
-    """Return the arrays of a file by name; raises RunError: the file is missing or damaged."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return dict(stored)
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error, TypeError) as error:
-        raise RunError(f"{path}: cannot be read as NumPy's npz ({type(error).__name__}: {error})") from error

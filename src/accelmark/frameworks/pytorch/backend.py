@@ -59,7 +59,6 @@ from accelmark.frameworks.pytorch.training.platform import (
 )
 from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
-from accelmark.spec.equivalence import Array
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event, Started
@@ -67,6 +66,7 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import SyntheticBatches, log_bad_samples
 from accelmark.train.case import case_class
 from accelmark.train.hooks import hook_records, load_hooks

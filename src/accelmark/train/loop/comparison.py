@@ -14,11 +14,12 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from accelmark.spec.equivalence import INITIAL_FILE, Array, batches_file, read_tensors, results_file, write_tensors
+from accelmark.spec.equivalence import INITIAL_FILE, batches_file, results_file
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import CompareJob
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.tensor_file import Array, read_tensors, write_tensors
 from accelmark.train.loop.contract import Backend
 
 _MAX_OUTPUTS: Final = 2**22
