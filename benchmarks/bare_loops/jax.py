@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 from accelmark.frameworks.jax.backend import JaxBackend
-from accelmark.frameworks.jax.step import direction
+from accelmark.frameworks.jax.hooks import direction
 from benchmarks.bare_loops import SCHEDULED_STEPS
 
 

@@ -180,7 +180,7 @@ class Bench:
             verified = json.loads(done.stdout)
         except ValueError:
             return Outcome(done.returncode, done.stdout + done.stderr, None)
-        outcome = _outcome(*verified["cases"], done)
+        outcome = _outcome(verified["cases"][0], done)
         differences = tuple(("error", "verify", text) for text in verified["differences"])
         return replace(outcome, findings=outcome.findings + differences)
 
