@@ -18,7 +18,7 @@ from benchmarks.automl_figures import RESULTS
 WIDTH: Final = 720
 HEIGHT: Final = 360
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 30, 50
-COLOURS: Final = ("#1a5fb4", "#c64600", "#26a269", "#77767b", "#813d9c")
+COLOURS: Final = ("#1a5fb4", "#c64600", "#26a269", "#77767b", "#813d9c", "#000000")
 Curve = tuple[str, Sequence[float], Sequence[float]]
 
 
@@ -62,6 +62,7 @@ def search_quality(figures: dict[str, Any]) -> str:
         "random": "random morphs",
         "none": "seed trained longer (end)",
         "scaled": "three times the filters (end)",
+        "final": "with a last training",
     }
     curves: list[Curve] = []
     for method, name in names.items():
@@ -78,7 +79,7 @@ def search_quality(figures: dict[str, Any]) -> str:
     heights = [error for _, _, errors in curves for error in errors]
     top = np.ceil(max(heights) / 0.05) * 0.05
     title = "Held-out error of the best network so far, mean over seeds"
-    return draw(title, "share of the operations spent", curves, ticks, [*np.arange(0.15, top + 0.001, 0.05)])
+    return draw(title, "share of the operations spent", curves, ticks, [*np.arange(0.1, top + 0.001, 0.05)])
 
 
 def scheduling(figures: dict[str, Any]) -> str:
