@@ -161,7 +161,7 @@ def test_a_tree_search_without_allowed_morphs_does_not_end_the_search() -> None:
         assert proposed.parent == 0
 
 
-def test_halving_promotes_the_best_third_of_a_round_and_starts_with_the_largest() -> None:
+def test_halving_promotes_the_best_third_of_a_round_and_starts_with_doubled_filters() -> None:
     searcher, population = SEARCHERS["halving"](rounds=3), started(SEED, 0)
     set_value(population, 0, "observed", 0.9)
     for _ in range(14):
@@ -175,7 +175,10 @@ def test_halving_promotes_the_best_third_of_a_round_and_starts_with_the_largest(
             parent = population.individuals[one.parent or 0]
             assert (one.network, one.morphs, one.round) == (parent.network, (), parent.round + 1)
     points = [one.point for one in population.individuals if one.point and one.round == 1]
-    assert [tuple(point.values()) for point in points[:3]] == [(3, 3, 0, 1), (3, 3, 0, 0), (2, 2, 0, 1)]
+    assert [tuple(point.values()) for point in points[:3]] == [(1, 1, 0, 1), (1, 1, 0, 0), (2, 2, 0, 1)]
+    limits = MorphLimits(max_parameters=20 * count(SEED, "accelmark").parameters)
+    (largest,) = SEARCHERS["halving"](limits=limits).propose(started(SEED, 0))
+    assert tuple((largest.point or {}).values()) == (2, 2, 0, 0)
 
 
 def test_every_point_of_the_space_is_tried_once_within_the_limits() -> None:

@@ -97,14 +97,15 @@ class BatchSearch(Searcher):
 class TpeSearch(BatchSearch):
     """Draws points by Optuna's TPE, to which networks in training count as bad.
 
-    The first ones are the seed with all its filters doubled three times, twice and once, with and without a further
-    layer in the last stage, where layers cost least; as far as the limits allow.
+    The first ones are the seed with all its filters doubled once, twice and three times, with and without a further
+    layer in the last stage, where layers cost least. Where limits bound networks, the largest is the first.
     """
 
     def points(self, population: Population, generator: np.random.Generator) -> Iterator[dict[str, int]]:
         """Yield points in the order in which they are tried."""
         searched = space(population.individuals[0].network)
-        for doublings in range(_MOST_DOUBLINGS, 0, -1):
+        is_bounded = self.limits.max_parameters or self.limits.max_forward_operations
+        for doublings in range(1, _MOST_DOUBLINGS + 1)[:: -1 if is_bounded else 1]:
             wider = {name: doublings if name.startswith("double") else 0 for name in searched}
             yield from ({**wider, [*wider][-1]: 1}, wider)
         tried = [*population.leaders(_HISTORY, _HISTORY), *population.pending[-_HISTORY:]]
