@@ -15,6 +15,7 @@ import numpy as np
 
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
+from accelmark.spec.plugins.catalog import load_framework
 from tests.cases.job_of import job_of
 from tests.frameworks.environments import SOURCE, framework_python
 
@@ -44,7 +45,8 @@ def rank_job(
     path = job_of(name, directory, data, over)
     job = JobSpec.model_validate_json(path.read_text())
     key = job.key.model_copy(update={"framework": framework})
-    path.write_text(job.model_copy(update={"key": key, **changed}).model_dump_json())
+    backend = load_framework(framework).devices["cpu"].collective_backend
+    path.write_text(job.model_copy(update={"key": key, "collective_backend": backend, **changed}).model_dump_json())
     return path
 
 
