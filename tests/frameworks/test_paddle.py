@@ -147,7 +147,7 @@ def test_bert_with_dropout_and_recomputation_is_replayed(tmp_path: Path) -> None
         {"name": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
         {"name": "adam", "lr": 0.05, "weight_decay": 0.1, "decay_norm_and_bias": False},
         {"name": "adamw", "lr": 0.05, "weight_decay": 0.1, "decay_norm_and_bias": False},
-        {"name": "lamb", "lr": 0.05, "weight_decay": 0.1, "eps": 1e-6},
+        {"name": "lamb", "lr": 0.05, "weight_decay": 0.1, "eps": 1e-6, "decay_norm_and_bias": False},
     ],
     ids=lambda settings: settings["name"] if isinstance(settings, dict) else None,
 )

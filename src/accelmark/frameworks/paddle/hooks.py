@@ -41,7 +41,7 @@ def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: flo
         return paddle.optimizer.AdamW(parameters=trainable, **decays, **adam, **options)
     if settings.name == "lamb":
         decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
-        return paddle.optimizer.Lamb(parameters=trainable, **decays, **adam, **options)
+        return paddle.optimizer.Lamb(parameters=trainable, always_adapt=True, **decays, **adam, **options)
     _add_decay(trainable, undecayed, decay)
     if settings.name == "adam":
         return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
