@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from accelmark.datasets.ensure import dataset_of
+from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
 from accelmark.frameworks.pytorch.batches import BatchMemory, IndexedBatches, collated
 from accelmark.frameworks.pytorch.case import Place

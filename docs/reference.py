@@ -18,7 +18,7 @@ import accelmark
 from accelmark import api
 from accelmark.cli.main import app
 from accelmark.compat.flagperf.coverage import coverage
-from accelmark.datasets.ensure import known_datasets
+from accelmark.datasets.catalogue import known_datasets
 from accelmark.explain.entries import all_terms, entries, settings
 from accelmark.results.figures import FIGURE_GROUPS, title_of
 from accelmark.spec.number_format import quantity

@@ -18,7 +18,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from accelmark.datasets.ensure import dataset_of, ensure
+from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.ensure import ensure
 
 ROOT: Final = Path(__file__).parents[2]
 IMAGE: Final = Path(__file__).with_name("image.txt")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets import pack as packing
-from accelmark.datasets.ensure import dataset_of
+from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
 from accelmark.datasets.shards import features, integers, opened, records, write_records
 from accelmark.datasets.verify import fingerprint, verify

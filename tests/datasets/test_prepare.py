@@ -27,7 +27,7 @@ from transformers import RTDetrResNetBackbone, RTDetrResNetConfig
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.datasets.ensure import known_datasets, preparable, preparation_of
+from accelmark.datasets.catalogue import known_datasets, preparable, preparation_of
 from accelmark.datasets.prepare import c4_llama3, cnn_dailymail, coco, criteo, imagenet, lambada, samsum, sst2, wmt14
 from accelmark.datasets.prepare.preparation import Preparation, prepare
 from accelmark.datasets.prepare.resnet50_vd_weights import ARCHIVE
@@ -294,7 +294,7 @@ def test_the_command_prepares_and_lists(tmp_path: Path, monkeypatch: pytest.Monk
     words = ["data", "prepare", "imagenet", "--from", str(ilsvrc), "--to", str(tmp_path / "to")]
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, DataError), "the archives are not the published ones"
-    monkeypatch.setattr("accelmark.datasets.ensure.preparation_of", lambda name: whole(name, ilsvrc))
+    monkeypatch.setattr("accelmark.datasets.catalogue.preparation_of", lambda name: whole(name, ilsvrc))
     prepared = CliRunner().invoke(app, words)
     assert prepared.exit_code == 0, prepared.output
     assert f"ImageNet-1k (ILSVRC 2012) is in {tmp_path / 'to'}" in prepared.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.datasets.ensure import known_datasets
+from accelmark.datasets.catalogue import known_datasets
 
 ROOT = Path(__file__).parents[2]
 

@@ -69,7 +69,7 @@ def _scenarios() -> Iterable[str]:
 
 
 def _datasets() -> Iterable[str]:
-    from accelmark.datasets.ensure import known_datasets
+    from accelmark.datasets.catalogue import known_datasets
 
     return [known.spec.name for known in known_datasets()]
 
@@ -89,7 +89,7 @@ engines = _call(_CATALOG, "engine_specs")
 scenarios = _of(_scenarios)
 token_scenarios = _of(lambda: ("server", "offline"))
 datasets = _of(_datasets)
-prepared = _call("accelmark.datasets.ensure", "preparable")
+prepared = _call("accelmark.datasets.catalogue", "preparable")
 explained = _of(_explained)
 
 

@@ -16,7 +16,7 @@ from accelmark.cli.help import Output, Verb, Verbs
 from accelmark.spec.number_format import percent, quantity
 
 if TYPE_CHECKING:
-    from accelmark.datasets.ensure import Known
+    from accelmark.datasets.catalogue import Known
 
 app = typer.Typer(
     name="data", cls=Verbs, help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None
@@ -40,7 +40,7 @@ def list_(
     as_json: options.AsJson = False,
 ) -> Output:
     """List the data sets and weights of all cases: how to obtain them, what is in the cache, sizes and licences."""
-    from accelmark.datasets.ensure import known_datasets, known_of
+    from accelmark.datasets.catalogue import known_datasets, known_of
 
     if name is not None:
         dataset = known_of(name)
@@ -102,7 +102,7 @@ def prepare(
     Nothing is downloaded. Archives are verified by their published MD5 sums before anything is written. An interrupted
     preparation continues where it was when the command is given again.
     """
-    from accelmark.datasets.ensure import preparation_of
+    from accelmark.datasets.catalogue import preparation_of
     from accelmark.datasets.prepare.preparation import prepare as make
     from accelmark.datasets.verify import fingerprint
 
@@ -129,7 +129,7 @@ def pack(
 
     Images are shuffled, always in the same way. An interrupted call continues after the last complete shard.
     """
-    from accelmark.datasets.ensure import dataset_of
+    from accelmark.datasets.catalogue import dataset_of
     from accelmark.datasets.pack import pack as make
 
     spec = dataset_of(name)

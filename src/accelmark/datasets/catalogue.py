@@ -1,0 +1,85 @@
+"""Every data set of every case: how it is obtained, whether it is in the cache, and which cases use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Literal, final
+
+from accelmark.datasets.ensure import cached_path
+from accelmark.datasets.prepare.preparation import Preparation
+from accelmark.datasets.spec import DatasetSpec, dataset_specs
+from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.plugins.catalog import folders, load_case
+
+_PREPARATIONS: Final = Path(__file__).parent / "prepare"
+Obtained = Literal["cached", "fetched when needed", "prepared from archives", "by hand"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A data set with the cases that use it."""
+
+    spec: DatasetSpec
+    cases: tuple[str, ...]
+    obtained: Obtained
+    bytes: int | None
+    """Size in the cache where it is there, or of the files where they are declared; None: not known."""
+    path: Path | None
+    """Directory in the cache, where it is there."""
+
+
+def known_datasets() -> Sequence[Known]:
+    """Return the data sets of all cases, by name; weights are among them. Raises SpecError for a damaged case file."""
+    specs: dict[str, DatasetSpec] = {}
+    users: dict[str, list[str]] = {}
+    for name in sorted(folders("cases")):
+        for spec in dataset_specs(load_case(name).all_data, f"cases/{name}/case.yaml"):
+            # A case of inference may declare less of a data set than one of training, for example only its test split.
+            if spec.name not in specs or len(spec.tree) > len(specs[spec.name].tree):
+                specs[spec.name] = spec
+            users.setdefault(spec.name, []).append(name)
+    return [_known(specs[name], tuple(users[name])) for name in sorted(specs)]
+
+
+def _known(spec: DatasetSpec, cases: tuple[str, ...]) -> Known:
+    path = cached_path(spec) if spec.sources else None
+    if path is not None and path.is_dir():
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return Known(spec, cases, "cached", size, path)
+    if spec.sources:
+        return Known(spec, cases, "fetched when needed", spec.bytes, None)
+    prepared = spec.name in preparable()
+    return Known(spec, cases, "prepared from archives" if prepared else "by hand", spec.bytes or None, None)
+
+
+def preparable() -> Sequence[str]:
+    """Return the names of the data sets that can be prepared from archives."""
+    return sorted(file.stem for file in _PREPARATIONS.glob("[a-z]*.py") if file.stem != "preparation")
+
+
+def dataset_of(name: str) -> DatasetSpec:
+    """Return a data set by its name; raises RequestError where no case uses it."""
+    return known_of(name).spec
+
+
+def known_of(name: str) -> Known:
+    """Return a data set with the cases that use it; raises RequestError where none does."""
+    known = {dataset.spec.name: dataset for dataset in known_datasets()}
+    if name not in known:
+        raise RequestError(f"no case uses a data set {name!r} ({nearest(name, known)}); accelmark data list shows all")
+    return known[name]
+
+
+def preparation_of(name: str) -> tuple[DatasetSpec, Preparation]:
+    """Return a data set and how it is prepared; raises RequestError with advice where that is not known."""
+    spec = dataset_of(name)
+    if name not in preparable():
+        how = "AccelMark fetches it when it is needed" if spec.sources else spec.how_to_get
+        prepared = f"prepared are: {', '.join(preparable())}"
+        raise RequestError(f"{name} is not prepared from archives: {how.removesuffix('.')}; {prepared}")
+    preparation: Preparation = import_module(f"accelmark.datasets.prepare.{name}").PREPARATION
+    return spec, preparation
