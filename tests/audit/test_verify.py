@@ -18,7 +18,7 @@ from accelmark.cli.main import app
 from accelmark.results.store.bundle import unpack, write_bundle, write_manifest
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
-from tests.made_run import Made, make_run
+from tests.made_run import Made, make_run, perflog
 
 pytestmark = pytest.mark.adversary
 
@@ -51,11 +51,14 @@ def test_an_unmodified_run_is_intact(run: Path) -> None:
 def test_data_of_directories_is_compared_with_the_readers(run: Path, tmp_path: Path) -> None:
     (tmp_path / "images" / "train").mkdir(parents=True)
     (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeg")
-    sample = {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}
-    record = {"path": "/data", "fingerprint": "ab" * 32, "declared": None, "sample": sample}
-    (run / "toy-pytorch-X1x1x1" / "round1" / "data.json").write_text(json.dumps({"images": record}))
-    write_manifest(run)
     command = ["verify", str(run), "--data", str(tmp_path), "--json"]
+    (nothing,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
+    assert nothing.startswith("no round recorded contents of its data")
+    sample = {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}
+    *lines, last = (run / LOG).read_text().splitlines(keepends=True)
+    at_ms = json.loads(last.removeprefix("[PerfLog] "))["metadata"]["mono_ms"]
+    (run / LOG).write_text("".join([*lines, perflog("DATA_READ", {"sample": {"images": sample}}, at_ms, 0), last]))
+    write_manifest(run)
     assert json.loads(CliRunner().invoke(app, command).output)["differences"] == []
     (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeG")
     (difference,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
