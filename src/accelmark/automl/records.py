@@ -111,6 +111,7 @@ class Totals:
     training_s: float = 0.0
     evaluating_s: float = 0.0
     data_wait_s: float = 0.0
+    length_s: float = 0.0
     ended_s: float = 0.0
     accuracy: float | None = None
     """Best validation accuracy."""
@@ -125,6 +126,7 @@ class Totals:
         self.training_s += epoch.training_s
         self.evaluating_s += epoch.evaluating_s
         self.data_wait_s += epoch.data_wait_s
+        self.length_s += epoch.ended_s - epoch.begun_s
         self.ended_s = max(self.ended_s, epoch.ended_s)
         if epoch.validation_accuracy is not None:
             self.accuracy = max(self.accuracy or 0.0, epoch.validation_accuracy)

@@ -46,6 +46,8 @@ _REPORT_SPACING: Final = 20
 _LISTEN_S: Final = 0.2
 _CUT_GRACE_S: Final = 120.0
 _MAX_REPLACEMENTS: Final = 3
+_PLANNED: Final = 0.9
+"""Share of the remaining time that a last training is planned for, so that it is not cut before its rate has fallen."""
 _BATCHES: Final = 8
 LARGEST_BATCH: Final = 32
 
@@ -279,7 +281,7 @@ class SearchController:
             left = (schedule.max_operations - self._committed) // workers
             return max(0, left) // self._operations(record.cost, record.hyperparameters, 1)
         totals, left_s = self._state.totals_of(record), self._scheduler.remaining_s(self._now()) or 0.0
-        return int(left_s * totals.epochs / max(totals.training_s + totals.evaluating_s, 1e-9))
+        return int(_PLANNED * left_s * totals.epochs / max(totals.length_s, 1e-9))
 
     def _operations(self, cost: OperationCost, hyper: Hyperparameters, epochs: int) -> int:
         """Return the operations of so many epochs of a network."""
