@@ -89,7 +89,7 @@ def test_each_planted_fault_has_a_row_and_a_monitor_in_milliwatts_does_not_survi
     assert result.exit_code == EXIT_OK
     for fault, said in {
         "none": "mean power ",
-        "hung device": "timed_out: rank 0 wrote no event for 15 s",
+        "hung device": "timed_out: rank 0 wrote no event for 30 s",
         "lost device": "standin:0 does not answer: the device was lost",
         "too little memory": "rank 0: out of memory on standin:0",
         "power in milliwatts": "mean power ",

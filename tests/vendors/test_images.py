@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from accelmark.run.preflight.packages import RANK_NEEDS
-from accelmark.spec.plugins.catalog import folders, load_case
+from accelmark.spec.plugins.catalog import folders, frameworks_of, load_case
 from accelmark.spec.plugins.requirements import requirement_texts
 
 RECIPES = sorted(
@@ -21,12 +21,11 @@ RECIPES = sorted(
 def test_a_recipe_installs_what_ranks_and_cases_need(recipe: Path) -> None:
     framework = recipe.name
     texts = [need.requirement for need in RANK_NEEDS]
-    for name, folder in folders("cases").items():
-        if (folder.path / f"{framework}.py").is_file():
-            texts += requirement_texts(load_case(name).requires_for(framework))
-    needed = {need.name for need in map(Requirement, texts) if need.marker is None or need.marker.evaluate()} - {
-        "torch"
-    }
+    for case in map(load_case, folders("cases")):
+        if framework in frameworks_of(case):
+            texts += requirement_texts(case.requires_for(framework))
+    needs = [need for need in map(Requirement, texts) if need.marker is None or need.marker.evaluate()]
+    needed = {need.name for need in needs} - {"torch"}
     content = "".join(file.read_text() for file in recipe.iterdir())
     assert needed - set(re.findall(r"[A-Za-z][\w-]*", content)) == set()
     if "BASE_IMAGE" in content:

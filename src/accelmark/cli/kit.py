@@ -42,7 +42,7 @@ _SETTINGS: Final = {
     "loader.synthetic": True, "end.max_steps": 60, "batch_size": 16, "model.width": 8, "threads": 1,
     "log_every_steps": 1, "optimizer.fused": False,  # PyTorch 2.4 cannot fall back to the CPU's fused optimizers
 }  # fmt: skip
-_STALL_S: Final = 15.0
+_STALL_S: Final = 30.0
 _ROUND_S: Final = 180.0
 """Longest round; the longest command is its double, with the evaluation of its weights."""
 _ABOUT: Final = """
