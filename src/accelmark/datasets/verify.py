@@ -111,9 +111,10 @@ class DataReads:
         """Note files from now on; an audit hook cannot be removed."""
         self._dirs = dirs
         self._below = tuple(f"{path}{os.sep}" for path in dirs.values())
-        self._names = tempfile.TemporaryFile()  # noqa: SIM115 - workers write into it until this process ends
         self._seen: set[str] = set()
         if dirs:
+            self._names, path = tempfile.mkstemp()  # open until this process ends: forks write into it
+            Path(path).unlink()
             sys.addaudithook(self._note)
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -121,15 +122,17 @@ class DataReads:
             return
         if arguments[0] not in self._seen:
             self._seen.add(arguments[0])
-            os.write(self._names.fileno(), f"{arguments[0]}\0".encode())
+            os.write(self._names, f"{arguments[0]}\0".encode())
 
     def sample(self, draw: str) -> dict[str, dict[str, str]]:
         """Return name of the data -> ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there.
 
         ``draw``, a secret until now, chooses the files and places. Raises OSError if a file cannot be read.
         """
-        self._names.seek(0)
-        opened = {Path(name) for name in self._names.read().decode().split("\0") if name}
+        if not self._dirs:
+            return {}
+        names = os.pread(self._names, os.fstat(self._names).st_size, 0).decode()
+        opened = {Path(name) for name in names.split("\0") if name}
         chance = random.Random(draw)
         contents: dict[str, dict[str, str]] = {}
         for data, below in self._dirs.items():
