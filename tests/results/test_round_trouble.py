@@ -379,12 +379,12 @@ def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
 PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
 
 
-def faster(timeline: Timeline, *, is_cpu: bool = True) -> list[Finding]:
-    return [found for found in pace_findings(timeline, PAIRS, is_cpu=is_cpu) if found.rule == "replayed-pace"]
+def faster(timeline: Timeline) -> list[Finding]:
+    return [found for found in pace_findings(timeline, PAIRS) if found.rule == "replayed-pace"]
 
 
 def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
-    (found,) = pace_findings(timeline, PAIRS, is_cpu=True)
+    (found,) = pace_findings(timeline, PAIRS)
     assert (found.severity, found.rule) == ("warning", "replay")
     assert "40\u202f% of the steps" in str(found.actual)
 
@@ -397,15 +397,6 @@ def test_faster_steps_between_pairs_are_named(timeline: Timeline, num_attempts: 
     assert "took 30\u202f% less time" in str(found.actual)
 
 
-def test_work_left_out_on_a_busy_machine_shows_in_the_cpu_time(timeline: Timeline) -> None:
-    busy = paced(timeline, lambda step: 10 if step <= 50 or 60 < step <= 80 else 40)
-    cpu_s = paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 5).windows["wall_s"]
-    left_out = replace(busy, windows={**busy.windows, "cpu_s": cpu_s})
-    assert not faster(busy)
-    assert "took 50\u202f% less time" in str(faster(left_out)[0].actual)
-    assert not faster(left_out, is_cpu=False), "the CPU time of a rank says little where a device computes"
-
-
 def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:
     assert not faster(paced(timeline, lambda step: 90 if step in (30, 70) else 10))
     assert not faster(paced(timeline, lambda step: 30 if step <= 40 else 10))
@@ -413,5 +404,5 @@ def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Tim
 
 def test_where_all_steps_are_in_pairs_there_is_nothing_to_compare(timeline: Timeline) -> None:
     uneven = paced(timeline, lambda step: float(step))
-    assert not list(pace_findings(uneven, checkpoints((None, 10), (10, 60), (60, 100)), is_cpu=True))
-    assert not list(pace_findings(uneven, SavedCheckpoints({}, None, {}), is_cpu=True))
+    assert not list(pace_findings(uneven, checkpoints((None, 10), (10, 60), (60, 100))))
+    assert not list(pace_findings(uneven, SavedCheckpoints({}, None, {})))

@@ -97,7 +97,7 @@ class Timeline:
     """The first step at which a rank's loss was not finite."""
     windows: dict[str, Floats]
     """Windows of the lead rank: optimizer ``steps`` and ``samples`` done and raw training time (``time_s``) at the end
-    of each, its duration (``wall_s``), its CPU time (``cpu_s``) and its number of steps (``lengths``).
+    of each, its duration (``wall_s``) and its number of steps (``lengths``).
     """
     train_spans: dict[str, tuple[tuple[float, float], ...]]
     """Node directory -> (begin, end) of raw training of each attempt, in seconds of that host's monotonic clock."""
@@ -229,13 +229,12 @@ def _spans(log: TrainLog) -> tuple[tuple[float, float], ...]:
 
 
 def _windows(begun: _Begun) -> dict[str, Floats]:
-    names = ("steps", "samples", "time_s", "wall_s", "cpu_s", "lengths")
+    names = ("steps", "samples", "time_s", "wall_s", "lengths")
     columns: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in names}
     for (attempt, start_ms), before_ms in zip_strict(begun, _before_ms(begun)):
         columns["steps"].append(np.asarray(attempt.window_steps))
         columns["samples"].append(np.asarray(attempt.window_samples))
         columns["time_s"].append((np.asarray(attempt.window_ms) - start_ms + before_ms) / 1e3)
         columns["wall_s"].append(np.asarray(attempt.window_wall_ms) / 1e3)
-        columns["cpu_s"].append(np.asarray(attempt.window_cpu_ms) / 1e3)
         columns["lengths"].append(np.asarray(attempt.window_lengths))
     return {name: np.concatenate(parts) for name, parts in columns.items()}

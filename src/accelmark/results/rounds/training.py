@@ -428,33 +428,28 @@ MAX_FASTER: Final = 0.1
 _PACE_RULE: Final = "replayed-pace"
 
 
-def pace_findings(timeline: Timeline, saved: SavedCheckpoints, *, is_cpu: bool) -> Iterator[Finding]:
+def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Finding]:
     """Report how many steps are outside of all pairs of checkpoints, and whether they are faster than those in pairs.
 
     A vendor's code can see when a pair is in progress, and leave out work where none is. The mean of the steps outside
-    is compared with the median of the windows of each pair, so that interruptions raise no alarm; where the rank
-    computes on the CPU, their CPU times too, which other work on the machine hardly changes. The pair from the initial
-    weights is not compared, as the first steps are slower.
+    is compared with the median of the windows of each pair, so that interruptions raise no alarm. The pair from the
+    initial weights is not compared, as the first steps are slower.
     """
     if saved.hashes is None:
         return
-    last, lengths = timeline.windows["steps"], timeline.windows["lengths"]
-    outside, pairs = np.ones(len(last), dtype=bool), []
+    last, lengths, wall_s = (timeline.windows[name] for name in ("steps", "lengths", "wall_s"))
+    outside, paces = np.ones(len(last), dtype=bool), []
     for start, end in saved.hashes.pairs:
         inside = (last > saved.steps.get(start or "", 0)) & (last <= saved.steps.get(end, 0))
         outside &= ~inside
         if start is not None and inside.any():
-            pairs.append(inside)
-    if not pairs or not outside.any():
+            paces.append(float(np.median(wall_s[inside] / lengths[inside])))
+    if not paces or not outside.any():
         return
     share = float(lengths[outside].sum() / lengths.sum())
     actual = f"{percent(share)} of the steps are in no pair: they cannot be replayed, and weights that vendor code "
     yield finding("warning", "replay", "every step in a pair of checkpoints", f"{actual}replaced there are not noticed")
-    faster = 0.0
-    for took_s in (timeline.windows[name] for name in ("wall_s", *(["cpu_s"] if is_cpu else []))):
-        pace = min(float(np.median(took_s[inside] / lengths[inside])) for inside in pairs)
-        if pace > 0:
-            faster = max(faster, 1 - float(took_s[outside].sum() / lengths[outside].sum()) / pace)
+    faster = 1 - float(wall_s[outside].sum() / lengths[outside].sum()) / min(paces)
     if faster > MAX_FASTER:
         expected = f"at most {limit_percent(MAX_FASTER)} faster than steps of the fastest pair of checkpoints"
         actual = f"steps outside of all pairs, which cannot be replayed, took {percent(faster)} less time"
@@ -541,7 +536,7 @@ def train_round(
         findings += step_clock_findings(timeline, job.device_type)
         findings += slow_step_findings(timeline, hosts)
         if job.has_vendors_code and state == "succeeded":
-            findings += pace_findings(timeline, saved_checkpoints(round_dir), is_cpu=job.device_type == "cpu")
+            findings += pace_findings(timeline, saved_checkpoints(round_dir))
     rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None
     findings += straggler_findings(rank_times)
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)

@@ -161,11 +161,15 @@ class RecorderProcess:
             if wait(0.05) or time.monotonic() > deadline:
                 break
         self.process.terminate()
-        try:
-            code = self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
+        for _ in range(2):
+            try:
+                code = self.process.wait(_END_S)
+                break
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGCONT)  # a suspended recorder ends with its notes
+        else:
             self.process.kill()
-            self._warn(f"the telemetry recorder did not end within {_END_S:g} s")
+            self._warn(f"the telemetry recorder did not end within {2 * _END_S:g} s")
             return
         if code != 0:
             self._warn(f"the telemetry recorder ended with exit code {code}")
