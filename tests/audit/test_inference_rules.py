@@ -65,7 +65,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sample: dict[str, Any] = {"host": {"cpu": 0.5, "load1": 0.1}, "devices": [{"index": 0, "utilisation": 0.5}]}
     header = {"schema_version": 1, "vendor": "none", "interval_s": 1.0, "devices": [{"index": 0}], "reasons": {}}
     lines: list[dict[str, Any]] = [{"header": header}]
-    lines += [{"t": float(t), "wall": float(t)} | sample for t in range(2)]
+    lines += [*({"t": float(t), "wall": float(t)} | sample for t in range(2)), {"footer": {}}]
     (node / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "source.json").write_text(json.dumps({"kind": "wheel", "version": "0", "sha256": "00"}))
     (run / "plan.json").write_text(json.dumps({"schema_version": 1, "name": "x", "vendor": "none", "jobs": []}))

@@ -107,6 +107,9 @@ def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]
 
 
 def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
+    if samples.footer is None:
+        actual = f"{host}: the recorder was killed, and its notes are lost"
+        yield finding("open", "telemetry-missing", "samples of the whole round", actual)
     for note in samples.notes:
         if note.startswith("suspended: "):
             yield finding("open", "telemetry-missing", "samples of the whole round", f"{host}: {note}")
