@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.automl.config import SshCluster
-from accelmark.automl.controller.session import check_request, initialised
+from accelmark.automl.controller.cluster import initialised
+from accelmark.automl.controller.session import check_request
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.compat.aiperf import load_search
 from accelmark.spec.errors import RequestError, SpecError

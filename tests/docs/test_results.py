@@ -19,14 +19,24 @@ from accelmark.spec.plugins.catalog import folders, load_case
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def written() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results_pages", ROOT / "docs/results.py")
+def script(name: str) -> ModuleType:
+    """Import a script of ``docs/``, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def written() -> ModuleType:
+    return script("results")
+
+
+@pytest.fixture(scope="module")
+def page_written() -> ModuleType:
+    return script("cases")
 
 
 def test_each_page_follows_from_its_record_and_notes(written: ModuleType) -> None:
@@ -66,16 +76,6 @@ def test_accelmark_results_lists_them(written: ModuleType) -> None:
         assert run.summary.cases[0].mean_of(F.THROUGHPUT_STEADY) == rate
 
 
-@pytest.fixture(scope="module")
-def page_written() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cases_page", ROOT / "docs/cases.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_of_cases_follows_from_their_folders(page_written: ModuleType) -> None:
     text = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
     assert text == page_written.page(), "run: python docs/cases.py"
@@ -112,12 +112,7 @@ def test_every_model_of_flagperf_is_carried_by_a_case_or_has_a_reason() -> None:
 
 
 def test_every_case_is_measured_runs_or_is_not_possible_on_every_vendor() -> None:
-    spec = importlib.util.spec_from_file_location("support", Path(__file__).parents[2] / "docs/support.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["support"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    rows = {(row.case, row.task, row.framework): row.vendors for row in module.case_support()}
+    rows = {(row.case, row.task, row.framework): row.vendors for row in script("support").case_support()}
     assert rows["resnet_mini", "train", "pytorch"]["cpu"] == "measured"
     assert rows["resnet_mini", "infer", "pytorch"]["cpu"] == "measured"
     assert rows["efficientnet_lite0", "infer", "pytorch"]["cpu"] == "measured"

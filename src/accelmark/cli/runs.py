@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
+_KeyOfOneHost = Annotated[
+    str,
+    Argument(
+        metavar="KEY",
+        help="model[:framework[:hardware[:1[:devices[:repeat]]]]]",
+        autocompletion=completion.keys_to_infer,
+    ),
+]
 
 
 def train(
@@ -77,14 +85,7 @@ def train(
 
 
 def infer(
-    key: Annotated[
-        str,
-        Argument(
-            metavar="KEY",
-            help="model[:framework[:hardware[:1[:devices[:repeat]]]]]",
-            autocompletion=completion.keys_to_infer,
-        ),
-    ],
+    key: _KeyOfOneHost,
     compiler: Annotated[
         str | None,
         Option(
@@ -360,14 +361,7 @@ def run_name(key: str) -> str:
 
 
 def serve(
-    key: Annotated[
-        str,
-        Argument(
-            metavar="KEY",
-            help="model[:framework[:hardware[:1[:devices[:repeat]]]]]",
-            autocompletion=completion.keys_to_infer,
-        ),
-    ],
+    key: _KeyOfOneHost,
     server: Annotated[
         str | None,
         Option(metavar="NAME", help="Server to start; default: the case's.", autocompletion=completion.servers),

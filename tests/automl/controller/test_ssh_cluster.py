@@ -20,7 +20,8 @@ import pytest
 
 import accelmark
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TrainingConfig
-from accelmark.automl.controller.session import check_equal_data, ssh_cluster, start_search
+from accelmark.automl.controller.cluster import ssh_cluster
+from accelmark.automl.controller.session import check_equal_data, start_search
 from accelmark.automl.messages import WorkerReady
 from accelmark.automl.records import Splits
 from accelmark.spec.errors import RequestError, RunError

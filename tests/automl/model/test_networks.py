@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.automl.model.counting import MODES, Mode, count
 from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
@@ -29,6 +28,7 @@ from accelmark.automl.records import EpochReport, OperationCost
 from accelmark.automl.trial.module import GraphModule, load_weights, to_weights
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION
 from accelmark.spec.errors import DataError, RequestError
+from benchmarks.automl_counting import measured
 
 
 def network_of(*nodes: Node, classes: int = 10) -> Network:
@@ -179,21 +179,6 @@ def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
         load_weights(two, weights | {"dense.weight": np.zeros((1, 1), np.float32)})
     with pytest.raises(KeyError, match=r"dense\.bias"):
         load_weights(two, {key: value for key, value in weights.items() if key != "dense.bias"})
-
-
-BATCH = 2
-
-
-def measured(network: Network) -> tuple[int, int]:
-    """Matrix operations per image, forward and backward, as executed (on shapes alone, without data)."""
-    with torch.device("meta"):
-        module = GraphModule(network)
-        images = torch.empty(BATCH, *network.input_shape)
-    with FlopCounterMode(display=False) as forward:
-        loss = module(images).sum()
-    with FlopCounterMode(display=False) as backward:
-        loss.backward()
-    return forward.get_total_flops() // BATCH, backward.get_total_flops() // BATCH
 
 
 @pytest.mark.parametrize("mode", MODES)

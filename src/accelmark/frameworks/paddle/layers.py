@@ -165,7 +165,7 @@ class Attention(Module):
 
 
 def padding_mask(num_tokens: Tensor, length: int) -> Tensor:
-    """Return which tokens are no padding, of shape (batch, 1, 1, length)."""
+    """Return a mask of the tokens before the padding, of shape (batch, 1, 1, length)."""
     return (paddle.arange(length) < num_tokens.unsqueeze(-1)).unsqueeze([1, 2])
 
 

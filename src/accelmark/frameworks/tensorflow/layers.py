@@ -245,7 +245,7 @@ class Attention(Module):
 
 
 def padding_mask(num_tokens: Any, length: int) -> Any:
-    """Return which tokens are no padding, of shape (batch, 1, 1, length)."""
+    """Return a mask of the tokens before the padding, of shape (batch, 1, 1, length)."""
     return tf.sequence_mask(num_tokens, length)[:, None, None]
 
 
