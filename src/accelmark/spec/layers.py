@@ -249,7 +249,8 @@ def resolve_as(
                 if not is_open:
                     allowed = ", ".join(mutable) or "nothing"
                     hint = f"{fixed_by or base.name} fixes it; may change: {allowed}; or declare the run open (--open)"
-                    what = f"is not mutable: it is {merger.current(key)!r}, not {value!r}"
+                    fixed = merger.current(key)
+                    what = f"is not mutable: it is {'not set' if fixed is None else repr(fixed)}, not {value!r}"
                     merger.problems.append(Problem(layer.name, key, what, hint))
                     continue
                 merger.forced.add(key)
