@@ -223,7 +223,7 @@ cache_eval_data = False
 
 seed = 9031
 """
-FIXED = {"max_steps": ("None", "10000"), "max_samples_termination": ("14000000", "4500000"), "seed": ("1", "9031")}
+FIXED = {"max_steps": ("not set", "10000"), "max_samples_termination": ("14000000", "4500000"), "seed": ("1", "9031")}
 
 
 @pytest.mark.parametrize("is_open", [False, True])
