@@ -88,6 +88,9 @@ def test_augmentation_is_repeatable_and_differs_between_ranks() -> None:
 
     assert draw(0) == draw(0)
     assert draw(0) != draw(1)
+    batches = TensorBatches(numbers(64), 8, place(), train=True, augment=noise)
+    whole, rest = ([batch["x"].tolist() for batch in batches.epoch(1, skip)] for skip in (0, 5))
+    assert rest == whole[5:]
 
 
 class Noisy:
@@ -96,17 +99,29 @@ class Noisy:
     def __len__(self) -> int:
         return 24
 
+    def __init__(self) -> None:
+        self.num_read = 0
+
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        self.num_read += 1
         return {"x": torch.tensor(index), "noise": torch.rand((), generator=random)}
 
 
-def read(train: bool, workers: int, epoch: int) -> list[tuple[list[int], list[float]]]:
+def read(train: bool, workers: int, epoch: int, skip: int = 0) -> list[tuple[list[int], list[float]]]:
     batches = IndexedBatches(Noisy(), 4, place(), LoaderSettings(num_workers=workers), train=train)
-    return [(batch["x"].tolist(), batch["noise"].tolist()) for batch in batches.epoch(epoch)]
+    return [(batch["x"].tolist(), batch["noise"].tolist()) for batch in batches.epoch(epoch, skip)]
 
 
 def test_worker_processes_give_the_same_samples_as_none() -> None:
     assert read(train=True, workers=2, epoch=1) == read(train=True, workers=0, epoch=1)
+
+
+def test_an_epoch_that_begins_within_it_reads_no_sample_before() -> None:
+    for workers in (0, 2):
+        assert read(train=True, workers=workers, epoch=1, skip=4) == read(train=True, workers=0, epoch=1)[4:]
+    source = Noisy()
+    list(IndexedBatches(source, 4, place(), LoaderSettings(num_workers=0), train=True).epoch(0, 4))
+    assert source.num_read == 2 * 4
 
 
 def test_a_persistent_worker_follows_the_epoch() -> None:

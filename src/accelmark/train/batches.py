@@ -142,7 +142,7 @@ class WholeBatches(Generic[T, R]):
     """A rank's batches, cut from arrays that hold the whole data set with the samples along the first dimension.
 
     Each training epoch takes a new permutation, determined by seed and epoch. ``augment`` changes each training batch;
-    its generator follows from seed, epoch and rank.
+    its generator follows from seed, epoch, rank and batch.
     """
 
     kind: ClassVar[ArrayKind[Any, Any]]
@@ -166,12 +166,11 @@ class WholeBatches(Generic[T, R]):
     def epoch(self, number: int, skip: int = 0) -> Iterator[dict[str, T]]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
         kind, place = self.kind, self._share.place
-        random = kind.generator(seed_of(place.shared_seed, number, place.rank))
-        for position, indices in enumerate(self._share.indices(kind.permutation, number)):
+        for position, indices in islice(enumerate(self._share.indices(kind.permutation, number)), skip, None):
             batch = kind.batch(self._data, indices)
-            batch = batch if self._augment is None else self._augment(batch, random)
-            if position >= skip:
-                yield batch
+            if self._augment is not None:
+                batch = self._augment(batch, kind.generator(seed_of(place.shared_seed, number, place.rank, position)))
+            yield batch
 
 
 @final

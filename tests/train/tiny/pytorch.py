@@ -55,13 +55,13 @@ class Points(Batches):
         whole = self.batch_size * self.place.world_size
         return len(self.x) // whole * whole if self.training else len(self.x)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         order = torch.arange(len(self.x))
         if self.training:
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(self.seed + number))
             order = order[: self.num_samples]
         mine = order[self.place.rank :: self.place.world_size]
-        for part in torch.split(mine, self.batch_size):
+        for part in torch.split(mine, self.batch_size)[skip:]:
             yield {"x": self.x[part], "y": self.y[part]}
 
 

@@ -137,13 +137,17 @@ class ImageBatches:
         self._share = Share(len(images), batch_size, place, train)
         self.num_samples = self._share.num_samples
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield raw images (uint8) and labels; the order depends on seed and epoch, augmentation also on the rank."""
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield raw images (uint8) and labels from batch ``skip`` on.
+
+        Their order depends on seed and epoch, augmentation also on the rank.
+        """
         place = self._place
         generator = np.random.default_rng([place.shared_seed, number, place.rank]) if self._train else None
-        for indices in self._share.indices(TORCH.permutation, number):
+        for position, indices in enumerate(self._share.indices(TORCH.permutation, number)):
             pixels = np.ascontiguousarray(self._images.batch(indices, generator))
-            yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
+            if position >= skip:
+                yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
 
 
 @dataclass(frozen=True)

@@ -184,17 +184,19 @@ def _replayed(target: Path, nonce: str) -> list[CheckedAgain]:
     """Replay the steps of each round that the nonce chooses, and remove what that wrote."""
     if not target.is_dir():
         raise RequestError(f"{target}: --replay needs the run's directory, since bundles have no checkpoints")
-    with options.working("replaying steps in a fresh process"):
-        return _checked(target, nonce, offline=True)
+    return _checked(target, nonce, offline=True)
 
 
 def _checked(run: Path, nonce: str | None = None, *, offline: bool) -> list[CheckedAgain]:
     """Evaluate or replay each round; only the evaluation of a round that had none is kept in the run."""
+    from rich.console import Console
+
     from accelmark.audit.verify import checked_again
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.controller.evaluate import evaluate_run, remove_repeated
 
-    places = evaluate_run(run, DataFetcher(offline), nonce)
+    with Console(stderr=True, highlight=False).status("starting a fresh process …") as status:
+        places = evaluate_run(run, DataFetcher(offline), lambda text: status.update(f"{text} …"), nonce)
     try:
         return checked_again(places)
     finally:
@@ -271,8 +273,7 @@ def evaluate(
     from accelmark.run.record.directory import measure_run
 
     run = options.own_run(run)
-    with options.working("evaluating weights and replaying steps in a fresh process"):
-        checked = _checked(run, offline=offline)
+    checked = _checked(run, offline=offline)
     if any(again.counts for again in checked):
         was_signed = (run / SIGNATURE_FILE).is_file()
         measure_run(run, recompute=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast, final
 
@@ -333,9 +332,7 @@ class PyTorchBackend(RankBackend):
         self.phase = f"epoch {epoch}"
         settings = self.settings
         accumulation = settings.gradient_accumulation_steps
-        batches = log_bad_samples(iter(self._batches.epoch(epoch)), self._batches, self.log)
-        for _ in islice(batches, skip_steps * accumulation):
-            pass  # an earlier process trained them
+        batches = log_bad_samples(self._batches.epoch(epoch, skip_steps * accumulation), self._batches, self.log)
         self._close_feed()
         if self._device.type == "cpu" or settings.loader.synthetic or not hasattr(torch, "accelerator"):
             # before PyTorch 2.6 a stream cannot be entered, so copies do not overlap

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from typing import Any, Final, Protocol, TypeVar, Union, final
 
@@ -221,9 +222,9 @@ class IndexedBatches:
             **workers,
         )
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over this rank's batches of epoch ``number``."""
-        self._order.epoch = number if self._train else EVALUATION_EPOCH
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
+        self._order.epoch, self._order.skip = number if self._train else EVALUATION_EPOCH, skip
         if self._samples.memory is None or not self._train:  # whose workers are new in each evaluation
             self._samples.memory = BatchMemory(self._loader.num_workers)
         memory = self._samples.memory
@@ -241,13 +242,14 @@ class _Order:
     def __init__(self, share: Share) -> None:
         self._share = share
         self.epoch = 0
+        self.skip = 0
 
     def __len__(self) -> int:
-        return self._share.num_batches
+        return self._share.num_batches - self.skip
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
-        for indices in self._share.indices(TORCH.permutation, epoch):
+        for indices in islice(self._share.indices(TORCH.permutation, epoch), self.skip, None):
             yield [(epoch, index) for index in indices.tolist()]
 
 

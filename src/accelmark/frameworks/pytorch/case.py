@@ -52,8 +52,10 @@ class Batches(Protocol):
         """Samples of one epoch over all ranks, without a dropped last batch."""
         ...
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over epoch ``number`` (from 0), in an order determined by its number and the seed only.
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
+
+        A run that is resumed, and each replay, begin within an epoch: batches before ``skip`` should not be read.
 
         All ranks yield equally many batches of equally many samples when training.
         """

@@ -368,11 +368,11 @@ class Coordinator:
         if evaluation is None:
             return
 
-        def tick() -> None:
-            self.observer.preparing(job, "evaluating weights, replaying steps")
+        def report(text: str) -> None:
+            self.observer.preparing(job, text)
 
         try:
-            await evaluate(self.directory, evaluation, self._launcher, self.fetch, self.stop, tick)
+            await evaluate(self.directory, evaluation, self._launcher, self.fetch, self.stop, report)
         except AccelmarkError as error:
             self._note(job, f"its weights were not evaluated: {error}")
 

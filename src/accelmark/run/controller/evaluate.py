@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +22,14 @@ from accelmark.results.read.reevaluation import (
 from accelmark.results.read.round_dir import read_job
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import FetchData, execute_job
+from accelmark.run.display.progress import Tail
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
+from accelmark.spec.log.events import Event, Replayed
+from accelmark.spec.log.perflog import decode_line
 from accelmark.spec.plugins.framework import module_command
 
 MOST_DRAWN: Final = 128
@@ -103,15 +107,25 @@ async def evaluate(
     launcher: Launcher,
     fetch: FetchData,
     stop: Cancellation,
-    tick: Callable[[], None] = lambda: None,
+    report: Callable[[str], None],
 ) -> None:
-    """Execute the evaluation job of a round, in place of an earlier one. Calls ``tick`` several times a second.
+    """Execute the evaluation job of a round, in place of an earlier one; ``report`` receives its progress every second.
 
     Raises AccelmarkError: a host cannot run it, or its data changed.
     """
-    tick()
+    num_steps = sum(pair.num_steps for pair in _work(evaluation).replays)
+    log, num_replayed = Tail(directory.node_dir(evaluation, evaluation.nodes[0]) / "rank0.out.log"), 0
+
+    def tick() -> None:
+        nonlocal num_replayed
+        for event in chain.from_iterable(map(decode_line, log.lines())):
+            if event.event == Event.REPLAYED:
+                num_replayed += len(event.value_as(Replayed).losses)
+        report(f"evaluating weights, {num_replayed:,} of {num_steps:,} steps replayed")
+
     shutil.rmtree(directory.round_dir(evaluation), ignore_errors=True)
-    await execute_job(directory, evaluation, launcher, fetch, stop, tick=tick)
+    tick()
+    await execute_job(directory, evaluation, launcher, fetch, stop, tick=tick, interval_s=1.0)
 
 
 def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[str, str]:
@@ -155,7 +169,9 @@ def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
             yield ReplayedPair(start=start, end=end, first_step=begin + 1, num_steps=saved.steps[end] - begin)
 
 
-def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict[Path, Path]:
+def evaluate_run(
+    path: Path, fetch: FetchData, report: Callable[[str], None], nonce: str | None = None
+) -> dict[Path, Path]:
     """Evaluate the weights of each round of a finished run, or with a nonce replay the steps that it chooses.
 
     Returns the directory of each round with that of its evaluation job, which is :func:`reevaluation_dir` only where
@@ -188,7 +204,7 @@ def evaluate_run(path: Path, fetch: FetchData, nonce: str | None = None) -> dict
             launcher = create_launcher(directory.plan, directory.path)
             try:
                 for evaluation in evaluations.values():
-                    await evaluate(directory, evaluation, launcher, fetch, Cancellation())
+                    await evaluate(directory, evaluation, launcher, fetch, Cancellation(), report)
             finally:
                 await launcher.close()
 

@@ -159,7 +159,7 @@ class LiveDisplay(RunObserver):
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Draw the step, at most a few times a second; after a job has run, with the time of the step."""
         status = self._board.statuses[job.directory]
-        if self._board.preparing != what and status.state != "preparing":
+        if not self._board.preparing and status.state != "preparing":
             self._since = time.monotonic()
         self._board.preparing = what
         if status.ended:  # resumed to check its weights

@@ -6,6 +6,7 @@ import pickle
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
@@ -127,7 +128,7 @@ class NeighbourhoodBatches:
         self._share = Share(len(seeds), batch_size, place, train)
         self.num_samples = self._share.num_samples
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Iterate over this rank's batches; neighbourhoods follow from seed, epoch, rank and batch only."""
         case, loader = self._case, self._case.settings.loader
         place, epoch = case.place, number if self._share.train else EVALUATION_EPOCH
@@ -138,7 +139,8 @@ class NeighbourhoodBatches:
             seeds = self._seeds[indices]
             return self._graph.read(seeds, case.kind, case.numbers("fan_out"), random, case.number("num_classes"))
 
-        for arrays in read_ahead(read, enumerate(self._share.indices(NUMPY.permutation, epoch)), loader):
+        batches = islice(enumerate(self._share.indices(NUMPY.permutation, epoch)), skip, None)
+        for arrays in read_ahead(read, batches, loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -82,9 +82,9 @@ class ClickBatches:
         self._share = Share(len(log), batch_size, place, train)
         self.num_samples = self._share.num_samples
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over this rank's batches, the same in every epoch."""
-        for arrays in read_ahead(self._read, iter(self._slices()), self._loader):
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """Iterate over this rank's batches from batch ``skip`` on, the same in every epoch."""
+        for arrays in read_ahead(self._read, iter(self._slices()[skip:]), self._loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _slices(self) -> list[slice]:

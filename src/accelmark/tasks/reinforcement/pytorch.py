@@ -210,7 +210,9 @@ class _Parts:
         self._batches = TensorBatches(problems, size, case.place, train=True, augment=with_noise)
         self.num_samples = self._batches.num_samples
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        for batch in self._batches.epoch(number):
-            for part in range(self._parts):
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        num_rollouts, first_part = divmod(skip, self._parts)
+        for batch in self._batches.epoch(number, num_rollouts):
+            for part in range(first_part, self._parts):
                 yield {**batch, "part": torch.full((len(batch["prompt"]),), part)}
+            first_part = 0
