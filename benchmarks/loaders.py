@@ -255,6 +255,35 @@ def parts() -> dict[str, float]:
     }
 
 
+def begun_within(root: Path) -> Iterator[str]:
+    """Yield rows: batches before, seconds until the first batch after them, and the same where they are read.
+
+    Files are read again and again, so that the epoch has ImageNet's 1,281,167 images. Batches are read for up to 100.
+    """
+
+    class Whole:
+        def __init__(self, files: ImageFolder) -> None:
+            self._files = files
+
+        def __len__(self) -> int:
+            return 1_281_167
+
+        def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+            return self._files.read(index % len(self._files), random)
+
+    place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+    files = ImageFolder(root / "folders", "train", num_classes=len(CLASSES), size=SIZE, train=True)
+    batches = IndexedBatches(Whole(files), BATCH, place, LoaderSettings(num_workers=0), train=True)
+    for skip in (0, 10, 100, 1_000, 10_000):
+        began = time.perf_counter()
+        next(batches.epoch(0, skip))
+        direct_s, began = time.perf_counter() - began, time.perf_counter()
+        if skip <= 100:
+            next(islice(batches.epoch(0), skip, None))
+        reading = f"{time.perf_counter() - began:.2f}" if skip <= 100 else "not measured"
+        yield f"| {skip:,} | {direct_s:.2f} | {reading} |"
+
+
 class Ready:
     """Samples that need no reading."""
 
@@ -298,6 +327,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--times", type=int, default=5, help="files of each image")
     parser.add_argument("--parts", action="store_true", help="only print the times of parts of the way of a batch")
+    parser.add_argument("--within", action="store_true", help="only print how long it takes to begin within an epoch")
     parser.add_argument("--quick", action="store_true", help="three rounds of few images; writes nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -307,6 +337,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as text:
         root, times = Path(text), 1 if given.quick else given.times
         mean_bytes = write(root, given.images, times)
+        if given.within:
+            print("\n".join(begun_within(root)))
+            return
         rows = measure(root, 3 if given.quick else given.rounds, given.only)
     images = given.images * times
     print(f"{images} images of {mean_bytes / 1000:.0f} kB\n{table(rows)}")
