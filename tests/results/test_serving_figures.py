@@ -148,6 +148,15 @@ def test_the_ranks_around_a_percentile_have_the_binomial_probability_of_95_perce
     assert sum(chances[high:]) <= 0.025 < sum(chances[high - 1 :])
 
 
+@pytest.mark.parametrize("share", [0.5, 0.99, 0.999])
+def test_the_ranks_among_a_billion_samples_take_no_time_or_memory_for_each(share: float) -> None:
+    count = 10**9
+    low, high = interval_ranks(count, share)
+    half = 1.959964 * math.sqrt(count * share * (1 - share))
+    assert low == pytest.approx(count * share - half, abs=2)
+    assert high == pytest.approx(count * share + half, abs=2)
+
+
 def _coverage(p: str, truth: float, make: Any, times: int = 100) -> float:
     held = 0
     for seed in range(times):

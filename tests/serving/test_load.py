@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,12 +18,17 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
+from accelmark.results.read.requests import Requests, requests_of
+from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.arrivals import due_times, read_trace
 from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, search_rate
 from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.load.prompts import Decode, Encode, draw_length, open_prompts
-from accelmark.serving.request import Endpoint, Load, PlannedRequest
+from accelmark.serving.model import ServedModel
+from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
+from accelmark.serving.stages import Stages
 from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import LoadProgress, LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Arrival, Lengths, LoadSettings, PromptSettings, ServeSettings, Slo
 
@@ -112,6 +120,27 @@ def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, pre
         assert len({str(each.content)[: prefix // 2] for each in drawn}) <= 2
 
 
+def test_a_long_prompt_is_split_into_tokens_a_few_times_only() -> None:
+    model = PairModel()
+    encoded: list[str] = []
+
+    class Counted(PairModel):
+        @property
+        def tokens(self) -> Encode | None:
+            def encode(text: str) -> list[int]:
+                encoded.append(text)
+                assert model.tokens is not None
+                return list(model.tokens(text))
+
+            return encode
+
+    prompts = open_prompts(PromptSettings(input=Lengths(mean=512)), Counted(), "completions", 1)
+    encoded.clear()
+    prompts.draw()
+    parts = [text for text in encoded if len(text) > 256]
+    assert len(parts) == len(set(parts)), "the same text is split again"
+
+
 def test_a_table_of_the_answers_to_all_windows_of_the_text_has_no_prompt() -> None:
     for model in (WordModel(), PairModel()):
         text = " ".join(model.prompt_text().split())
@@ -191,7 +220,7 @@ def _stages(
     """Run a plan against a server that answers after ``answer`` seconds; return its stages."""
     stages: list[tuple[Load, list[PlannedRequest]]] = []
 
-    def run_stage(load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Sequence[RequestRecord]]:
+    def run_stage(load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Requests]:
         taken = [request for request, _ in zip(requests, range(2000), strict=False)]
         records = [_record(load, request, answer(load, request)) for request in taken]
         done = LoadStage(
@@ -200,7 +229,7 @@ def _stages(
             lag_p50_ms=None, lag_p99_ms=None, client_cpu_share=0.0,
         )  # fmt: skip
         stages.append((load, taken))
-        return done, records
+        return done, requests_of(records)
 
     plan = LoadPlan(settings, PairModel())
     found = plan.run(run_stage)
@@ -326,6 +355,49 @@ def test_parts_have_a_share_and_an_eta_and_the_share_never_falls(clock: dict[str
     clock["s"] += 1000
     reporter.report()
     assert (seen[-1].share, seen[-1].eta_s) == (0.99, 0.0), "overdue, and not complete"
+
+
+class _AtOnce:
+    """A client whose requests all end when the last one is drawn."""
+
+    def run_stage(
+        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = lambda: None
+    ) -> LoadStage:
+        drawn = list(requests)
+        for request in drawn:
+            record(request, _record(load, request, 0.01, gaps_us=tuple(range(1000, 1100))), "text")
+        return load.ended(0, 1.0, len(drawn))
+
+
+def _served(emit: Callable[[Event, Any], None], watch: Callable[[], None] = lambda: None) -> Stages:
+    model = SimpleNamespace(tokens=None, directory=None, has_tokenizer=False)
+    sample = AnswerSample(2, random.Random(1))
+    return Stages(_AtOnce(), cast(ServedModel, model), emit, io.StringIO(), sample, watch)
+
+
+def test_drawing_many_long_prompts_is_no_silence(clock: dict[str, float]) -> None:
+    phases: list[Event] = []
+    watched: list[float] = []
+    stages = _served(lambda event, _: phases.append(event), lambda: watched.append(clock["s"]))
+
+    def drawn() -> Iterator[PlannedRequest]:
+        for number in range(600):
+            clock["s"] += 0.5
+            yield PlannedRequest(number, number, "a long prompt", 8, 0.1 * number)
+
+    stages.run(Load(0, 60.0, 60.0, "poisson", rate=10.0), drawn())
+    assert phases.count(Event.HEARTBEAT) > 290
+    assert len(watched) >= 600, "a server that ends is noticed meanwhile"
+
+
+def test_a_stage_keeps_columns_of_its_requests_and_no_records() -> None:
+    stages = _served(lambda *_: None)
+    planned = (PlannedRequest(number, number, "a prompt", 8) for number in range(3000))
+    _, requests = stages.run(Load(0, 60.0, 60.0, concurrency=4), planned)
+    assert requests.number.tolist() == list(range(3000))
+    assert (requests.gaps_us[:300].tolist(), set(requests.num_gaps.tolist())) == ([*range(1000, 1100)] * 3, {100})
+    gc.collect()
+    assert sum(type(each) is RequestRecord for each in gc.get_objects()) < 1200
 
 
 @pytest.mark.parametrize("base", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Protocol, final
 
+from accelmark.results.read.requests import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.model import ServedModel
@@ -53,23 +54,29 @@ class Stages:
         self._stream = stream
         self._sample = sample
         self._check_server = check_server
-        self._records: list[RequestRecord] = []
+        self._ended = RequestTable()
 
-    def run(self, load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, list[RequestRecord]]:
-        """Run one stage; return it with the records of its requests.
+    def run(self, load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Requests]:
+        """Run one stage; return it with its requests.
 
         Raises:
             ServerDiedError: the server ended.
             RunError: the client ended.
         """
         self._begin(load)
-        done = self._client.run_stage(requests, load, self._record, self._watch)
+        done = self._client.run_stage(self._watched(requests), load, self._record, self._watch)
         self._stream.flush()
         self._emit(Event.LOAD_END, done)
-        return done, self._records
+        return done, self._ended.requests()
+
+    def _watched(self, requests: Iterable[PlannedRequest]) -> Iterator[PlannedRequest]:
+        """Yield the requests, whose prompts take time to draw: up to 0.1 s for one of 32,768 tokens."""
+        for request in requests:
+            self._watch()
+            yield request
 
     def _begin(self, load: Load) -> None:
-        self._records = []
+        self._ended = RequestTable()
         if load.stage < 0:
             self.progress.begin("warming up")
         else:
@@ -83,7 +90,7 @@ class Stages:
         if self._tokens is not None and record.status == "ok" and record.output_tokens is None:
             record = record.model_copy(update={"output_tokens": len(self._tokens(text))})
         self._stream.write(record.model_dump_json() + "\n")
-        self._records.append(record)
+        self._ended.add(record)
         self.progress.num_requests += 1
         if record.stage >= 0 and record.status == "ok":
             self._sample.add(request, record, text)

@@ -25,6 +25,8 @@ Integers = npt.NDArray[np.signedinteger]
 Booleans = npt.NDArray[np.bool_]
 
 _MAX_LISTED_LINES: Final = 5
+_RECORDS_AT_ONCE: Final = 1024
+"""Records that become columns together."""
 _FIELDS: Final = (
     "stage", "number", "prompt", "due_s", "sent_s", "first_s", "end_s", "status", "http_status", "finish_reason",
     "input_tokens", "output_tokens", "requested_tokens", "usage_input", "usage_output", "queue_s",
@@ -114,11 +116,40 @@ def read_requests(path: Path) -> tuple[Requests, LinesReport]:
 
 def requests_of(records: Iterable[RequestRecord]) -> Requests:
     """Return records as columns."""
-    rows: list[tuple[Any, ...]] = []
-    gaps: list[Integers] = []
+    table = RequestTable()
     for record in records:
-        rows.append(_fields_of(record))
-        gaps.append(np.array(record.gaps_us, dtype=np.int32))
+        table.add(record)
+    return table.requests()
+
+
+@final
+class RequestTable:
+    """Collects records as columns, which take a small part of the memory of records."""
+
+    def __init__(self) -> None:
+        self._recent: list[RequestRecord] = []
+        self._parts: list[Requests] = []
+
+    def add(self, record: RequestRecord) -> None:
+        """Add a record."""
+        self._recent.append(record)
+        if len(self._recent) == _RECORDS_AT_ONCE:
+            self._parts.append(_columns_of(self._recent))
+            self._recent.clear()
+
+    def requests(self) -> Requests:
+        """Return the records so far, in their order."""
+        parts = [*self._parts, _columns_of(self._recent)]
+        joined: dict[str, Any] = {}
+        for column in fields(Requests):
+            pieces: list[Any] = [getattr(part, column.name) for part in parts]
+            is_array = isinstance(pieces[0], np.ndarray)
+            joined[column.name] = np.concatenate(pieces) if is_array else list(itertools.chain.from_iterable(pieces))
+        return Requests(**joined)
+
+
+def _columns_of(records: Sequence[RequestRecord]) -> Requests:
+    rows = [_fields_of(record) for record in records]
     columns: dict[str, Any] = dict(zip_strict(_FIELDS, zip_strict(*rows) if rows else ((),) * len(_FIELDS)))
     columns |= {name: np.array(columns[name], dtype=np.int64) for name in ("stage", "number", "prompt")}
     columns |= {name: np.array(columns[name], dtype=np.float64) for name in _FLOATS}
@@ -130,8 +161,8 @@ def requests_of(records: Iterable[RequestRecord]) -> Requests:
     ]
     return Requests(
         **columns,
-        gaps_us=np.concatenate(gaps) if gaps else np.zeros(0, dtype=np.int32),
-        num_gaps=np.array(list(map(len, gaps)), dtype=np.int64),
+        gaps_us=np.array([gap for record in records for gap in record.gaps_us], dtype=np.int32),
+        num_gaps=np.array([len(record.gaps_us) for record in records], dtype=np.int64),
     )
 
 

@@ -35,6 +35,9 @@ _MIN_IN_BLOCK: Final = 10
 _MIN_BLOCKS: Final = 5
 _TAIL: Final = 0.025
 _Z: Final = 1.959964
+_REACH: Final = 10.0
+"""Standard deviations around a percentile in which the ranks of its interval are looked for: millions of samples have
+millions of ranks, and the limits are at about two."""
 
 
 def blocks_of(times: Floats) -> Integers:
@@ -113,8 +116,10 @@ def interval_ranks(count: int, share: float) -> tuple[int, int]:
     """
     from scipy.special import bdtr
 
-    below = bdtr(np.arange(count), count, share)  # P(B < rank) of the ranks from 1
-    return int(np.searchsorted(below, _TAIL, side="right")), int(np.searchsorted(below, 1 - _TAIL)) + 1
+    centre, reach = count * share, _REACH * math.sqrt(count * share * (1 - share)) + _REACH
+    first = max(math.floor(centre - reach), 0)
+    below = bdtr(np.arange(first, min(math.ceil(centre + reach), count)), count, share)  # P(B < rank), ranks from 1
+    return first + int(np.searchsorted(below, _TAIL, side="right")), first + int(np.searchsorted(below, 1 - _TAIL)) + 1
 
 
 def share_interval(good: int, count: int) -> tuple[float, float]:

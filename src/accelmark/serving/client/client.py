@@ -114,6 +114,7 @@ class Client:
             self._send(process, line(order))
             for request in share:
                 self._send_request(process, request)
+                self._watch(watch)
         for _ in processes:
             self._receive(watch)
         begin_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
@@ -173,15 +174,19 @@ class Client:
     def _receive(self, watch: Callable[[], None]) -> tuple[int, FromClient]:
         """Wait for the next message; return it with the number of its process."""
         while True:
-            if (now_s := time.monotonic()) - self._watched_s >= _WATCH_S:
-                self._watched_s = now_s
-                watch()
+            self._watch(watch)
             with contextlib.suppress(queue.Empty):
                 process, message = self._messages.get(timeout=_WATCH_S)
                 if message is None:
                     self._num_ended += 1
                     raise self._end_error(process)
                 return process, message
+
+    def _watch(self, watch: Callable[[], None]) -> None:
+        """Call ``watch``, unless that was done just now."""
+        if (now_s := time.monotonic()) - self._watched_s >= _WATCH_S:
+            self._watched_s = now_s
+            watch()
 
     def _end_error(self, process: int) -> RunError:
         with contextlib.suppress(subprocess.TimeoutExpired):

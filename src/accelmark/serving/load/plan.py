@@ -12,13 +12,13 @@ from typing import Any, Final, Optional, final
 
 import numpy as np
 
-from accelmark.results.read.requests import requests_of
+from accelmark.results.read.requests import Requests
 from accelmark.results.rounds.load import measured_stage
 from accelmark.serving.load.arrivals import Due, due_times, read_trace
 from accelmark.serving.load.prompts import PromptModel, open_prompts
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.log.serving import LoadStage
 from accelmark.spec.settings.serving import Arrival, ServeSettings
 
 MAX_STEPS: Final = 14
@@ -90,8 +90,8 @@ def _likely_steps(rate: float | None, failed: float | None) -> int:
     return math.ceil(math.log2(math.log(failed / rate) / math.log1p(PRECISION)))
 
 
-RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Sequence[RequestRecord]]]
-"""Runs one stage; returns it with the records of its requests."""
+RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Requests]]
+"""Runs one stage; returns it with its requests."""
 
 Pair = Optional[tuple[int, int]]
 """Lengths of the prompts and answers of a stage; None: as the settings of prompts state them."""
@@ -153,8 +153,8 @@ class LoadPlan:
                     self._held = max(rate, self._held or 0.0)
         return self._search(run_stage) if load.search else None
 
-    def _note(self, stage: LoadStage, records: Sequence[RequestRecord]) -> None:
-        self.answered_rate = max(self.answered_rate, _rate_of(stage, records))
+    def _note(self, stage: LoadStage, requests: Requests) -> None:
+        self.answered_rate = max(self.answered_rate, _rate_of(stage, requests))
 
     def _search(self, run_stage: RunStage) -> RateSearch:
         load = self._settings.load
@@ -170,8 +170,8 @@ class LoadPlan:
         least = _MIN_REQUESTS / load.duration_s
         return search_rate(holds, max(FIRST_SHARE * self.answered_rate, least), least, held=self._held)
 
-    def _holds(self, stage: LoadStage, records: Sequence[RequestRecord]) -> bool:
-        return measured_stage(requests_of(records), stage, self._settings, 1, None).holds_slo is True
+    def _holds(self, stage: LoadStage, requests: Requests) -> bool:
+        return measured_stage(requests, stage, self._settings, 1, None).holds_slo is True
 
     def _run_open(
         self,
@@ -183,7 +183,7 @@ class LoadPlan:
         later_s: float,
         *,
         is_search: bool = False,
-    ) -> tuple[LoadStage, Sequence[RequestRecord]]:
+    ) -> tuple[LoadStage, Requests]:
         settings = self._settings
         stage = Load(
             stage=self.next_stage(),
@@ -195,7 +195,7 @@ class LoadPlan:
             later_s=later_s,
             **_named(pair),
         )
-        return run_stage(stage, list(self._requests(due, pair)))  # drawn before the stage begins
+        return run_stage(stage, self._requests(due, pair))
 
     def fresh_requests(self) -> Iterator[PlannedRequest]:
         """Yield requests without an end, with prompts that no other request has."""
@@ -261,6 +261,6 @@ def _named(pair: Pair) -> dict[str, Any]:
     return {} if pair is None else {"input_tokens": pair[0], "output_tokens": pair[1]}
 
 
-def _rate_of(stage: LoadStage, records: Sequence[RequestRecord]) -> float:
-    num_ok = sum(record.status == "ok" for record in records)
+def _rate_of(stage: LoadStage, requests: Requests) -> float:
+    num_ok = int(requests.is_ok.sum())
     return num_ok / stage.duration_s if stage.duration_s > 0 and math.isfinite(stage.duration_s) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pydantic import PositiveInt, ValidationError, model_validator
 
 from accelmark.serving.load.arrivals import numbered_lines, read_text
 from accelmark.serving.request import Message
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.model import Spec, first_error
 from accelmark.spec.settings.serving import Lengths, PromptSettings
@@ -113,7 +115,8 @@ class TextPrompts:
         self._rng = rng
         self._encode = model.tokens
         self._units = _Units(text, model)
-        self._used: set[str] = set()
+        self._used: set[bytes] = set()
+        """Hashes of the prompts that were drawn: long prompts of many requests would fill the memory."""
         self._num_drawn = 0
         needed = longest(settings.input) or settings.input.min or 1
         if len(self._units) < max(needed, settings.shared_prefix_tokens) + 1:
@@ -125,31 +128,34 @@ class TextPrompts:
 
     def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
         """Return a prompt that was not drawn before."""
-        length = input_tokens or draw_length(self._settings.input, self._rng, len(self._units) - 1)
+        most = len(self._units) - 1
+        length = min(input_tokens or draw_length(self._settings.input, self._rng, most), most)
         prefix = self._prefixes[int(self._rng.integers(len(self._prefixes)))]
-        content = self._window(min(length, len(self._units) - 1), prefix)
+        content = self._window(length, prefix)
         self._num_drawn += 1
         return Prompt(
             number=self._num_drawn - 1,
             content=content,
-            input_tokens=None if self._encode is None else len(self._encode(content)),
+            input_tokens=None if self._encode is None else length,
             requested_tokens=output_tokens or draw_length(self._settings.output, self._rng),
         )
 
     def _window(self, length: int, prefix: str) -> str:
         """Return a text of ``length`` tokens that begins with ``prefix`` and was not used before."""
         repeated = ""
-        num_new = length - (self._settings.shared_prefix_tokens if prefix else 0)
+        num_prefix = self._settings.shared_prefix_tokens if prefix else 0
+        num_new = length - num_prefix
         lengths = (length - min(_MOST_END, num_new // 4), length) if num_new >= 4 else (length,)
         for _ in range(_TRIES):
             text: str | None = prefix
-            for num_tokens in lengths:
+            for num_before, num_tokens in zip_strict((num_prefix, *lengths[:-1]), lengths):
                 begin = int(self._rng.integers(len(self._units) - length + 1))
-                text = None if text is None else self._units.window(begin, num_tokens, text)
+                text = None if text is None else self._units.window(begin, num_tokens, text, num_before)
             if text is None:
                 continue
-            if text not in self._used:
-                self._used.add(text)
+            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+            if digest not in self._used:
+                self._used.add(digest)
                 return text
             repeated = text
         if repeated and self._settings.repeat:
@@ -171,13 +177,14 @@ class _Units:
     def __len__(self) -> int:
         return len(self._tokens) or len(self._words)
 
-    def window(self, begin: int, length: int, prefix: str) -> str | None:
-        """Return ``prefix`` with units from ``begin``, ``length`` in all; None where that is not possible."""
+    def window(self, begin: int, length: int, prefix: str, num_prefix: int) -> str | None:
+        """Return ``prefix``, which has ``num_prefix`` units, with units from ``begin``, ``length`` in all.
+
+        None where that is not possible.
+        """
+        num_taken = max(1, length - num_prefix)
         if self._encode is None or self._decode is None:
-            num_prefix = len(prefix.split())
-            words = self._words[begin : begin + max(1, length - num_prefix)]
-            return " ".join(([prefix] if prefix else []) + words)
-        num_taken = max(1, length - (len(self._encode(prefix)) if prefix else 0))
+            return " ".join(([prefix] if prefix else []) + self._words[begin : begin + num_taken])
         for _ in range(_CORRECTIONS):
             text = prefix + self._decode(self._tokens[begin : begin + num_taken])
             if _REPLACEMENT in text:  # begins or ends within a character

@@ -19,7 +19,7 @@ from accelmark.serving.loadgen.mlperf import (
 from accelmark.serving.request import Load, LoadGenRun, LoadGenSettings
 from accelmark.serving.stages import Stages
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import LoadStage, RequestRecord, TokenScenarioResult
+from accelmark.spec.log.serving import LoadStage, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario
 
 _HEADROOM: Final = 1.2
@@ -130,9 +130,9 @@ class TokenScenarios:
             loadgen=LoadGenRun(name, expected, log_dir, self.stages.tokenizer_dir),
             num_drawn=round(num_queries * _HEADROOM),
         )
-        stage, records = self.stages.run(load, self.plan.fresh_requests())
-        failed = [record for record in records if record.status != "ok" or (_num_tokens(record) or 0) < MIN_TOKENS]
-        return _Run(read_log(log_dir / DETAIL_FILE), stage, len(failed), log_dir)
+        stage, requests = self.stages.run(load, self.plan.fresh_requests())
+        num_failed = int((~(requests.is_ok & (requests.tokens >= MIN_TOKENS))).sum())  # an unknown number is NaN
+        return _Run(read_log(log_dir / DETAIL_FILE), stage, num_failed, log_dir)
 
     def _result(
         self, name: TokenScenario, run: _Run, tokens_per_s: float | None, queries_per_s: float | None
@@ -150,7 +150,3 @@ class TokenScenarios:
             log_dir=str(run.log_dir.relative_to(self.node_dir)),
             reason="; ".join(reasons) or None,
         )
-
-
-def _num_tokens(record: RequestRecord) -> int | None:
-    return record.output_tokens if record.output_tokens is not None else record.usage_output
