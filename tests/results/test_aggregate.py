@@ -13,6 +13,7 @@ from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import Figure, Finding, Spread
 from accelmark.results.statistics import change_points, levels
 from accelmark.results.store.loaded_run import LoadedRun
+from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
 from tests.results.compared_runs import loaded
 
@@ -64,8 +65,14 @@ def test_a_figure_that_fewer_rounds_have_says_how_many() -> None:
         return spread([Figure(value=value) for value in values])
 
     figures = {FigureName.THROUGHPUT_STEADY: of(1.0, 2.0, 3.0), FigureName.TIME_TO_TARGET: of(1.0, 2.0)}
-    (warning,) = spread_warnings(figures)
+    (warning,) = spread_warnings(figures, CaseKey.parse("toy", hardware="X1"))
     assert "after 3 rounds: throughput, steady ±124 %; time to target ±424 % (2 rounds)." in warning
+
+
+def test_a_single_round_has_no_interval_and_the_warning_has_the_key_of_three() -> None:
+    figures = {FigureName.THROUGHPUT_STEADY: spread([Figure(value=1.0)])}
+    (warning,) = spread_warnings(figures, CaseKey.parse("toy:pytorch:X1:2:8", hardware="X1"))
+    assert warning.endswith("only one round. For three rounds, use toy:pytorch:X1:2:8:3")
 
 
 def noisy(*segments: tuple[float, int]) -> list[float]:

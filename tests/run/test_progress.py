@@ -40,7 +40,7 @@ def drawn(board: Board, width: int = 80) -> str:
 
 
 def window(step: int, loss: float | None = 1.0) -> str:
-    figures = {"learning_rate": 0.1, "losses": [loss], "step_ms": [], "data_wait_ms": [], "wall_ms": 100.0 * 10}
+    figures = {"learning_rate": 0.1, "losses": [loss] * 10, "step_ms": [], "data_wait_ms": [], "wall_ms": 100.0 * 10}
     return line("STEP_END", global_steps=step, epoch=0, num_trained_samples=8 * step, loss=loss, **figures)
 
 
@@ -65,6 +65,13 @@ def test_progress_follows_a_log_that_grows_in_the_middle_of_lines(tmp_path: Path
     assert seen.throughput == pytest.approx(8 * 10 * 16 / 1.0)
     assert seen.eta_s == pytest.approx(8.0)
     assert seen.share == pytest.approx(0.2)
+
+
+def test_the_rate_of_a_resumed_round_leaves_out_the_steps_before_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "rank0.out.log").write_text(line("TRAIN_START", total_steps=200) + window(110))
+    seen = reader(tmp_path, max_steps=200).read()
+    assert seen.throughput == pytest.approx(8 * 10 * 16 / 1.0)
+    assert seen.eta_s == pytest.approx(9.0)
 
 
 def test_the_total_of_steps_is_exact_from_the_first_window(tmp_path: Path) -> None:
@@ -206,6 +213,14 @@ def test_the_display_draws_the_losses_and_the_devices_memory() -> None:
     text = drawn(Board(plan, statuses, progress=progress, losses=[8.0, 4.5, 1.0]))
     assert "loss █▅▁" in text
     assert "20.0\u202fGiB" in text
+
+
+def test_the_curve_of_losses_is_next_to_its_name_on_a_narrow_terminal() -> None:
+    plan = make_plan(())
+    statuses = {plan.jobs[0].directory: JobStatus("running")}
+    progress = JobProgress("training", 248, 350, throughput=2066.0, loss=1.841, share=0.71, eta_s=101)
+    lines = drawn(Board(plan, statuses, progress=progress, losses=[2.0, 1.0] * 12), 40).splitlines()
+    assert [line.strip() for line in lines if "█" in line] == ["loss " + "█▁" * 12]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -205,3 +205,11 @@ def test_secrets_are_found_and_replaced_everywhere() -> None:
         "n": 1,
     }
     assert shown(plan, secrets_in(plan)) == expected
+
+
+def test_a_list_whose_only_entry_is_wrong_is_not_called_too_short() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(RunSpec, {"name": "march", "cases": [{"key": "toy", "synthetic": True}]}, "run.yaml")
+    assert [problem.key for problem in caught.value.problems] == ["cases.0.synthetic"]
+    with pytest.raises(SpecError, match="cases: needs at least 1 of them"):
+        parse(RunSpec, {"name": "march", "cases": []}, "run.yaml")

@@ -177,7 +177,10 @@ def _resolved_server(name: str, folder: Path) -> object:
 
 def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
     where = f"cases/{folder.name}"
-    model, dash, framework = folder.name.rpartition("-")
+    model, _, framework = folder.name.rpartition("-")
+    if not model:
+        yield Check("missing", f"{where}: names no framework", "name the folder <model>-<framework> after a case")
+        return
     try:
         find("cases", model, where)
         case = load_case(model)
@@ -185,7 +188,7 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
         yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
         return
     infers = (find("cases", model).path / f"infer_{framework}.py").is_file()
-    if not dash or not (infers or framework in catalog.frameworks_of(case)):
+    if not (infers or framework in catalog.frameworks_of(case)):
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
         return
     try:

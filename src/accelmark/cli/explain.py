@@ -145,7 +145,7 @@ def _run_file(hardware: str, devices: int, *, num_hosts: int = 0, vendor: str | 
         "name: first\n"
         f"{f'cluster: {CLUSTER_FILE}{chr(10)}' if num_hosts else ''}"
         f"{f'vendor: {vendor}{chr(10)}' if vendor is not None else ''}"
-        "# model:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`\n"
+        "# case:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`\n"
         f"cases:\n{''.join(keys)}"
     )
 

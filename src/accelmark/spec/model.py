@@ -69,7 +69,10 @@ def first_error(error: ValidationError) -> str:
 
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
     """Convert pydantic's errors to sentences; for an unknown key, suggest the nearest known name."""
-    return [_problem(item, model, where) for item in error.errors()]
+    items = error.errors()
+    # pydantic also calls a list too short of which no entry is valid.
+    invalid = {item["loc"][:depth] for item in items for depth in range(len(item["loc"]))}
+    return [_problem(item, model, where) for item in items if item["type"] != "too_short" or item["loc"] not in invalid]
 
 
 def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:

@@ -96,14 +96,13 @@ def finding_texts(findings: Iterable[Finding], *severities: Severity) -> list[st
     return [finding.about(sorted(filter(None, rounds))) for finding, rounds in by_text.items()]
 
 
-def spread_warnings(figures: dict[FigureName, Spread]) -> list[str]:
+def spread_warnings(figures: dict[FigureName, Spread], key: CaseKey) -> list[str]:
     """Return warnings about wide intervals, and about a single round, which has no interval."""
     warnings: list[str] = []
     num_rounds = max((spread.num_rounds for spread in figures.values()), default=0)
     if num_rounds == 1:
-        warnings.append(
-            "no confidence interval: only one round. End the key with :3 for three, as in CASE:pytorch:CPU:1:1:3"
-        )
+        three = key.model_copy(update={"repeat": 3})
+        warnings.append(f"no confidence interval: only one round. For three rounds, use {three}")
     wide: list[str] = []
     needed = 0
     for name in WARNED_FIGURES:
@@ -271,7 +270,7 @@ def _case(
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
-    warnings = [*spread_warnings(figures), *finding_texts(verdict.findings, "warning")]
+    warnings = [*spread_warnings(figures, key), *finding_texts(verdict.findings, "warning")]
     warnings += dict.fromkeys(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )

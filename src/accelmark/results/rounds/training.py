@@ -44,7 +44,7 @@ from accelmark.spec.errors import RunError
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
 from accelmark.spec.layers import flatten
 from accelmark.spec.log.records import DATA_FILE
-from accelmark.spec.number_format import duration, limit_percent, percent
+from accelmark.spec.number_format import counted, duration, limit_percent, percent
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.trainer import TrainerSpec
 
@@ -419,7 +419,7 @@ def slow_step_findings(timeline: Timeline, hosts: HostSamples) -> Iterable[Findi
     share, causes = slow_steps(timeline, hosts)
     if share > _REPORTED_SHARE:
         listed = ", ".join(f"{cause} {count}" for cause, count in causes.items())
-        number = f"{sum(causes.values())} steps took more than {_SLOW} x the median"
+        number = f"{counted(sum(causes.values()), 'step')} took more than {_SLOW} x the median"
         yield finding("info", "slow-steps", "", f"{number}, which cost {percent(share)} of the time: {listed}")
 
 

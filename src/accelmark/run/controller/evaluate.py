@@ -121,7 +121,8 @@ async def evaluate(
         for event in chain.from_iterable(map(decode_line, log.lines())):
             if event.event == Event.REPLAYED:
                 num_replayed += len(event.value_as(Replayed).losses)
-        report(f"evaluating weights, {num_replayed:,} of {num_steps:,} steps replayed")
+        # An outlier among the updates adds steps to those that were planned.
+        report(f"evaluating weights, {num_replayed:,} of {max(num_steps, num_replayed):,} steps replayed")
 
     shutil.rmtree(directory.round_dir(evaluation), ignore_errors=True)
     tick()

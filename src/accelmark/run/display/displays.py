@@ -143,6 +143,7 @@ class LiveDisplay(RunObserver):
         if status.state in ("preparing", "running"):
             self._since = time.monotonic()
             self._board.progress, self._board.losses, self._board.preparing = JobProgress(), [], ""
+            self._board.headlines.pop(job.directory, None)  # of an earlier attempt
         self._draw()
 
     def planned(self, plan: Plan) -> None:
@@ -371,8 +372,9 @@ def draw(board: Board, width: int) -> RenderableType:
             bar = ProgressBar(total=1.0, completed=board.progress.share, width=max(10, min(32, width - 4)))
             parts.append(Padding(bar, (0, 0, 0, 2)))
         if facts := progress_parts(board.progress, job):
-            curve = (f"  loss {sparkline(board.losses, _MOST_BLOCKS)}", "cyan") if len(board.losses) > 1 else ""
-            parts.append(Padding(Text.assemble("  ".join(facts), curve), (0, 0, 0, 2)))
+            parts.append(Padding(Text("  ".join(facts)), (0, 0, 0, 2)))
+        if len(board.losses) > 1:
+            parts.append(Text(f"  loss {sparkline(board.losses, min(_MOST_BLOCKS, width - 7))}", style="cyan"))
     parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))

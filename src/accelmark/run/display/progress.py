@@ -152,7 +152,7 @@ class ProgressReader:
         self._now = JobProgress()
         self._total_steps: int | None = None
         """As rank 0 reports it when training starts."""
-        self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOWS_OF_RATE)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOWS_OF_RATE)
         """Samples or items of the last windows, and their durations in seconds."""
 
     def read(self) -> JobProgress:
@@ -175,7 +175,9 @@ class ProgressReader:
         match event.event:
             case Event.STEP_END:
                 window = event.value_as(StepWindow)
-                rate = self._rate(window.num_trained_samples - now.samples, window.wall_ms)
+                num_steps = len(window.losses) if window.num_steps is None else window.num_steps
+                # A resumed round has a new log, in which samples before its checkpoint are counted, too.
+                rate = self._rate(window.num_trained_samples * num_steps / window.global_steps, window.wall_ms)
                 return {
                     "phase": "training",
                     "step": window.global_steps,
@@ -226,7 +228,7 @@ class ProgressReader:
                 return {"phase": _PHASES[name]}
         return {}
 
-    def _rate(self, num_items: int, wall_ms: float) -> float | None:
+    def _rate(self, num_items: float, wall_ms: float) -> float | None:
         """Add a window, and return the samples or items per second over the last windows."""
         self._recent.append((num_items, wall_ms / 1000))
         seconds = sum(wall_s for _, wall_s in self._recent)

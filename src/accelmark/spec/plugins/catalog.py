@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 from pydantic import Field, model_validator
 
 from accelmark.spec.backports import entry_points
-from accelmark.spec.errors import Problem, RequestError, SpecError, nearest
+from accelmark.spec.errors import Problem, RequestError, SpecError, closest, nearest
 from accelmark.spec.model import Spec, parse, read_value, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
 from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
@@ -35,12 +35,12 @@ Kind = Literal["cases", "vendors", "frameworks", "launchers", "trainers", "serve
 JOB_KINDS: Final[tuple[Kind, ...]] = ("cases", "vendors", "frameworks", "trainers", "servers")
 """Kinds of plug-ins that a job needs on its hosts."""
 PLUGINS_VARIABLE: Final = "ACCELMARK_PLUGINS"
+"""Environment variable: directories, separated as in ``PATH``, with one folder per kind (``cases/``, ``trainers/``)."""
 ADAPTATION_NAMES: Final = (
     "config*.yaml", "infer*.yaml", "serve*.yaml", "environment_variables.sh", "requirements.txt", "extern", "csrc",
     "README.md", "__*",
 )  # fmt: skip
 """Names in a vendor's folder for a case, or its ``config/``, that have a meaning."""
-"""Environment variable: directories, separated as in ``PATH``, with one folder per kind (``cases/``, ``trainers/``)."""
 
 _PACKAGE: Final = {
     "cases": "accelmark.cases",
@@ -328,10 +328,16 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none."""
+    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none.
+
+    Where no name is near, the error also says what is wrong with ``ACCELMARK_PLUGINS``.
+    """
     known = folders(kind)
     if name not in known:
-        raise RequestError(f"{where}: unknown {kind.removesuffix('s')} {name!r} ({nearest(name, known)})")
+        hints = [nearest(name, known)]
+        if not closest(name, sorted(known)):
+            hints += unread_plugins() if plugin_directories() else [f"{PLUGINS_VARIABLE} is not set"]
+        raise RequestError(f"{where}: unknown {kind.removesuffix('s')} {name!r} ({'; '.join(hints)})")
     return known[name]
 
 
