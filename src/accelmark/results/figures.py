@@ -216,9 +216,8 @@ class FigureName(StrEnum):
     INIT_TIME = "init_time_s", FigureInfo("Time", "Initialisation", "s", "lower", TRAIN,
         "from the start of rank 0's process to TRAIN_START")
     WARMUP_TIME = "warmup_time_s", FigureInfo("Time", "Warm-up", "s", "lower", TRAIN,
-        "compilation, search of kernels, first loading of libraries: the first steps of each process, with their waits "
-        "for data, until five steps take at most 1.25 x the median step of its second half on average; at most a third "
-        "of the steps; part of the time to target, not of steady throughput", rank=235)
+        "first steps of each process, until five take on average at most 1.25 x the median step of its second half; "
+        "at most a third of the steps", rank=235)
     RAW_TRAIN_TIME = "raw_train_time_s", FigureInfo("Time", "Raw training", "s", "lower", TRAIN,
         "TRAIN_START to TRAIN_END, evaluation included", rank=230, warns=True)
     TRAIN_NO_EVAL_TIME = "train_no_eval_time_s", FigureInfo("Time", "Training", "s", "lower", TRAIN,
