@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accelmark.report.comparison import buyer_lines, lines_of, render_comparison, summary_line
 from accelmark.report.run_page import render_page
-from accelmark.results.comparison import compare, context_lines
+from accelmark.results.comparison import ContextDifference, compare, context_lines
 from accelmark.results.figures import FigureName
 from accelmark.results.prices import Prices, costs_of, read_prices
 from accelmark.results.schema import Figure, InferenceRound
@@ -174,6 +174,11 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
     assert found["source", "AccelMark's files"] == ((), ("000000000000…",))
     assert found["audit", "clock-held"] == ((), ("warning: thermal", "warning: power"))
     assert any("warning: thermal" in line and "warning: power" in line for line in context_lines(pair.differing))
+
+
+def test_a_line_of_a_difference_has_at_most_two_values_of_a_side() -> None:
+    many = ContextDifference(area="audit", name="busy-at-start", baseline=("a", "b", "c", "d"), other=())
+    assert context_lines([many]) == ["audit: busy-at-start: a · b · 2 more -> –"]
 
 
 def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from accelmark.spec.plugins.catalog import folders, load_framework
 
 Area = Literal["hardware", "software", "settings", "source", "audit"]
 ABSENT: Final = "–"
+_MOST_LISTED: Final = 2
+"""Values of one side in a line for a terminal."""
 
 _HOST: Final[dict[Area, tuple[str, ...]]] = {
     "hardware": ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib"),
@@ -145,11 +147,13 @@ def _short(text: str) -> str:
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
-    """Return each difference as a line for a terminal."""
-    return [
-        f"{fact.area}: {fact.name}: {' · '.join(fact.baseline) or ABSENT} -> {' · '.join(fact.other) or ABSENT}"
-        for fact in found
-    ]
+    """Return each difference as a line for a terminal, of each side at most two values."""
+    return [f"{fact.area}: {fact.name}: {_listed(fact.baseline)} -> {_listed(fact.other)}" for fact in found]
+
+
+def _listed(values: Sequence[str]) -> str:
+    more = (f"{len(values) - _MOST_LISTED} more",) if len(values) > _MOST_LISTED else ()
+    return " · ".join((*values[:_MOST_LISTED], *more)) or ABSENT
 
 
 class LoadCurvePoint(Spec):
