@@ -203,6 +203,8 @@ def test_a_bundle_is_compared_like_its_run(runs: Path, tmp_path: Path) -> None:
     assert {found["difference"] for found in told["pairs"][0]["differences"]} == {0.0}
     assert "Both are the same run." in ask("compare", runs / "fast", bundle)
     assert "the same run" not in ask("compare", runs / "fast", runs / "base")
+    with pytest.raises(RequestError, match=re.escape(f"'accelmark view {tmp_path}'")):
+        ask("report", bundle)
 
 
 def test_compare_prints_json_with_refusals_marked(runs: Path) -> None:

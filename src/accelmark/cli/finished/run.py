@@ -46,6 +46,8 @@ def report(
     from accelmark.run.record.directory import measure_run
 
     run, costs = options.own_run(run), read_prices(prices)
+    if run.is_file():
+        raise RequestError(f"{run}: is a bundle: its page is shown by 'accelmark view {run.parent}'")
     if (run / SUMMARY_FILE).is_file() or is_in_progress(run):
         require_ended(run)
     if recompute:
