@@ -88,7 +88,7 @@ def test_each_planted_fault_has_a_row_and_a_monitor_in_milliwatts_does_not_survi
     assert [(row["fault"], row["reported"]) for row in rows.values() if not row["survived"]] == []
     assert result.exit_code == EXIT_OK
     for fault, said in {
-        "none": "mean power ",
+        "no fault": "mean power ",
         "hung device": "timed_out: rank 0 wrote no event for 30 s",
         "lost device": "standin:0 does not answer: the device was lost",
         "too little memory": "rank 0: out of memory on standin:0",
@@ -101,7 +101,7 @@ def test_each_planted_fault_has_a_row_and_a_monitor_in_milliwatts_does_not_survi
     assert HEALTHY in monitor.read_text()
     monitor.write_text(monitor.read_text().replace(HEALTHY, '"W": 1000.0'))
     outcome = next(check_kit("kit6"))
-    assert (outcome.fault, outcome.survived) == ("none", False)
+    assert (outcome.fault, outcome.survived) == ("no fault", False)
     assert "device 0: power_w is out of bounds (0 to 5000 W). Check its unit." in outcome.reported
 
 

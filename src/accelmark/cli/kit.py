@@ -116,7 +116,7 @@ def _names_slow_rank(result: RoundResult, _run: Path) -> tuple[bool, str]:
 
 
 FAULTS: Final = (
-    Fault("none", "the training succeeds; power is right; no audit rule is broken", _is_sound),
+    Fault("no fault", "the training succeeds; power is right; no audit rule is broken", _is_sound),
     Fault(
         "hung device",
         "the round times out; rank 0 is named",
