@@ -169,7 +169,7 @@
         ...[one, two].filter((row) => row.changed.length).map((row) => `${row.chip} changed: ${row.changed.join("; ")}`)].join(" · ");
       const entry = element("tr");
       entry.append(element("th", name, { scope: "row" }), cell(`${digits(one.rate)} ${one.unit}`, sides.first, "n"), cell(`${digits(two.rate)} ${two.unit}`, sides.second, "n"),
-        cell(why.length ? "–" : `${signed(change)}${interval(one, two)}`, "Second faster by", "n strong"),
+        cell(why.length ? "–" : `${signed(change)}${interval(one, two)}`, "Difference", "n strong"),
         cell(one.joules && two.joules && !why.length ? signed(two.joules / one.joules - 1) : "–", "Energy per unit", "n"));
       if (costs) entry.append(cell(before && after && !why.length ? signed(after / before - 1) : "–", "Cost", "n"));
       entry.append(cell((why.length ? "Not comparable: " : "") + text, "", "break"));
