@@ -315,6 +315,33 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {to_device(of_input), to_device(of_weight), to_device(of_bias)};
 }
 
+// The fallback does not copy running statistics back, which the operator's schema does not declare as written.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance, bool training, double momentum,
+    double epsilon) {
+  c10::DeviceGuard guard(input.device());
+  auto began = Clock::now();
+  begin_work();
+  auto host = [](const std::optional<at::Tensor>& tensor) { return tensor ? std::optional(on_host(*tensor)) : tensor; };
+  auto [output, saved_mean, saved_deviation] = at::native_batch_norm(
+      on_host(input), host(weight), host(bias), host(mean), host(variance), training, momentum, epsilon);
+  end_work(began);
+  return {to_device(output), to_device(saved_mean), to_device(saved_deviation)};
+}
+
+// The CPU's kernel of PyTorch 2.4 does not write to ``result`` in half precision.
+at::Tensor& mean(
+    const at::Tensor& tensor, at::OptionalIntArrayRef dims, bool keep_dims, std::optional<at::ScalarType> dtype,
+    at::Tensor& result) {
+  c10::DeviceGuard guard(tensor.device());
+  auto began = Clock::now();
+  begin_work();
+  on_host(result).copy_(at::mean(on_host(tensor), dims, keep_dims, dtype));
+  end_work(began);
+  return result;
+}
+
 // Returns the device of an operation: that of its first argument with one.
 c10::Device device_of(const c10::OperatorHandle& operation, const torch::jit::Stack& stack) {
   for (const auto& value : torch::jit::last(stack, operation.schema().arguments().size())) {
@@ -354,6 +381,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("_local_scalar_dense", &local_scalar);
   library.impl("record_stream", &record_stream);
+  library.impl("mean.out", &mean);
+  library.impl("native_batch_norm", &batch_norm);
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
 }
