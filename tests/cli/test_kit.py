@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +13,22 @@ from typer.testing import CliRunner
 
 from accelmark.cli.checks import vendor_checks
 from accelmark.cli.folders import new_folder
-from accelmark.cli.kit import FAULTS, check_kit
+from accelmark.cli.kit import FAULTS, check_kit, kit_environment
 from accelmark.cli.main import app
+from accelmark.spec.cluster import environment_python
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 HEALTHY = '"W": 1.0'
+COMPUTES = """
+import torch, standin_device
+images = torch.randn(4, 3, 8, 8)
+on_device = images.to("standin")
+norms = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3).to("standin")
+assert torch.equal(norms[0](images), norms[1](on_device).cpu())
+assert torch.equal(norms[0].running_mean, norms[1].running_mean.cpu())
+assert torch.equal(images.bfloat16().mean((2, 3)), on_device.bfloat16().mean((2, 3)).cpu())
+"""
 
 
 @pytest.fixture
@@ -83,6 +95,8 @@ def test_a_stand_in_that_does_not_compile_is_reported_with_the_compiler_s_error(
 def test_each_planted_fault_has_a_row_and_a_monitor_in_milliwatts_does_not_survive(bench: Path) -> None:
     folder = new_folder("vendors", "kit6", bench, kit=True)
     result = CliRunner().invoke(app, ["check", "vendor", "kit6", "--kit", "--json"])
+    python = environment_python(kit_environment(folder / "kit"))  # as it was built
+    subprocess.run([python, "-c", COMPUTES], env=os.environ | {"STANDIN_DRIVER": str(bench)}, check=True)
     rows = {row["fault"]: row for row in json.loads(result.stdout)}
     assert list(rows) == [fault.name for fault in FAULTS]
     assert [(row["fault"], row["reported"]) for row in rows.values() if not row["survived"]] == []
