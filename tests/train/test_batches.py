@@ -4,8 +4,9 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import Ahead, IndexedBatches, TensorBatches, mover, steps_of
+from accelmark.frameworks.pytorch.batches import TORCH, Ahead, IndexedBatches, TensorBatches, mover, steps_of
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.language.data import TokenShards
-from accelmark.train.batches import ArrayBatches, ArrayPlace, Arrays, SampleBatches, log_bad_samples
+from accelmark.train.batches import (
+    NUMPY,
+    ArrayBatches,
+    ArrayKind,
+    ArrayPlace,
+    Arrays,
+    Permutation,
+    SampleBatches,
+    Share,
+    log_bad_samples,
+    seed_of,
+)
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
@@ -76,6 +88,31 @@ def test_an_epochs_order_follows_from_seed_and_number_alone() -> None:
     assert first != second
     assert seen(TensorBatches(numbers(64), 8, place(), train=True), 1) == second
     assert seen(TensorBatches(numbers(64), 8, place(seed=8), train=True), 0) != first
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        (TORCH, lambda seed, count: torch.randperm(count, generator=torch.Generator().manual_seed(seed)).numpy()),
+        (NUMPY, lambda seed, count: np.random.default_rng(seed).permutation(count)),
+    ],
+)
+def test_of_an_epochs_order_a_rank_keeps_its_own_part_in_half_of_the_memory(
+    kind: ArrayKind[Any, Any], order: Callable[[int, int], npt.NDArray[np.int64]]
+) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def permutation(seed: int, count: int) -> Permutation:
+        found = kind.permutation(seed, count)
+        assert found.dtype == np.int32
+        made.append(weakref.ref(found))
+        return found
+
+    whole = order(seed_of(7, 3), 10_007)
+    ranks = [Share(10_007, 10, place(rank, 4), train=True).indices(permutation, 3, skip=100) for rank in range(4)]
+    firsts = [next(rank) for rank in ranks]
+    assert np.concatenate(firsts).tolist() == whole[4000:4040].tolist()
+    assert [order() for order in made] == [None] * 4
 
 
 def test_augmentation_is_repeatable_and_differs_between_ranks() -> None:

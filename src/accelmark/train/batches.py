@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, Union, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.settings.training import LoaderSettings, TrainSettings
 
 Indices = npt.NDArray[np.int64]
+Permutation = Union[npt.NDArray[np.int32], npt.NDArray[np.int64]]
+MOST_INT32: Final = 2**31
+"""Permutations of at most as many samples are int32: in half of the memory, and in the same order."""
 T = TypeVar("T")
 R = TypeVar("R")
 """A framework's random generator."""
@@ -97,24 +100,28 @@ class Share:
             return smallest // self.batch_size
         return min(smallest, -(-(smallest + bool(rest)) // self.batch_size))
 
-    def train_slices(self) -> list[slice]:
-        """Return this rank's batches as slices of the epoch's permutation."""
+    def train_slices(self, skip: int = 0) -> Iterator[slice]:
+        """Yield this rank's batches, from batch ``skip`` on, as slices of the epoch's permutation."""
         place, size = self.place, self.batch_size
-        starts = ((batch * place.world_size + place.rank) * size for batch in range(self.num_batches))
-        return [slice(start, start + size) for start in starts]
+        for batch in range(skip, self.num_batches):
+            start = (batch * place.world_size + place.rank) * size
+            yield slice(start, start + size)
 
-    def indices(self, permutation: Callable[[int, int], Indices], epoch: int) -> Iterator[Indices]:
-        """Yield the sample indices of this rank's batches.
+    def indices(self, permutation: Callable[[int, int], Permutation], epoch: int, skip: int = 0) -> Iterator[Indices]:
+        """Yield the sample indices of this rank's batches, from batch ``skip`` on.
 
         For training, their order is ``permutation(seed, total)``, by a seed that depends on the shared seed and
-        ``epoch``.
+        ``epoch``; of it, only this rank's part is kept.
         """
         place = self.place
         if self.train:
-            order = permutation(seed_of(place.shared_seed, epoch), self.total)
-            yield from (order[batch] for batch in self.train_slices())
+            order = permutation(seed_of(place.shared_seed, epoch), self.total)[: self.num_samples]
+            own = order.reshape(self.num_batches, place.world_size, self.batch_size)[skip:, place.rank].copy()
+            del order
+            yield from (batch.astype(np.int64) for batch in own)
         else:
-            yield from np.array_split(np.arange(place.rank, self.total, place.world_size), self.num_batches)
+            parts = np.array_split(np.arange(place.rank, self.total, place.world_size), self.num_batches)
+            yield from islice(parts, skip, None)
 
 
 @final
@@ -124,16 +131,22 @@ class ArrayKind(Generic[T, R]):
 
     batch: Callable[[Mapping[str, T], Indices], dict[str, T]]
     """Returns the samples with these indices."""
-    permutation: Callable[[int, int], Indices]
+    permutation: Callable[[int, int], Permutation]
     """Returns a permutation of so many indices, by a seed."""
     generator: Callable[[int], R]
     """Returns a random generator, by a seed."""
 
 
+def _permutation(seed: int, count: int) -> Permutation:
+    order = np.arange(count, dtype=np.int32 if count <= MOST_INT32 else np.int64)
+    np.random.default_rng(seed).shuffle(order)
+    return order
+
+
 Arrays = dict[str, npt.NDArray[Any]]
 NUMPY: Final[ArrayKind[npt.NDArray[Any], np.random.Generator]] = ArrayKind(
     batch=lambda data, indices: {name: array[indices] for name, array in data.items()},
-    permutation=lambda seed, count: np.random.default_rng(seed).permutation(count),
+    permutation=_permutation,
     generator=np.random.default_rng,
 )
 
@@ -166,7 +179,7 @@ class WholeBatches(Generic[T, R]):
     def epoch(self, number: int, skip: int = 0) -> Iterator[dict[str, T]]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
         kind, place = self.kind, self._share.place
-        for position, indices in islice(enumerate(self._share.indices(kind.permutation, number)), skip, None):
+        for position, indices in enumerate(self._share.indices(kind.permutation, number, skip), skip):
             batch = kind.batch(self._data, indices)
             if self._augment is not None:
                 batch = self._augment(batch, kind.generator(seed_of(place.shared_seed, number, place.rank, position)))
@@ -291,7 +304,7 @@ class SampleBatches:
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
-        indices = islice(self._share.indices(NUMPY.permutation, number), skip, None)
+        indices = self._share.indices(NUMPY.permutation, number, skip)
         read = partial(self._read, number if self._share.train else EVALUATION_EPOCH)
         for batch, errors in read_ahead(read, indices, self._loader):
             self.bad_samples.add(errors)

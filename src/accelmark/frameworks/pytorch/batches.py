@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from math import prod
 from typing import Any, Final, Protocol, TypeVar, Union, final
 
@@ -22,10 +21,12 @@ from accelmark.spec.errors import DataError
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.batches import (
     EVALUATION_EPOCH,
+    MOST_INT32,
     ArrayKind,
     ArraySource,
     BadSamples,
     Indices,
+    Permutation,
     Share,
     WholeBatches,
     seed_of,
@@ -147,8 +148,9 @@ def _batch(tensors: Mapping[str, Tensor], indices: Indices) -> dict[str, Tensor]
     return {name: tensor[chosen.to(tensor.device)] for name, tensor in tensors.items()}
 
 
-def _permutation(seed: int, count: int) -> Indices:
-    order: Indices = torch.randperm(count, generator=generator_for_seed(seed)).numpy()
+def _permutation(seed: int, count: int) -> Permutation:
+    dtype = torch.int32 if count <= MOST_INT32 else torch.int64
+    order: Permutation = torch.randperm(count, generator=generator_for_seed(seed), dtype=dtype).numpy()
     return order
 
 
@@ -249,7 +251,7 @@ class _Order:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
-        for indices in islice(self._share.indices(TORCH.permutation, epoch), self.skip, None):
+        for indices in self._share.indices(TORCH.permutation, epoch, self.skip):
             yield [(epoch, index) for index in indices.tolist()]
 
 

@@ -6,7 +6,6 @@ import pickle
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
@@ -139,7 +138,7 @@ class NeighbourhoodBatches:
             seeds = self._seeds[indices]
             return self._graph.read(seeds, case.kind, case.numbers("fan_out"), random, case.number("num_classes"))
 
-        batches = islice(enumerate(self._share.indices(NUMPY.permutation, epoch)), skip, None)
+        batches = enumerate(self._share.indices(NUMPY.permutation, epoch, skip), skip)
         for arrays in read_ahead(read, batches, loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 

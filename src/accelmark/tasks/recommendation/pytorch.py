@@ -84,17 +84,17 @@ class ClickBatches:
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Iterate over this rank's batches from batch ``skip`` on, the same in every epoch."""
-        for arrays in read_ahead(self._read, iter(self._slices()[skip:]), self._loader):
+        for arrays in read_ahead(self._read, self._slices(skip), self._loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _slices(self) -> list[slice]:
+    def _slices(self, skip: int) -> Iterator[slice]:
         share = self._share
         if share.train:
-            return share.train_slices()
+            return share.train_slices(skip)
         rank, world_size = share.place.rank, share.place.world_size
         begin, end = (share.total * part // world_size for part in (rank, rank + 1))
         cuts = [begin + (end - begin) * batch // share.num_batches for batch in range(share.num_batches + 1)]
-        return [slice(*pair) for pair in pairwise(cuts)]
+        return (slice(*pair) for pair in list(pairwise(cuts))[skip:])
 
     def _read(self, chosen: slice) -> Arrays:
         return self._log.read(chosen.start, chosen.stop)
