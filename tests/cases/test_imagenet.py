@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from accelmark.datasets.folders import ClassFolders
 from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.spec.errors import DataError
 from accelmark.tasks.images import data as image_data
 from accelmark.tasks.images.pytorch_imagenet import OPERATIONS, ImageFolder, erase, mixed, rand_augment
 
@@ -32,6 +35,22 @@ def test_the_label_is_the_rank_of_the_folder(folder: Path) -> None:
         assert sample["image"].shape == (3, 32, 32)
         assert sample["image"].dtype == torch.uint8
         assert abs(float(sample["image"][label].float().mean()) - 200) < 5, "the centre crop leaves the white edge out"
+
+
+def test_class_folders_of_millions_of_images_take_little_memory(tmp_path: Path) -> None:
+    for label, synset in enumerate(("n01440764", "n01443537")):
+        (tmp_path / synset).mkdir()
+        for number in range(2000):
+            (tmp_path / synset / f"{synset}_{number}.JPEG").write_bytes(b"%d" % label)
+    (tmp_path / "n01440764" / "ü.JPEG").touch()
+    tracemalloc.start()
+    images = ClassFolders(tmp_path, 2)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [images.label(index) for index in (0, 2000, 2001)] == [0, 0, 1]
+    assert size < 60 * len(images), "an object for each image would be copied by each worker, too"
+    with pytest.raises(DataError, match=r"n01440764/ü\.JPEG: is not a readable image"), images.opened(2000):
+        pass
 
 
 def test_a_training_sample_depends_on_its_generator_alone(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
@@ -73,25 +74,30 @@ class ClassFolders:
             raise DataError(f"{folder}: expected {expected} here, found {found}")
         self.classes = [path.name for path in classes]
         """The names of the folders, whose numbers are the classes."""
-        self._files = [
-            (path, label)
-            for label, synset in enumerate(classes)
-            for path in sorted(synset.iterdir())
-            if path.name.lower().endswith(_SUFFIXES)
-        ]
-        if not self._files:
+        self._folder = folder
+        # Of millions of files, arrays are small, and stay shared with the workers that are forked from this process.
+        names = [_image_names(synset) for synset in classes]
+        self._names = np.concatenate(names)
+        self._labels = np.repeat(np.arange(num_classes), [len(each) for each in names])
+        if not len(self._names):
             raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._names)
 
     def label(self, index: int) -> int:
         """Return the class of an image."""
-        return self._files[index][1]
+        return int(self._labels[index])
 
     def opened(self, index: int) -> AbstractContextManager[Image.Image]:
         """Open an image file."""
-        return opened_image(self._files[index][0])
+        return opened_image(self._folder / self.classes[self.label(index)] / os.fsdecode(self._names[index]))
+
+
+def _image_names(folder: Path) -> npt.NDArray[np.bytes_]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.name.lower().endswith(_SUFFIXES))
+    return np.array([os.fsencode(name) for name in names], np.bytes_)
 
 
 @final
