@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,26 @@ def test_inference_needs_no_part_of_the_data_that_only_training_reads(tmp_path: 
     (tmp_path / "imagenet" / "train" / "n01440764" / "2.JPEG").write_bytes(b"jpeg")
     assert fetcher(inference, print)["imagenet"] == alone
     assert fetcher(training, print)["imagenet"] != alone, "the records of a run with both tasks are separate"
+
+
+def test_many_files_are_verified_with_progress_and_remembered_in_little_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "imagenet" / "val" / "n01440764"
+    folder.mkdir(parents=True)
+    for number in range(2000):
+        (folder / f"{number}.JPEG").write_bytes(b"jpeg")
+    job = job_of("resnet50", tmp_path, {"imagenet": tmp_path / "imagenet"}).model_copy(update={"open": True})
+    reports: list[str] = []
+    fetcher = DataFetcher()
+    tracemalloc.start()
+    record = fetcher(job, reports.append)["imagenet"]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    steps = ("counting the files of", "hashing names and sizes of", "looking for changes in")
+    assert [any(f"{step} imagenet" in report for report in reports) for step in steps] == [True] * 3
+    assert size < 100 * 2000
+    assert fetcher(job, print)["imagenet"] is record
+    image = folder / "7.JPEG"
+    times = image.stat()
+    image.write_bytes(b"gepj")
+    os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert fetcher(job, print)["imagenet"] is not record

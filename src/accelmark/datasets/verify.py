@@ -9,7 +9,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Optional, final
 
@@ -40,6 +40,12 @@ class ProgressMeter:
         """Add ``amount`` bytes."""
         self.set(self._done + amount)
 
+    def counted(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        """Yield names and bytes of files, and add the bytes."""
+        for file in files:
+            self.add(file[1])
+            yield file
+
     def set(self, done: int) -> None:
         """Set the bytes done; no more than the total is reported."""
         self._done = done
@@ -61,8 +67,9 @@ def verify(
         what = "is not a directory" if path.exists() else "does not exist"
         return [Problem(str(path), "", what, _remedy(spec, path))]
     if spec.tree:
+        meter = ProgressMeter(f"counting the files of {spec.name}", None, progress)
         try:
-            return [problem for part in spec.tree for problem in _tree_problems(part, path, allow_subset)]
+            return [problem for part in spec.tree for problem in _tree_problems(part, path, allow_subset, meter)]
         except OSError as error:
             return [
                 Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")
@@ -87,16 +94,18 @@ def outline(spec: DatasetSpec, path: Path) -> list[Problem]:
     return parts + ([_layout_problem(spec, path, missing)] if missing else [])
 
 
-def fingerprint(spec: DatasetSpec, path: Path) -> str:
+def fingerprint(spec: DatasetSpec, path: Path, progress: Progress | None = None) -> str:
     """Return the SHA-256 over the sorted (path, sha256) of the files in ``path``.
 
     It equals ``spec.fingerprint`` for exact files; for trees, which may have a million files, it uses sizes. Raises
     OSError if a file cannot be read.
     """
     if spec.tree:
-        lines = [f"{name}\0{size}" for part in spec.tree for name, size in _tree_files(part, path)]
+        meter = ProgressMeter(f"hashing names and sizes of {spec.name}", None, progress)
+        lines = [f"{name}\0{size}" for part in spec.tree for name, size in meter.counted(_tree_files(part, path))]
     else:
-        lines = [f"{file.path}\0{file_sha256(path / file.path)}" for file in spec.files]
+        meter = ProgressMeter(f"hashing {spec.name}", spec.bytes, progress)
+        lines = [f"{file.path}\0{file_sha256(path / file.path, meter)}" for file in spec.files]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
@@ -199,12 +208,12 @@ def _remedy(spec: DatasetSpec, place: Path) -> str:
     return f"replace {place.name}, or give no directory so that it is fetched" if spec.sources else "get it again"
 
 
-def _tree_problems(part: TreePart, path: Path, allow_subset: bool) -> Iterator[Problem]:
+def _tree_problems(part: TreePart, path: Path, allow_subset: bool, meter: ProgressMeter) -> Iterator[Problem]:
     if bare := list(_part_outline(part, path)):
         yield from bare
         return
     place, expected = path / part.path, f"expected {part.describe()}"
-    names = [name for name, _ in _tree_files(part, path)]
+    names = [name for name, _ in meter.counted(_tree_files(part, path))]
     counts: list[str] = []
     if part.by_class and not part.depth and not _is_sharded(part, path):
         filled = {name.split("/")[-2] for name in names}

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from typing import final
 
 from accelmark.datasets.ensure import ensure, locate
 from accelmark.datasets.spec import DatasetSpec, dataset_specs
-from accelmark.datasets.verify import fingerprint
+from accelmark.datasets.verify import Progress, ProgressMeter, fingerprint
 from accelmark.spec.errors import AccelmarkError, DataError
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.records import DataRecord
@@ -43,10 +45,6 @@ def datasets_of(job: JobSpec) -> Iterator[tuple[DatasetSpec, Path]]:
             yield spec.for_inference() if isinstance(job.work, InferJob) else spec, place
 
 
-_FileState = tuple[str, int, int, int]
-"""Name, size, inode and time of the last change of a file's contents or metadata."""
-
-
 @final
 @dataclass(frozen=True)
 class DataFetcher:
@@ -56,7 +54,7 @@ class DataFetcher:
     """
 
     offline: bool = False
-    _checked: dict[tuple[Path, str], tuple[DataRecord, frozenset[_FileState]]] = field(default_factory=dict)
+    _checked: dict[tuple[Path, str], tuple[DataRecord, str]] = field(default_factory=dict)
 
     def __call__(self, job: JobSpec, report: Callable[[str], None]) -> dict[str, DataRecord]:
         """Fetch and verify the data of ``job``, reporting progress; returns a record of each of its directories.
@@ -68,9 +66,13 @@ class DataFetcher:
         case = load_case(job.case.name)
         records: dict[str, DataRecord] = {}
         for spec, place in datasets_of(job):
+
+            def progress(what: str, done: int, total: int | None) -> None:
+                report(f"{what} {_share(done, total)}")
+
             checked = place, spec.fingerprint
-            record, state = self._checked.get(checked, (None, frozenset()))
-            if record is not None and state == _state_of(place):
+            record, state = self._checked.get(checked, (None, ""))
+            if record is not None and state == _state_of(spec, place, progress):
                 records[spec.name] = record
                 continue
             in_cache = bool(spec.sources) and locate(spec) == place
@@ -79,22 +81,37 @@ class DataFetcher:
                 data_dir=None if in_cache else place,
                 offline=self.offline,
                 allow_subset=job.open or case.size == "mini",
-                progress=lambda what, done, total: report(f"{what} {_share(done, total)}"),
+                progress=progress,
             )
-            records[spec.name] = _record(spec, place)
-            self._checked[checked] = records[spec.name], _state_of(place)
+            records[spec.name] = _record(spec, place, progress)
+            self._checked[checked] = records[spec.name], _state_of(spec, place, progress)
         return records | {name: _undeclared(place) for name, place in job.data_dirs.items() if name not in records}
 
 
-def _state_of(place: Path) -> frozenset[_FileState]:
-    """Return the state of each file: a program that restores contents and modification times still changes it."""
-    states = ((str(file), file.stat()) for file in place.rglob("*") if file.is_file())
-    return frozenset((name, state.st_size, state.st_ino, state.st_ctime_ns) for name, state in states)
+def _state_of(spec: DatasetSpec, place: Path, progress: Progress) -> str:
+    """Return a digest of each file's name, size, inode and time of the last change of contents or metadata.
+
+    A program that restores contents and modification times still changes the last one.
+    """
+    meter = ProgressMeter(f"looking for changes in {spec.name}", None, progress)
+    digest, folders = hashlib.sha256(), [str(place)]
+    while folders:
+        entries: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as scanned:  # lost+found, which is not data
+            entries = sorted(scanned, key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.is_file():
+                state = entry.stat()
+                digest.update(os.fsencode(f"{entry.path}\0{state.st_size} {state.st_ino} {state.st_ctime_ns}\0"))
+                meter.add(state.st_size)
+    return digest.hexdigest()
 
 
-def _record(spec: DatasetSpec, place: Path) -> DataRecord:
+def _record(spec: DatasetSpec, place: Path, progress: Progress) -> DataRecord:
     try:
-        digest = fingerprint(spec, place)
+        digest = fingerprint(spec, place, progress)
     except OSError as error:
         raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
     declared = spec.fingerprint if spec.files else None
