@@ -131,23 +131,38 @@ def test_the_character_error_rate_counts_edits_over_characters() -> None:
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
-from accelmark.frameworks.pytorch.training.evaluation import _rows_of_ranks
+from accelmark.frameworks.pytorch.training.evaluation import row_metrics
+from accelmark.spec.errors import DataError
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=3)
-rows = {} if rank == 2 else {"boxes": torch.arange(4 * (rank + 1)).double().view(-1, 4) + 100 * rank}
+rows = {} if rank == 2 else {"boxes": torch.arange(4 * (rank + 1)).view(-1, 4) + 100 * rank}
 if rank == 1:
-    rows["more"] = torch.ones(1, 2).double()
-found = _rows_of_ranks(rows, dist.group.WORLD, 1)
-assert sorted(found) == ["boxes", "more"], found
-assert found["boxes"][:, 0].tolist() == [0, 100, 104], found
-assert found["more"].tolist() == [[1, 1]], found
+    rows["more"] = torch.ones(1, 2)
+
+def compute(found):
+    assert rank == 0, "the rows of all ranks are in the memory of one only"
+    assert sorted(found) == ["boxes", "more"], found
+    assert found["boxes"][:, 0].tolist() == [0, 100, 104], found
+    assert found["more"].tolist() == [[1, 1]], found
+    return {"metric": 0.5}
+
+def fail(found):
+    raise DataError("no clicks")
+
+assert row_metrics(compute, rows, dist.group.WORLD, 1) == {"metric": 0.5}
+try:
+    row_metrics(fail, rows, dist.group.WORLD, 1)
+except DataError as error:
+    assert str(error) == "no clicks", error
+else:
+    raise AssertionError("the error of rank 0 is every rank's")
 dist.barrier()
 dist.destroy_process_group()  # gloo's threads end before the interpreter does
 """
 
 
 @pytest.mark.heavy
-def test_every_rank_has_the_rows_of_all_in_order(tmp_path: Path) -> None:
+def test_every_rank_has_the_metrics_of_the_rows_of_all(tmp_path: Path) -> None:
     """One rank has none: it had no evaluation batches."""
     ranks = [
         subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE)

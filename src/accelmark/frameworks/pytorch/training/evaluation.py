@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -43,14 +46,15 @@ def evaluate(
                     summed.setdefault(name, []).append(value.detach())
     finally:
         model.train(was_training)
-    rows = {name: torch.cat(values).cpu().double() for name, values in summed.items() if values[0].ndim == 2}
+    rows = {name: torch.cat(values).cpu() for name, values in summed.items() if values[0].ndim == 2}
     totals = {
         name: float(torch.stack(values).cpu().double().sum()) for name, values in summed.items() if name not in rows
     }
-    of_ranks = [(totals, rows)]
+    del summed
+    of_ranks = [(totals, bool(rows))]
     if control is not None:
         of_ranks *= dist.get_world_size(control)
-        dist.all_gather_object(of_ranks, (totals, rows), group=control)
+        dist.all_gather_object(of_ranks, (totals, bool(rows)), group=control)
     mesh = case.place.mesh
     # Of a pipeline, the last stage has the sums; those over parts of sequences add up.
     copies = mesh.ranks_per_sample // (mesh.pp * mesh.cp)
@@ -58,10 +62,43 @@ def evaluate(
     joint = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / copies for name in names}
     if not joint:
         raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
-    row_names = sorted({name for _, parts in of_ranks for name in parts})
-    distinct = [parts for _, parts in of_ranks][::copies]
-    joint_rows = {name: torch.cat([each[name] for each in distinct if name in each]).numpy() for name in row_names}
-    return case.metrics(joint) | case.row_metrics(joint_rows)
+    has_rows = any(each for _, each in of_ranks)
+    return case.metrics(joint) | (row_metrics(case.row_metrics, rows, control, copies) if has_rows else {})
+
+
+def row_metrics(
+    compute: Callable[[dict[str, npt.NDArray[np.float64]]], dict[str, float]],
+    rows: dict[str, Tensor],
+    control: dist.ProcessGroup | None,
+    copies: int,
+) -> dict[str, float]:
+    """Return the metrics of all ranks' rows, of which each comes from ``copies`` consecutive ranks.
+
+    Rank 0 alone collects the rows, which may be gigabytes, and computes; all ranks call this.
+
+    Raises:
+        DataError: as ``compute``, on every rank.
+    """
+    if control is None:
+        return compute(_joined([rows]))
+    is_first = dist.get_rank() == 0
+    collected: list[Any] = [None] * dist.get_world_size(control)
+    dist.gather_object(rows, collected if is_first else None, dst=0, group=control)
+    result: list[Any] = [None]
+    if is_first:
+        try:
+            result = [compute(_joined(collected[::copies]))]
+        except DataError as error:
+            result = [error.args]
+    dist.broadcast_object_list(result, src=0, group=control)
+    if not isinstance(result[0], dict):
+        raise DataError(*result[0])
+    return result[0]
+
+
+def _joined(of_ranks: list[dict[str, Tensor]]) -> dict[str, npt.NDArray[np.float64]]:
+    names = sorted({name for rows in of_ranks for name in rows})
+    return {name: torch.cat([rows[name] for rows in of_ranks if name in rows]).double().numpy() for name in names}
 
 
 def metrics_of(case: TrainCase, sums: Mapping[str, Tensor]) -> dict[str, float]:
