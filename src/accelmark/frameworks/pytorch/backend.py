@@ -364,7 +364,8 @@ class PyTorchBackend(RankBackend):
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
         """Take steps from a checkpoint or the initial weights, and compare the weights with the weights of ``end``."""
         progress = Progress() if start is None else self.checkpoints.load_for_replay(start)
-        before = [part.clone() for part in self._training.trained_parts().values()]
+        # On the host: on the device they would take memory that the steps had in training.
+        before = [part.to("cpu", copy=True) for part in self._training.trained_parts().values()]
         sums = self.checkpoints.frozen_sums() if start is None else {}
         replay = repeat_steps(self, progress, num_steps)
         if start is None:

@@ -35,6 +35,8 @@ from accelmark.train.loop.contract import ForeignStateError, Progress
 _RECORD: Final = "progress.json"
 _SHARDS: Final = "shards"
 _WEIGHTS: Final = "weights.pt"
+_BLOCK: Final = 1 << 24
+"""Most numbers that are compared at once, unless a row has more."""
 
 
 @final
@@ -232,10 +234,9 @@ class Checkpoints:
         try:
             saved = self._saved_parameters(end)
             for (name, part), old in zip_strict(self._training.trained_parts().items(), before):
-                start = old.cpu().double()
-                replayed, trained = part.cpu().double() - start, saved[name].double() - start
-                for index, change in enumerate((replayed, trained, replayed - trained)):
-                    squares[index] += float(change.square().sum())
+                for start, replayed, trained in _blocks(old, part, saved[name]):
+                    for index, change in enumerate((replayed - start, trained - start, replayed - trained)):
+                        squares[index] += float(change.square().sum())
         except Exception as error:
             raise unreadable(end, error) from error
         return UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
@@ -276,10 +277,10 @@ class Checkpoints:
         updates: dict[str, UpdateSquares] = {}
         for kind, replayed, trained in pairs:
             if isinstance(replayed, Tensor) and replayed.is_floating_point() and isinstance(trained, Tensor):
-                actual, expected = local(replayed).cpu().double(), local(trained).cpu().double()
-                squares = [float(each.square().sum()) for each in (actual, expected, actual - expected)]
-                value = UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
-                updates[kind] = updates[kind] + value if kind in updates else value
+                for actual, expected in _blocks(local(replayed), local(trained)):
+                    squares = [float(each.square().sum()) for each in (actual, expected, actual - expected)]
+                    value = UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
+                    updates[kind] = updates[kind] + value if kind in updates else value
         return updates
 
     def restore_random(self) -> None:
@@ -380,6 +381,14 @@ def _naming(beside: Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise RunError(f"the checkpoint {beside} could not be written: {error}") from error
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield parts of tensors of one shape on the host, in double precision: whole ones may be larger than the host."""
+    whole = [torch.atleast_1d(tensor) for tensor in tensors]  # type: ignore[no-untyped-call]
+    num_rows = max(1, _BLOCK * len(whole[0]) // max(1, whole[0].numel()))
+    for parts in zip_strict(*(tensor.split(num_rows) for tensor in whole)):
+        yield tuple(part.cpu().double() for part in parts)
 
 
 def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
