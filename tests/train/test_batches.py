@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -187,6 +189,19 @@ def test_a_rank_that_ends_within_an_epoch_leaves_no_worker() -> None:
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (3, "")
     assert not psutil.pid_exists(int(ended.stdout))
+
+
+def test_a_rank_may_keep_as_many_files_mapped_as_the_host_allows() -> None:
+    """A soft limit of 1,024 open files is common, and C4 has more shards."""
+    program = (
+        "import resource\n"
+        "from accelmark.train.loop.rank import main\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "main(['no-job.json'])\n"
+        "raise SystemExit(resource.getrlimit(resource.RLIMIT_NOFILE) != (hard, hard))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 
 
 def test_training_noise_changes_with_the_epoch_and_evaluation_noise_never() -> None:
@@ -448,6 +463,25 @@ def test_an_indexed_data_set_of_megatron_is_read_in_its_type(tmp_path: Path, kin
     assert [shards.window(index).tolist() for index in range(len(shards))] == [
         [30000 + start + offset for offset in range(4)] for start in (0, 3, 6)
     ]
+
+
+def test_of_an_index_of_megatron_only_the_last_sequence_is_read(tmp_path: Path) -> None:
+    data = indexed(tmp_path / "train", list(range(10)), 4, "<i4")
+    num_sequences, header = 30_000_000, struct.calcsize("<9sQBQQ")
+    with data.with_suffix(".idx").open("wb") as file:  # a sparse file; all other lengths are 0
+        file.write(struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, num_sequences, num_sequences + 1))
+        for place, number in ((4 * num_sequences - 4, 7), (12 * num_sequences - 8, 12)):
+            file.seek(header + place)
+            file.write(number.to_bytes(4, "little"))
+        file.truncate(header + 20 * num_sequences + 8)
+    tracemalloc.start()
+    assert len(TokenShards(tmp_path, "train", 4, 3, 100)) == 3
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6
+    os.truncate(data.with_suffix(".idx"), 1000)
+    with pytest.raises(DataError, match=r"has 40 bytes, .* is the file complete"):
+        TokenShards(tmp_path, "train", 4, 3, 100)
 
 
 def test_only_the_first_windows_are_read_where_a_limit_is_given(tmp_path: Path) -> None:

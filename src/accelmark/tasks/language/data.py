@@ -14,7 +14,7 @@ import sys
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, final
+from typing import IO, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,10 @@ class TokenShards:
 
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _HEADER: Final = struct.Struct("<9sQBQQ")
-"""Magic, version, type of the tokens, number of sequences and of documents; the sequences' lengths (int32) follow."""
+"""Magic, version, type of the tokens, number of sequences and of documents.
+
+The sequences' lengths (int32) and first bytes (int64) follow.
+"""
 _TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are not integers."""
 
@@ -89,12 +92,21 @@ def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
             raise DataError(
                 f"{index}: version {version} with type {kind} is not known; expected version 1 and integers"
             )
-        num_tokens = int(np.fromfile(file, "<i4", num_sequences).sum(dtype=np.int64))
-    dtype = np.dtype(_TYPES[kind])
-    if path.stat().st_size != num_tokens * dtype.itemsize:
-        expected = f"{index.name} expects {num_tokens * dtype.itemsize:,}"
+        dtype = np.dtype(_TYPES[kind])
+        # The end of the last sequence, since hundreds of millions of lengths take gigabytes.
+        length = _number(file, _HEADER.size + 4 * (num_sequences - 1), "<i4") if num_sequences else 0
+        first = _number(file, _HEADER.size + 4 * num_sequences + 8 * (num_sequences - 1), "<i8") if num_sequences else 0
+    num_bytes = first + length * dtype.itemsize
+    if path.stat().st_size != num_bytes:
+        expected = f"{index.name} expects {num_bytes:,}"
         raise DataError(f"{path}: has {path.stat().st_size:,} bytes, {expected}; is the file complete?")
-    return np.memmap(path, dtype=dtype, mode="r") if num_tokens else np.zeros(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r") if num_bytes else np.zeros(0, dtype)
+
+
+def _number(file: IO[bytes], place: int, dtype: str) -> int:
+    """Return the number at a place of a file; 0 where the file ends before."""
+    file.seek(place)
+    return int(np.fromfile(file, dtype, 1).sum())
 
 
 def _open(path: Path) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import sys
 import threading
 import time
@@ -99,6 +100,8 @@ def main(arguments: list[str], run: RunRank = run_rank) -> int:
         print("usage: python -m accelmark.train.loop.rank JOB.json", file=sys.stderr)
         return 2
     start, path = process_start(), Path(arguments[0])
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each memory-mapped file of the data stays open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rank = RankPlace.from_environment().rank
     node_dir = os.environ.get("ACCELMARK_NODE_DIR")
     if node_dir:
