@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from accelmark.spec.errors import DataError
+from accelmark.tasks.conversation import data as conversation_data
 from accelmark.tasks.conversation.data import Conversations
 from accelmark.tasks.conversation.pytorch import IMAGE, load_parts
 from accelmark.tasks.metrics import IGNORED
@@ -35,6 +38,37 @@ def test_a_conversation_is_written_in_vicunas_format(tmp_path: Path) -> None:
     assert text.endswith(expected)
     assert [text[start:end] for start, end in answers] == [f"{colour}</s>", "yes</s>"]
     assert conversations.image(24, 8) is None
+
+
+def test_a_large_list_of_samples_is_read_in_parts_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation_data, "_CHUNK", 1000)
+    turns = [
+        {"from": "human", "value": "Wo ist das Café? 日本, [{,}]"},
+        {"from": "gpt", "value": "\u00e4 ".join("abc") * 50},
+    ]
+    samples = [{"id": number, "conversations": turns[: 2 * (number % 2)]} for number in range(2000)]
+    file = tmp_path / "conversations" / "a.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(samples, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    tracemalloc.start()
+    conversations = Conversations(tmp_path)
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(conversations), size < 100 * 2000, peak < 200 * 2000) == (2000, True, True)
+    assert [conversations._sample(index) for index in range(2000)] == samples
+    assert conversations.text(1)[0].endswith(
+        "USER: Wo ist das Café? 日本, [{,}] ASSISTANT: " + turns[1]["value"] + "</s>"
+    )
+    with pytest.raises(DataError, match=r"a.json: sample 0: expected 'human' and 'gpt' in turn"):
+        conversations.text(0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '[{"a": 1}', '[{"a": 1} {"b": 2}]', '[{"a": 1}] 2', '[{"a": 1},'])
+def test_what_is_no_list_of_samples_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "conversations").mkdir()
+    (tmp_path / "conversations" / "a.json").write_text(content)
+    with pytest.raises(DataError, match=r"a.json: is not a list of samples"):
+        Conversations(tmp_path)
 
 
 def test_images_are_filled_up_to_a_square(tmp_path: Path) -> None:

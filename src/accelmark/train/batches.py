@@ -138,7 +138,7 @@ class ArrayKind(Generic[T, R]):
 
 
 def _permutation(seed: int, count: int) -> Permutation:
-    order = np.arange(count, dtype=np.int32 if count <= MOST_INT32 else np.int64)
+    order: Permutation = np.arange(count, dtype=np.int32) if count <= MOST_INT32 else np.arange(count, dtype=np.int64)
     np.random.default_rng(seed).shuffle(order)
     return order
 

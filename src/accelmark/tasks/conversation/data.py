@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from array import array
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from accelmark.datasets.shards import bytes_at
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.images.data import opened_image
@@ -45,9 +48,40 @@ class ImageTexts(Protocol):
         ...
 
 
+_CHUNK: Final = 1 << 24
+_FIRST, _NEXT, _LAST = (re.compile(rf"[ \t\r\n]*{sign}[ \t\r\n]*") for sign in (r"\[", ",", r"\]"))
+"""What is before the first element of a list, before another one, and after the last."""
+
+
+def element_places(path: Path) -> npt.NDArray[np.int64]:
+    """Return first byte and end of each element of a JSON list, which is read in parts and not kept.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no list of JSON objects, or an empty one.
+    """
+    decoder, places, before = json.JSONDecoder(), array("q"), _FIRST
+    text, first, done = "", 0, 0
+    with path.open(encoding="latin-1", newline="") as file:  # which has one character for each byte
+        while chunk := file.read(_CHUNK):
+            text, first, done = text[done:] + chunk, first + done, 0
+            while (found := before.match(text, done)) is not None:
+                try:
+                    _, end = decoder.raw_decode(text, found.end())
+                except json.JSONDecodeError:  # it is continued in the next part
+                    break
+                places.extend((first + found.end(), first + end))
+                done, before = end, _NEXT
+    if not places or not _LAST.fullmatch(text, done):
+        raise ValueError(f"is not a list of samples, or is cut off or damaged after {len(places) // 2:,} of them")
+    return np.frombuffer(places, np.int64).reshape(-1, 2)
+
+
 @final
 class Conversations:
     """The samples of the JSON file in ``conversations``; ``image`` is a path in ``images``, absent where there is none.
+
+    A sample is read from the file when it is needed: all of them as objects would take gigabytes in each process.
 
     Raises:
         DataError: there is not exactly one file, or it is not a JSON list.
@@ -59,14 +93,20 @@ class Conversations:
             raise DataError(f"{directory / 'conversations'}: expected one JSON file, found {len(files)}")
         self._images, self._file = directory / "images", files[0]
         try:
-            self._samples: list[Any] = json.loads(self._file.read_bytes())
+            self._places = element_places(self._file)
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._file}: cannot be read as JSON: {error}") from error
-        if not isinstance(self._samples, list) or not self._samples:
-            raise DataError(f"{self._file}: is not a list of samples")
+            raise DataError(f"{self._file}: {error}") from error
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self._places)
+
+    def _sample(self, index: int) -> Any:
+        begin, end = self._places[index].tolist()
+        try:
+            with self._file.open("rb") as file:
+                return json.loads(bytes_at(file, begin, end - begin))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.where(index)}: cannot be read: {error}") from error
 
     def where(self, index: int) -> str:
         """Return file and position of a sample."""
@@ -78,7 +118,7 @@ class Conversations:
         Raises:
             DataError: it has no questions with answers, or no place for its image; names file and sample.
         """
-        sample = self._samples[index]
+        sample = self._sample(index)
         try:
             turns = [(str(turn["from"]), str(turn["value"])) for turn in sample["conversations"]]
             has_image = "image" in sample
@@ -106,7 +146,7 @@ class Conversations:
         Raises:
             DataError: the image cannot be read; names it.
         """
-        name = self._samples[index].get("image")
+        name = self._sample(index).get("image")
         if name is None:
             return None
         with opened_image(self._images / str(name)) as file:

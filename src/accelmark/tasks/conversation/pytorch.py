@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, ClassVar, Final, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
@@ -75,7 +78,7 @@ class Answers:
     def __init__(
         self,
         conversations: ImageTexts,
-        chosen: Sequence[int],
+        chosen: Sequence[int] | npt.NDArray[np.int64],
         tokenizer: Tokenizer,
         length: int,
         side: int,
@@ -93,7 +96,7 @@ class Answers:
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image`` in bytes, black where there is none, ``tokens``, and ``labels``, which only answers have."""
-        number = self._chosen[index]
+        number = int(self._chosen[index])
         text, answers = self._all.text(number)
         ids: list[int] = []
         labels: list[int] = []
@@ -161,7 +164,9 @@ class ImageAnswers(TaskFamily):
             self.initialize(net)
         return ImageConversation(net, self.mean, self.std)
 
-    def answers(self, texts: ImageTexts, chosen: Sequence[int], tokenizer: Tokenizer) -> Answers:
+    def answers(
+        self, texts: ImageTexts, chosen: Sequence[int] | npt.NDArray[np.int64], tokenizer: Tokenizer
+    ) -> Answers:
         """Return some of the texts as samples."""
         return Answers(texts, chosen, tokenizer, self.number("seq_length"), self.number("image_size"), self._features)
 
@@ -239,13 +244,16 @@ class InstructionTuning(ImageAnswers):
         else:
             super().initialize(net)
 
+    @cached_property
+    def _conversations(self) -> Conversations:
+        return Conversations(self.data_dirs[self.samples])
+
     def dataset(self, *, train: bool) -> Answers:
         """Return the samples that are not held out, or those that are."""
-        conversations = Conversations(self.data_dirs[self.samples])
-        distance = max(2, len(conversations) // self.number("eval_samples"))
-        chosen = [index for index in range(len(conversations)) if (index % distance != 0) == train]
+        distance = max(2, len(self._conversations) // self.number("eval_samples"))
+        chosen = np.flatnonzero((np.arange(len(self._conversations)) % distance != 0) == train)
         vocabulary = self.data_dirs[self.weights] / "vicuna" / "tokenizer.json"
-        return self.answers(conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
+        return self.answers(self._conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
 
 
 def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:

@@ -171,6 +171,11 @@ _OUTSIDE_PX: Final = 5.0
 """Boxes of COCO reach over the edge by fractions of a pixel, which is cut off; more than this is an error."""
 
 
+def _without_outlines(values: dict[str, Any]) -> dict[str, Any]:
+    values.pop("segmentation", None)
+    return values
+
+
 @final
 class BoxedImages:
     """The images of a split with their boxes.
@@ -223,7 +228,8 @@ class BoxedImages:
 
     def _read(self) -> Mapping[str, Any]:
         try:
-            content: Mapping[str, Any] = json.loads(self._file.read_bytes())
+            # Outlines of objects are dropped while the file is read: of all of COCO's they would take gigabytes.
+            content: Mapping[str, Any] = json.loads(self._file.read_bytes(), object_hook=_without_outlines)
         except (OSError, ValueError) as error:
             raise DataError(f"{self._file}: is not a readable JSON file: {error}") from error
         return content
