@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from accelmark.infer.language_model import CausalModel, Costs
+from accelmark.infer.device import ComputeDevice
+from accelmark.infer.engine import DTYPES, EngineRequest
+from accelmark.infer.engine_process import EngineProcess
+from accelmark.infer.engines import eager
+from accelmark.infer.generation import EngineClient
+from accelmark.infer.language_model import CausalModel, Costs, load_model
+from accelmark.infer.slots import create_memory
+from accelmark.infer.worker import Worker
 from accelmark.results.read.requests import requests_of
 from accelmark.results.rounds.generation import ModelCosts, generation_stage
 from accelmark.results.rounds.load import measured_stage
+from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.spec.settings.inference import InferSettings
+from accelmark.spec.settings.inference import InferPrecision, InferSettings
 from accelmark.spec.settings.serving import generation_load
 
 SHARED: dict[str, Any] = {"max_position_embeddings": 2048, "tie_word_embeddings": False}
@@ -76,6 +89,74 @@ def test_frequencies_of_positions_stay_in_fp32_when_the_model_is_converted() -> 
     converted = model.to(torch.bfloat16)
     assert converted.model.lm_head.weight.dtype == torch.bfloat16
     assert torch.equal(converted.model.model.rotary_emb.inv_freq, before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_engine_reads_a_language_model_in_its_precision_and_gets_the_weights_of_the_frameworks_copy(
+    precision: InferPrecision, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)).save_pretrained(tmp_path)
+    example = (torch.randint(0, 256, (2, 16)),)
+    copied = EngineRequest(
+        model=load_model(tmp_path), onnx_path=None, engine_path=None, example=example, precision=precision,
+        device=torch.device("cpu"), device_type="cpu", threads=1, optimize_for="latency", options={},
+        work_dir=tmp_path, model_dir=tmp_path,
+    )  # fmt: skip
+    read, placed = (eager.Engine(request).model for request in (replace(copied, model=None), copied))
+    weights = dict(placed.named_parameters())
+    assert {each.dtype for each in weights.values()} == {DTYPES[precision]}
+    assert all(torch.equal(each, weights[name]) for name, each in read.named_parameters())
+    with torch.inference_mode():
+        assert torch.equal(read(*example), placed(*example))
+
+
+class _ReadsModel(eager.Engine):
+    """Has its own weights after its constructor."""
+
+    def model_on_device(self) -> nn.Module:
+        return copy.deepcopy(self.torch_model())
+
+
+def test_the_process_of_an_engine_does_not_keep_the_model_that_it_was_sent(tmp_path: Path) -> None:
+    request = EngineRequest(
+        model=nn.Linear(4, 2), onnx_path=None, engine_path=None, example=(torch.randn(2, 4),), precision="fp32",
+        device=torch.device("cpu"), device_type="cpu", threads=1, optimize_for="latency", options={}, work_dir=tmp_path,
+    )  # fmt: skip
+    memory = create_memory()
+    with os.fdopen(os.dup(memory), "wb") as file:
+        torch.save(request, file)
+    worker = Worker(memory, create_memory(), lambda message: None)
+    worker.kind = _ReadsModel
+    worker.device = ComputeDevice(device_type="cpu", module=None, threads=1, required=True, collectives="gloo")
+    worker.compile([])
+    assert worker.engine.request.model is None
+    assert [output.shape for output in worker.engine(list(request.example))[0]] == [(2, 2)]
+
+
+class _Steps:
+    """An engine's process whose steps take half a minute each."""
+
+    def __init__(self, clock: dict[str, float]) -> None:
+        self._clock = clock
+
+    def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[tuple[int, Tensor]]:
+        for _ in range(num_tokens):
+            self._clock["s"] += 30.0
+            yield round(self._clock["s"] * 1e9), torch.zeros(len(tokens), dtype=torch.int64)
+
+
+def test_a_batch_of_long_answers_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"s": 1000.0}
+    monkeypatch.setattr("accelmark.infer.generation.time.monotonic_ns", lambda: round(clock["s"] * 1e9))
+    watched: list[float] = []
+    client = EngineClient(cast(EngineProcess, _Steps(clock)), lambda text: [1, 2], str)
+    requests = (PlannedRequest(number, number, "text", 40) for number in count())
+    load = Load(0, 10.0, 60.0, concurrency=2)
+    client.run_stage(requests, load, lambda *ended: None, lambda: watched.append(clock["s"]))
+    assert max(later - earlier for earlier, later in pairwise(watched)) == 30.0
+    assert len(watched) == 5 * 40, "two batches to warm up, and three that count"
 
 
 def test_generation_continues_as_the_whole_text_would() -> None:

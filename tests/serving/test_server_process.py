@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from accelmark.run.processes import become_subreaper
-from accelmark.serving.request import Endpoint
+from accelmark.serving.answers import AnswerSample, compare_answers
+from accelmark.serving.model import ServedModel
+from accelmark.serving.request import Endpoint, PlannedRequest
 from accelmark.serving.server_process import (
     Cores,
     NeverHealthyError,
@@ -21,10 +25,13 @@ from accelmark.serving.server_process import (
     ServerMissingError,
     ServerProcess,
 )
+from accelmark.spec.job import JobSpec
+from accelmark.spec.log.serving import Answer, RequestRecord
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
 from accelmark.spec.plugins.trainer import fill
+from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import Scalar
 
 HEALTHY = """
@@ -48,12 +55,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a Python program as a server; all are stopped at the end."""
     started: list[ServerProcess] = []
 
-    def run(program: str, only: Sequence[int] | None = None, **more: Any) -> ServerProcess:
+    def run(
+        program: str, only: Sequence[int] | None = None, report: Callable[[], None] = lambda: None, **more: Any
+    ) -> ServerProcess:
         values = {"name": "toy", "title": "Toy server", "tried": None}
         values |= {"command": ("{python}", "-c", program, "{host}", "{port}")} | more
         spec = parse(ServerSpec, values, "toy")
         cores = tuple(os.sched_getaffinity(0)) if only is None else only
-        started.append(ServerProcess(spec, tmp_path, tmp_path, device="cpu", num_devices=1, settings={}, cores=cores))
+        server = ServerProcess(
+            spec, tmp_path, tmp_path, device="cpu", num_devices=1, settings={}, cores=cores, report=report
+        )
+        started.append(server)
         return started[-1]
 
     yield run
@@ -188,3 +200,63 @@ def test_the_client_has_cores_of_its_own_where_there_are_enough() -> None:
     if len(available) > 1:
         one = Cores.divided(1)
         assert (one.server, one.client, one.are_divided) == (available[:-1], available[-1:], True)
+
+
+@pytest.fixture
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report every hundredth of a second."""
+    for module in ("server_process", "model"):
+        monkeypatch.setattr(f"accelmark.serving.{module}._REPORT_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_the_conversion_of_a_large_model_is_no_silence(start: Start) -> None:
+    reports: list[int] = []
+    start(HEALTHY, prepare=("{python}", "-c", "import time; time.sleep(0.5)"), report=lambda: reports.append(1))
+    assert len(reports) > 3
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_hashing_a_large_model_is_no_silence(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(200 << 20))
+    case = SimpleNamespace(path=tmp_path / "no-case")
+    model = ServedModel(cast(JobSpec, SimpleNamespace(case=case, data_dirs={"weights": tmp_path})), tmp_path)
+    reports: list[int] = []
+    assert model.sha256(lambda: reports.append(1)) is not None
+    assert reports
+
+
+COMPARES = """
+import json, pathlib, sys, time
+model, device, dtype, prompts, answers = sys.argv[1:]
+time.sleep(0.5)
+lines = pathlib.Path(prompts).read_text().splitlines()
+pathlib.Path(answers).write_text("".join(json.dumps(device) + chr(10) for _ in lines))
+print(json.dumps({"cpu_s": 1.0, "wall_s": 2.0}))
+"""
+
+
+@pytest.mark.usefixtures("quick_reports")
+@pytest.mark.parametrize(
+    ("device", "num_devices", "expected"), [("cuda", 8, "auto"), ("cuda", 1, "cuda"), ("cpu", 2, "cpu")]
+)
+def test_the_framework_compares_answers_on_all_devices_and_not_silently(
+    device: str, num_devices: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "accelmark.serving.answers.module_command", lambda python, _, *rest: [python, "-c", COMPARES, *rest]
+    )
+    sample = AnswerSample(1, random.Random(1))
+    record = RequestRecord(stage=0, number=0, prompt=0, due_s=0, end_s=1, status="ok", requested_tokens=4)
+    sample.add(PlannedRequest(0, 0, "prompt", 4), record, expected)
+    job = SimpleNamespace(key=SimpleNamespace(nproc=num_devices), device_type=device)
+    model = SimpleNamespace(tokens=lambda text: [ord(sign) for sign in text], directory=tmp_path)
+    reports: list[int] = []
+    times = compare_answers(
+        ServeSettings(), cast(JobSpec, job), cast(ServedModel, model), sample, tmp_path / "answers.jsonl",
+        lambda: reports.append(1),
+    )  # fmt: skip
+    assert (times is not None and times.wall_s) == 2.0
+    answer = Answer.model_validate_json((tmp_path / "answers.jsonl").read_text())
+    assert answer.num_agreeing == answer.num_tokens == len(expected)
+    assert len(reports) > 3

@@ -53,7 +53,8 @@ class EngineRequest:
     """The arguments of an engine."""
 
     model: nn.Module | None
-    """In eval mode, fp32, on the CPU; None if ``no_validation`` is set."""
+    """In eval mode, fp32, on the CPU; None if ``no_validation`` is set, and for a language model, which is read from
+    ``model_dir``."""
     onnx_path: Path | None
     """fp32, dynamic batch; None if nothing was exported and ``exist_onnx_path`` is not a file."""
     engine_path: Path | None
@@ -238,11 +239,17 @@ class Engine(ABC):
         return self.request.onnx_path
 
     def torch_model(self) -> nn.Module:
-        """Return the PyTorch model to compile.
+        """Return the PyTorch model to compile, in the constructor: its process does not keep it.
+
+        A language model is read from its directory.
 
         Raises:
             RequestError: there is none.
         """
+        if self.request.model is None and self.request.model_dir is not None:
+            from accelmark.infer.language_model import load_model  # which imports this module
+
+            return load_model(self.request.model_dir)
         if self.request.model is None:
             raise RequestError(f"{self.name} compiles the PyTorch model: set no_validation to false")
         return self.request.model
@@ -490,7 +497,7 @@ class TorchEngine(Engine):
         placed: dict[int, object] = {id(each): nn.Parameter(self._placed(each), False) for each in model.parameters()}
         placed |= {id(buffer): self._placed(buffer) for buffer in model.buffers()}
         copied: nn.Module = copy.deepcopy(model, placed)  # of the modules: their tensors are in ``placed``
-        return copied
+        return copied.to(self.device)  # a language model keeps its rotary frequencies in fp32 by it
 
     def _placed(self, tensor: Tensor) -> Tensor:
         on_device = tensor.detach().to(self.device)

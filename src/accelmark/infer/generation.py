@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record
 from accelmark.serving.stages import Stages
 from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import DataError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, LoadStage, RequestRecord
 from accelmark.spec.settings.inference import InferSettings
@@ -43,8 +44,7 @@ def generate(
     settings: InferSettings,
     model: ServedModel,
     process: EngineProcess,
-    data_dirs: Mapping[str, Path],
-    device_type: str,
+    job: JobSpec,
     node_dir: Path,
     emit: Callable[[Event, Any], None],
 ) -> int:
@@ -66,11 +66,11 @@ def generate(
         if settings.benchmarks:
             stages.progress.begin("answering benchmarks")
             arguments = {"model_dir": str(model.directory), "batch_size": settings.batch_size}
-            run_benchmarks(settings, arguments, data_dirs, node_dir, stages.progress.report, process.call)
+            run_benchmarks(settings, arguments, job.data_dirs, node_dir, stages.progress.report, process.call)
         plan.run(stages.run)
         TokenScenarios(load, plan, stages, node_dir, emit).run()
     stages.progress.begin("comparing answers")
-    compare_answers(load, device_type, model, sample, node_dir / ANSWERS_FILE)
+    compare_answers(load, job, model, sample, node_dir / ANSWERS_FILE, stages.progress.report)
     return plan.seed
 
 
@@ -116,7 +116,7 @@ class EngineClient:
         for _ in range(2):
             warm_up = self.batch(list(islice(planned, size)))
             before_ns = time.monotonic_ns()
-            self._generate(warm_up)
+            self._generate(warm_up, watch)
             took_ns = max(time.monotonic_ns() - before_ns, 1)
         num_queries = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
         batches: list[_Batch] = []
@@ -125,10 +125,9 @@ class EngineClient:
         begin_ns = due_ns = time.monotonic_ns()
         done = []
         for batch in batches:
-            arrivals_ns, answers = self._generate(batch)
+            arrivals_ns, answers = self._generate(batch, watch)
             done.append((batch, due_ns, arrivals_ns, answers))
             due_ns = arrivals_ns[-1]
-            watch()
         for batch, batch_due_ns, batch_ns, answers in done:
             for request, answer in zip_strict(batch.requests, answers):
                 text = self.decode(answer)
@@ -166,6 +165,7 @@ class EngineClient:
                         first(query)
                 times_ns.append(at_ns)
                 steps.append(tokens)
+                watch()
             end_ns, num_requests = times_ns[-1], num_requests + len(taken)
             answers = torch.stack(steps, 1).tolist()
             for request, (query, due_ns), answer in zip_strict(batch.requests, taken, answers):
@@ -191,10 +191,14 @@ class EngineClient:
         tokens = torch.tensor([self._encode(str(request.content)) for request in requests])
         return _Batch(requests, tokens, requests[0].requested_tokens)
 
-    def _generate(self, batch: _Batch) -> tuple[list[int], list[list[int]]]:
+    def _generate(self, batch: _Batch, watch: Callable[[], None]) -> tuple[list[int], list[list[int]]]:
         """Return when the tokens of each step arrived (``time.monotonic_ns``), and the answers."""
-        steps = list(self.process.generate(batch.tokens, batch.num_tokens))
-        return [at_ns for at_ns, _ in steps], torch.stack([tokens for _, tokens in steps], 1).tolist()
+        times_ns, steps = list[int](), list[Tensor]()
+        for at_ns, tokens in self.process.generate(batch.tokens, batch.num_tokens):
+            times_ns.append(at_ns)
+            steps.append(tokens)
+            watch()  # thousands of tokens take minutes
+        return times_ns, torch.stack(steps, 1).tolist()
 
 
 def _record(

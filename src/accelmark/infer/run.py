@@ -306,7 +306,10 @@ class InferenceRun:
             )
         request = self._request(settings.precision)
         takes_model = facts.reads == "model" or (facts.reads == "either" and request.onnx_path is None)
-        if not takes_model or self.job.key.nproc > 1:
+        reads_files = (
+            self.job.key.nproc > 1 or request.model_dir is not None
+        )  # a language model, without two more copies
+        if not takes_model or reads_files:
             request = replace(request, model=None)
         self.details |= process.compile(request, [(self.job.case, f"infer_{self.job.key.framework}")])
         self.unhashed = True
@@ -317,6 +320,15 @@ class InferenceRun:
             began = time.perf_counter()
             self._compile()
             self.details["load_s"] = time.perf_counter() - began
+        self._measure(process)
+        self.model = None  # generation uses the memory of the host and of the device
+        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
+            served = self.case.served
+            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
+            self.details |= process.usage()
+
+    def _measure(self, process: EngineProcess) -> None:
+        """Run the measured passes and the scenarios, next to the framework's model in fp32."""
         engine = self._framework("fp32") if self.model is not None else None
         reference: Forward | None = engine.call if engine is not None else None
         try:
@@ -326,14 +338,7 @@ class InferenceRun:
                 )
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
-                if settings.generate_batches and isinstance(self.case, LanguageModelCase):
-                    with torch.inference_mode(False):
-                        self.details["prompts_seed"] = generate(
-                            settings, self.case.served, process, self.job.data_dirs, self.device.device_type,
-                            self.node_dir, self.emit,
-                        )  # fmt: skip
-                    self.details |= process.usage()
-                if settings.scenarios:
+                if self.settings.scenarios:
                     fixed = self._engine_facts().fixed_batch
                     for result in Scenarios(checked, fixed, self.node_dir, self._context("scenarios")).run():
                         self.emit(Event.SCENARIO, result)

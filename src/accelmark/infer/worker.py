@@ -95,6 +95,7 @@ class Worker:
             request, device=device.device, threads=device.threads, num_devices=self.place.world_size
         )  # fmt: skip
         self.engine = self.kind(request)
+        self.engine.request = replace(request, model=None)  # an accelerator has its own copy
         details: dict[str, Any] = {**self.engine.describe(), "concurrency": self.engine.concurrency}
         if self.engine.file is not None:
             details["engine_file"] = str(self.engine.file)

@@ -2,25 +2,27 @@
 
 ``python -m accelmark.serving.answers MODEL_DIR DEVICE DTYPE PROMPTS ANSWERS`` lets the framework answer one prompt at a
 time: it reads JSON lines with ``text``, ``max_tokens`` and ``pinned``, writes a JSON string for each, and prints the
-:class:`StartTimes` of the model in its last line.
+:class:`StartTimes` of the model in its last line. With the device ``auto``, accelerate spreads the layers over all
+devices.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest
+from accelmark.serving.server_process import run_reporting
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.serving import Answer, RequestRecord, StartTimes
 from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.serving import ServeSettings
@@ -62,10 +64,16 @@ class AnswerSample:
 
 
 def compare_answers(
-    settings: ServeSettings, device_type: str, model: ServedModel, sample: AnswerSample, path: Path
+    settings: ServeSettings,
+    job: JobSpec,
+    model: ServedModel,
+    sample: AnswerSample,
+    path: Path,
+    report: Callable[[], None],
 ) -> StartTimes | None:
     """Let the framework answer the sampled prompts in its own process; write an :class:`Answer` for each.
 
+    It uses several devices where the job did: one may not hold the model. ``report`` is called every second meanwhile.
     Returns the times in which it loaded the model; None without a tokenizer, where nothing is compared.
 
     Raises:
@@ -82,11 +90,12 @@ def compare_answers(
         for answer in sample.answers
     )
     prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    device = "auto" if job.key.nproc > 1 and job.device_type != "cpu" else job.device_type
     command = module_command(
-        sys.executable, "accelmark.serving.answers", str(model.directory), device_type,
+        sys.executable, "accelmark.serving.answers", str(model.directory), device,
         _DTYPES[settings.precision], str(prompts), str(answers),
     )  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_reporting(command, report)
     if done.returncode:
         last = " / ".join(done.stderr.splitlines()[-_LAST_LINES:])
         raise RunError(f"the framework could not answer the sampled prompts: {last}")
@@ -115,13 +124,16 @@ def main(arguments: list[str]) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True, dtype=getattr(torch, dtype))
-    model = model.to(device).eval()
+    placement = {"device_map": device} if device == "auto" else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, local_files_only=True, dtype=getattr(torch, dtype), **placement
+    )
+    model = (model if placement else model.to(device)).eval()
     loaded = StartTimes(cpu_s=time.process_time(), wall_s=time.monotonic() - process_start())
     with Path(answers).open("w", encoding="utf-8") as stream:
         for line in Path(prompts).read_text(encoding="utf-8").splitlines():
             prompt = json.loads(line)
-            inputs = tokenizer(prompt["text"], return_tensors="pt").to(device)
+            inputs = tokenizer(prompt["text"], return_tensors="pt").to(model.device)
             length = prompt["max_tokens"]
             least = length if prompt["pinned"] else None
             output = model.generate(**inputs, do_sample=False, max_new_tokens=length, min_new_tokens=least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, final
@@ -14,6 +15,7 @@ from accelmark.spec.settings.inference import BENCHMARK_DATA
 
 _MODULE: Final = "serve"
 _BLOCK: Final = 1 << 20
+_REPORT_S: Final = 1.0
 
 
 @final
@@ -77,16 +79,22 @@ class ServedModel:
             raise DataError(f"the case {self._job.case.name} has no text for prompts: set prompts.source and file")
         return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
-    def sha256(self) -> str | None:
-        """Return a hash over names and contents of the model's files; None where there are none."""
+    def sha256(self, report: Callable[[], None]) -> str | None:
+        """Return a hash over names and contents of the model's files; None where there are none.
+
+        ``report`` is called every second: the files of a large model take minutes.
+        """
         if self.directory is None:
             return None
-        whole = hashlib.sha256()
+        whole, told_s = hashlib.sha256(), time.monotonic()
         for file in sorted(path for path in self.directory.rglob("*") if path.is_file()):
             whole.update(file.relative_to(self.directory).as_posix().encode() + b"\0")
             with file.open("rb") as stream:
                 while block := stream.read(_BLOCK):
                     whole.update(block)
+                    if (now_s := time.monotonic()) - told_s > _REPORT_S:
+                        told_s = now_s
+                        report()
         return whole.hexdigest()
 
 

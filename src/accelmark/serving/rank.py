@@ -169,8 +169,9 @@ class _ServingRun:
                 run_benchmarks(settings, arguments, self.job.data_dirs, self.node_dir, self._watcher(check))
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
+            path = self.node_dir / ANSWERS_FILE
             self.load_times = compare_answers(
-                settings, self.job.device_type, model, sample, self.node_dir / ANSWERS_FILE
+                settings, self.job, model, sample, path, lambda: self._report("comparing answers")
             )
 
     def _watcher(self, check: Callable[[], None]) -> Callable[[], None]:
@@ -202,9 +203,10 @@ class _ServingRun:
             num_devices=self.job.key.nproc,
             settings=options,
             cores=self.cores.server,
+            report=self._report_start,
         )
         try:
-            start_s = server.wait_until_healthy(settings.start_timeout_s, lambda: self._report("starting server"))
+            start_s = server.wait_until_healthy(settings.start_timeout_s, self._report_start)
             named = settings.served_model or spec.served_model.replace("{model_dir}", str(model.directory))
             yield server, self._started(model, server, server.endpoint, named, start_s)
         finally:
@@ -231,7 +233,7 @@ class _ServingRun:
             start_s=start_s,
             start=server.times(start_s) if server is not None and start_s is not None else None,
             num_devices=self.job.key.nproc,
-            weights_sha256=model.sha256() if server is not None else None,
+            weights_sha256=model.sha256(self._report_start) if server is not None else None,
             has_tokenizer=model.has_tokenizer,
             server_cores=divided.server if divided else (),
             client_cores=divided.client if divided else (),
@@ -243,6 +245,9 @@ class _ServingRun:
         if server is None:
             return {}
         return server.request | (server.pinned if self.work.settings.is_pinned else {})
+
+    def _report_start(self) -> None:
+        self._report("starting server")
 
     def _report(self, phase: LoadPhase) -> None:
         self.log.event(Event.HEARTBEAT, LoadProgress(phase=phase, num_requests=self.num_requests))

@@ -70,6 +70,7 @@ HOST: Final = "127.0.0.1"
 LOG_FILE: Final = "server.log"
 """In the node's directory: output of the server."""
 _POLL_S: Final = 0.1
+_REPORT_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
 _STOP_S: Final = 20.0
 _KILL_S: Final = 5.0
@@ -106,8 +107,11 @@ class ServerProcess:
         num_devices: int,
         settings: Mapping[str, Scalar],
         cores: Sequence[int],
+        report: Callable[[], None] = lambda: None,
     ) -> None:
         """Let the server's declaration convert the model, and start the server on ``cores``.
+
+        ``report`` is called every second of the conversion.
 
         Raises:
             ServerMissingError: its program does not exist.
@@ -126,7 +130,7 @@ class ServerProcess:
         }  # fmt: skip
         begun_s, cpu_s = time.monotonic(), _ended_cpu_s()
         if spec.prepare:
-            _prepare(spec, fill(spec.prepare, values), node_dir)
+            _prepare(spec, fill(spec.prepare, values), node_dir, report)
         self._prepared = StartTimes(cpu_s=_ended_cpu_s() - cpu_s, wall_s=time.monotonic() - begun_s)
         self.command = tuple(spec.arguments(values, settings))
         self.log = node_dir / LOG_FILE
@@ -168,7 +172,7 @@ class ServerProcess:
             if waited_s > timeout_s:
                 problem = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"
                 raise NeverHealthyError(f"{problem}{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s")
-            if waited_s - told_s > 1.0:
+            if waited_s - told_s > _REPORT_S:
                 told_s = waited_s
                 report()
             time.sleep(_POLL_S)
@@ -240,11 +244,29 @@ def is_healthy(url: str) -> bool:
         connection.close()
 
 
-def _prepare(spec: ServerSpec, command: Sequence[str], node_dir: Path) -> None:
-    done = subprocess.run(command, cwd=node_dir, capture_output=True, text=True, errors="replace", check=False)
+def _prepare(spec: ServerSpec, command: Sequence[str], node_dir: Path, report: Callable[[], None]) -> None:
+    done = run_reporting(command, report, cwd=node_dir)
     if done.returncode:
         lines = [line for line in f"{done.stdout}{done.stderr}".splitlines() if line.strip()][-_LAST_LINES:]
         raise DataError(f"{spec.title}: the model could not be converted: {' / '.join(lines) or 'no output'}")
+
+
+def run_reporting(
+    command: Sequence[str], report: Callable[[], None], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; call ``report`` every second, since a rank that logs nothing is ended as stalled."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+        while True:
+            try:
+                output, errors = process.communicate(timeout=_REPORT_S)
+            except subprocess.TimeoutExpired:
+                report()
+            except BaseException:
+                process.kill()
+                raise
+            else:
+                return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _ended_cpu_s() -> float:

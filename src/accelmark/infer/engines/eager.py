@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
+from accelmark.frameworks.pytorch.training.platform import release_memory
 from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
-from accelmark.infer.language_model import load_part
+from accelmark.infer.language_model import load_model, load_part
 
 Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 
@@ -27,9 +28,12 @@ class Engine(TorchEngine):
 
     def placed_model(self) -> nn.Module:
         """Return the model; with several devices, this device's part of a language model."""
-        if self.request.num_devices == 1:
-            return super().placed_model()
-        return load_part(self.request.model_dir, self.dtype, self.request.num_devices)
+        directory = self.request.model_dir
+        if self.request.num_devices > 1:
+            return load_part(directory, self.dtype, self.request.num_devices)
+        if self.request.model is None and directory is not None:
+            return load_model(directory, self.dtype).to(self.device)
+        return super().placed_model()
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the model."""
@@ -46,5 +50,6 @@ class Engine(TorchEngine):
         return logits(tokens.to(self.device), num_last).cpu()
 
     def close(self) -> None:
-        """Release the model."""
+        """Release the model, and the device's memory for other processes."""
         del self.model
+        release_memory(self.device)

@@ -178,7 +178,7 @@ class StageRunner:
         try:
             await asyncio.wait_for(self._connections.post(body, response), self._order.timeout_s)
         except asyncio.TimeoutError:
-            status, error = "timed_out", f"no end within {self._order.timeout_s:g} s"
+            status, error = "timed_out", f"no end within {self._order.timeout_s:g} s (request_timeout_s)"
         except NotSentError as failure:
             status, error = "dropped", str(failure)
         except asyncio.CancelledError:

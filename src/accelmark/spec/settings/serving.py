@@ -183,7 +183,7 @@ class ServeSettings(BenchmarkSettings):
     slo: Slo = Slo()
     request_timeout_s: PositiveFloat = 120.0
     """Longest duration of a request."""
-    start_timeout_s: PositiveFloat = 600.0
+    start_timeout_s: PositiveFloat = 1800.0
     """Longest wait for the server to become healthy."""
     num_compared: NonNegativeInt = 16
     """Answers under load that are compared with answers to the same prompts, one at a time, from the framework."""

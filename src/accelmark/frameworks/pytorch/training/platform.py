@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import json
@@ -99,6 +100,15 @@ def forget_peak_memory(device: torch.device) -> None:
         module: Any = torch.get_device_module(device)
         if hasattr(module, "reset_peak_memory_stats"):
             module.reset_peak_memory_stats(device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Return the memory of an accelerator that no tensor uses, which other processes need; PyTorch would keep it."""
+    if device.type != "cpu":
+        gc.collect()  # modules of a model refer to each other
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "empty_cache"):
+            module.empty_cache()
 
 
 def lock_pages(device: torch.device, memory: torch.Tensor) -> None:
