@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -125,6 +126,13 @@ def test_a_limit_that_no_rate_holds_has_no_figure(tmp_path: Path) -> None:
     assert result.tokens_per_second is None
     assert result.reason == "no tried rate held the limits"
     assert not any(held for _, held in result.tried)
+
+
+def test_more_queries_at_once_than_files_may_be_open_are_all_answered(tmp_path: Path) -> None:
+    with scripted_server(answer) as url, Client(Endpoint(url, "toy")) as client:
+        resource.prlimit(client._processes[0].pid, resource.RLIMIT_NOFILE, (64, 64))
+        (result,), stages = run(client, tmp_path, scenarios=["offline"], scenario_queries=150)
+    assert (result.num_failed, stages[-1].num_requests >= 150) == (0, True), result.reason
 
 
 def test_queries_that_fail_make_a_scenario_invalid(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ _LAG_PERIOD_S: Final = 0.01
 _PAUSE_S: Final = 0.1
 """Pause of a slot of a closed loop after a request without any answer, so that a dead server is not flooded."""
 
+_MOST_CONNECTIONS: Final = 4096
+"""Queries in progress at most: more than servers compute together, fewer than they accept, and than there are ports."""
 _HTTP_OK: Final = 200
 _SHOWN_BYTES: Final = 300
 
@@ -58,6 +61,9 @@ class StageRunner:
         self._waiting: asyncio.Queue[Sendable | None] = asyncio.Queue()
         self._ended: asyncio.Queue[Exchange] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._queries: deque[tuple[int, int]] = deque()
+        """Queries of LoadGen for which no request was sent, with the times at which they are due."""
+        self._num_answering = 0
         self._tokenizer: Any = None
         self._is_cancelled = False
         self._begin_ns = 0
@@ -146,8 +152,10 @@ class StageRunner:
             loop.call_soon_threadsafe(send, queries, time.monotonic_ns())
 
         def send(queries: Sequence[int], due_ns: int) -> None:
-            for query in queries:
-                self._start(self._answer(query, due_ns))
+            self._queries.extend((query, due_ns) for query in queries)
+            for _ in range(min(len(queries), _most_connections() - self._num_answering)):
+                self._num_answering += 1
+                self._start(self._answer_queries())
 
         def work() -> None:
             try:
@@ -158,9 +166,13 @@ class StageRunner:
         threading.Thread(target=work, name="loadgen", daemon=True).start()
         await ended.wait()
 
-    async def _answer(self, query: int, due_ns: int) -> None:
-        if (request := await self._next()) is not None:
-            await self._exchange(*request, due_ns, query)
+    async def _answer_queries(self) -> None:
+        """Send a request for each query that waits; those of the Offline scenario are issued all at once."""
+        while self._queries and not self._is_cancelled:
+            query, due_ns = self._queries.popleft()
+            if (request := await self._next()) is not None:
+                await self._exchange(*request, due_ns, query)
+        self._num_answering -= 1
 
     async def _next(self) -> Sendable | None:
         request = await self._waiting.get()
@@ -205,6 +217,13 @@ class StageRunner:
                 num_tokens = len(self._tokenizer.encode(ended.text, add_special_tokens=False).ids)
             mlperf.done(exchange.query, num_tokens)
         self._emit(ended)
+
+
+def _most_connections() -> int:
+    """Return the most requests for LoadGen that are in progress."""
+    import resource  # missing on Windows
+
+    return min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 def _report_output(query: int, response: Response) -> None:
