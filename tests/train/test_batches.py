@@ -158,9 +158,10 @@ def test_worker_processes_give_the_same_samples_as_none() -> None:
 def test_an_epoch_that_begins_within_it_reads_no_sample_before() -> None:
     for workers in (0, 2):
         assert read(train=True, workers=workers, epoch=1, skip=4) == read(train=True, workers=0, epoch=1)[4:]
-    source = Noisy()
+    source, random = Noisy(), torch.get_rng_state()
     list(IndexedBatches(source, 4, place(), LoaderSettings(num_workers=0), train=True).epoch(0, 4))
     assert source.num_read == 2 * 4
+    assert torch.equal(torch.get_rng_state(), random), "a run that is resumed continues the random numbers of dropout"
 
 
 def test_a_persistent_worker_follows_the_epoch() -> None:

@@ -221,6 +221,7 @@ class IndexedBatches:
             batch_sampler=self._order,
             collate_fn=_as_read,
             num_workers=loader.num_workers,
+            generator=torch.Generator(),  # else each epoch would draw from the random numbers of dropout
             **workers,
         )
 
