@@ -145,6 +145,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
 
 
 @pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
 @pytest.mark.parametrize(
     ("mesh", "num_ranks", "num_own", "more"),
     [
