@@ -6,6 +6,7 @@ import base64
 import io
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets import pack as packing
+from accelmark.datasets import shards as shards_module
 from accelmark.datasets.catalogue import dataset_of
 from accelmark.datasets.pack import pack
-from accelmark.datasets.shards import features, integers, opened, records, write_records
+from accelmark.datasets.shards import features, integers, opened, records, tar_members, write_records
 from accelmark.datasets.verify import fingerprint, verify
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.tasks.images.data import ArrayImages
@@ -96,6 +98,43 @@ def test_shards_are_verified_by_their_members(shards: Path) -> None:
     before = fingerprint(IMAGENET, shards)
     (shards / "train" / "000003.tar").unlink()
     assert fingerprint(IMAGENET, shards) != before
+
+
+def write_archive(path: Path, tar_format: int, names: Sequence[str], mtime: float = 0) -> None:
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        folder = tarfile.TarInfo("a")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for number, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = 300 * number, mtime
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+
+
+def test_archives_of_short_names_are_read_without_tarfile_which_takes_minutes_of_millions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a/0.jpg", "1.cls", f"{'b' * 90}/{'c' * 60}.jpg", "é.txt"]
+    for tar_format, count, mtime in ((tarfile.USTAR_FORMAT, 4, 0), (tarfile.PAX_FORMAT, 2, 1.5)):
+        path = tmp_path / f"{tar_format}.tar"
+        write_archive(path, tar_format, names[:count], mtime)
+        expected = shards_module._any_members(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(shards_module, "_any_members", None)
+            assert [member.name for member in tar_members(path)] == names[:count]
+            assert tar_members(path) == expected
+
+
+def test_other_archives_are_read_by_tarfile_which_names_damage(tmp_path: Path) -> None:
+    long = "d" * 300
+    for number, tar_format in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):
+        write_archive(tmp_path / f"{number}.tar", tar_format, ["0.jpg", long, "é.txt"])
+        assert [member.name for member in tar_members(tmp_path / f"{number}.tar")] == ["0.jpg", long, "é.txt"]
+    damaged = tmp_path / "damaged.tar"
+    write_archive(damaged, tarfile.USTAR_FORMAT, ["0.jpg", "1.jpg", "2.jpg"])
+    damaged.write_bytes(damaged.read_bytes()[: 5 * 512 + 100])
+    with pytest.raises(DataError, match=r"damaged\.tar: is not a readable tar archive: unexpected end of data"):
+        tar_members(damaged)
 
 
 def test_an_interrupted_call_keeps_complete_shards(folders: Path, shards: Path) -> None:

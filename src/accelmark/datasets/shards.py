@@ -39,7 +39,7 @@ def opened(path: Path) -> mmap:
     """Map a file into memory, so that only what is read of it is loaded; raises DataError where it is empty."""
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise DataError(f"{path}: is empty; expected TFRecord")
+            raise DataError(f"{path}: is empty")
         return mmap(file.fileno(), 0, access=ACCESS_READ)
 
 
@@ -173,27 +173,81 @@ def shard_images(shard: Path) -> Iterator[ShardImage]:
     return (_tar_images if shard.suffix == ".tar" else _record_images)(shard)
 
 
-def _tar_images(shard: Path) -> Iterator[ShardImage]:
-    images: dict[str, tarfile.TarInfo] = {}
-    labels: dict[str, int] = {}
+class TarMember(NamedTuple):
+    """A file in a tar archive."""
+
+    name: str
+    offset: int
+    size: int
+
+
+_BLOCK: Final = 512
+_TAR_HEADER: Final = struct.Struct("100s24x12s12x8s1s188x155s12x")
+"""Name, size, checksum, type, and the part of the name before a slash."""
+_EXTENDED: Final = (b"path=", b"size=", b"sparse")
+"""Of an extended header, what changes name or size of the next member."""
+
+
+def tar_members(path: Path) -> Sequence[TarMember]:
+    """Return the files in a tar archive that is not compressed.
+
+    Raises:
+        DataError: it is damaged.
+    """
     try:
-        with tarfile.open(shard, "r:") as archive:
-            for member in filter(tarfile.TarInfo.isreg, archive):
-                key, _, suffix = member.name.rpartition(".")
-                if f".{suffix.lower()}" in _SUFFIXES:
-                    images[key] = member
-                elif suffix == "cls" and (content := archive.extractfile(member)) is not None:
-                    text = content.read().decode("ascii", "replace").strip()
-                    if not text.isdecimal():
-                        raise DataError(f"{shard}: {member.name} has {text!r}; expected the number of a class")
-                    labels[key] = int(text)
+        return _plain_members(path) or _any_members(path)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{shard}: is not a readable tar archive: {error}") from error
+        raise DataError(f"{path}: is not a readable tar archive: {error}") from error
+
+
+def _plain_members(path: Path) -> Sequence[TarMember]:
+    """Return the files of an undamaged archive of short names and sizes, in a quarter of tarfile's time; else none."""
+    members, place = [], 0
+    with opened(path) as content:
+        while any(header := content[place : place + _BLOCK]):
+            if len(header) < _BLOCK:
+                return []
+            name, size, checksum, kind, prefix = (part.partition(b"\0")[0] for part in _TAR_HEADER.unpack(header))
+            first = place + _BLOCK
+            try:
+                is_sound = int(checksum, 8) == sum(header) - sum(header[148:156]) + 8 * ord(" ")
+                end = first + int(size, 8)
+            except ValueError:
+                return []
+            if not is_sound or end > len(content) or kind not in (b"0", b"5", b"x"):
+                return []
+            if kind == b"x" and any(sign in content[first:end] for sign in _EXTENDED):
+                return []
+            if kind == b"0":
+                full = (prefix + b"/" if prefix else b"") + name
+                members.append(TarMember(full.decode("utf-8", "surrogateescape"), first, end - first))
+            place = -(-end // _BLOCK) * _BLOCK
+    return members
+
+
+def _any_members(path: Path) -> Sequence[TarMember]:
+    with tarfile.open(path, "r:") as archive:
+        return [TarMember(each.name, each.offset_data, each.size) for each in archive if each.isreg()]
+
+
+def _tar_images(shard: Path) -> Iterator[ShardImage]:
+    images: dict[str, TarMember] = {}
+    labels: dict[str, int] = {}
+    with shard.open("rb") as file:
+        for member in tar_members(shard):
+            key, _, suffix = member.name.rpartition(".")
+            if f".{suffix.lower()}" in _SUFFIXES:
+                images[key] = member
+            elif suffix == "cls":
+                text = bytes_at(file, member.offset, member.size).decode("ascii", "replace").strip()
+                if not text.isdecimal():
+                    raise DataError(f"{shard}: {member.name} has {text!r}; expected the number of a class")
+                labels[key] = int(text)
     if unpaired := sorted(images.keys() ^ labels.keys()):
         lacks = "class (.cls)" if unpaired[0] in images else "image"
         raise DataError(f"{shard}: {unpaired[0]} has no {lacks}")
     for key, member in images.items():
-        yield ShardImage(member.name, member.offset_data, member.size, labels[key])
+        yield ShardImage(*member, labels[key])
 
 
 def _record_images(shard: Path) -> Iterator[ShardImage]:

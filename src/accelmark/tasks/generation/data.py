@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tarfile
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accelmark.datasets.shards import bytes_at
+from accelmark.datasets.shards import bytes_at, tar_members
 from accelmark.spec.errors import DataError
 from accelmark.train.batches import Arrays
 
@@ -58,14 +57,10 @@ class CaptionedLatents:
 def _places(path: Path, number: int) -> npt.NDArray[np.int64]:
     """Return shard, offset and size of the moments, and offset and size of the caption of each sample."""
     members: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                key, _, suffix = member.name.rpartition(".")
-                if member.isreg() and suffix in _SUFFIXES:
-                    members.setdefault(key, {})[suffix] = member.offset_data, member.size
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{path}: is not a readable tar archive: {error}") from error
+    for member in tar_members(path):
+        key, _, suffix = member.name.rpartition(".")
+        if suffix in _SUFFIXES:
+            members.setdefault(key, {})[suffix] = member.offset, member.size
     for key, parts in members.items():
         if missing := [suffix for suffix in _SUFFIXES if suffix not in parts]:
             raise DataError(f"{path}: has no {key}.{missing[0]}")

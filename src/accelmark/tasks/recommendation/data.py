@@ -11,7 +11,6 @@ from typing import IO, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
@@ -142,5 +141,7 @@ def area_under_curve(scored: npt.NDArray[np.float64]) -> float:
         raise DataError(
             f"the evaluation data has {num_positive} clicks in {len(scored)} samples; AUC needs both labels"
         )
-    ranks = rankdata(scored[:, 0])[positive].sum() - num_positive * (num_positive + 1) / 2
+    ordered, scores = np.sort(scored[:, 0]), np.sort(scored[positive, 0])
+    below, up_to = (np.searchsorted(ordered, scores, side) for side in ("left", "right"))
+    ranks = (below.sum() + up_to.sum() + num_positive) / 2 - num_positive * (num_positive + 1) / 2
     return float(ranks / (num_positive * num_negative))
