@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import DTYPES, EngineRequest
+from accelmark.infer.engine import DTYPES, Engine, EngineRequest
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.engines import eager
 from accelmark.infer.generation import EngineClient
@@ -91,27 +90,6 @@ def test_frequencies_of_positions_stay_in_fp32_when_the_model_is_converted() -> 
     assert torch.equal(converted.model.model.rotary_emb.inv_freq, before)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_engine_reads_a_language_model_in_its_precision_and_gets_the_weights_of_the_frameworks_copy(
-    precision: InferPrecision, tmp_path: Path
-) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)).save_pretrained(tmp_path)
-    example = (torch.randint(0, 256, (2, 16)),)
-    copied = EngineRequest(
-        model=load_model(tmp_path), onnx_path=None, engine_path=None, example=example, precision=precision,
-        device=torch.device("cpu"), device_type="cpu", threads=1, optimize_for="latency", options={},
-        work_dir=tmp_path, model_dir=tmp_path,
-    )  # fmt: skip
-    read, placed = (eager.Engine(request).model for request in (replace(copied, model=None), copied))
-    weights = dict(placed.named_parameters())
-    assert {each.dtype for each in weights.values()} == {DTYPES[precision]}
-    assert all(torch.equal(each, weights[name]) for name, each in read.named_parameters())
-    with torch.inference_mode():
-        assert torch.equal(read(*example), placed(*example))
-
-
 class _ReadsModel(eager.Engine):
     """Has its own weights after its constructor."""
 
@@ -119,20 +97,46 @@ class _ReadsModel(eager.Engine):
         return copy.deepcopy(self.torch_model())
 
 
-def test_the_process_of_an_engine_does_not_keep_the_model_that_it_was_sent(tmp_path: Path) -> None:
-    request = EngineRequest(
-        model=nn.Linear(4, 2), onnx_path=None, engine_path=None, example=(torch.randn(2, 4),), precision="fp32",
-        device=torch.device("cpu"), device_type="cpu", threads=1, optimize_for="latency", options={}, work_dir=tmp_path,
-    )  # fmt: skip
+def _request(tmp_path: Path, **more: Any) -> EngineRequest:
+    values: dict[str, Any] = {
+        "model": None, "onnx_path": None, "engine_path": None, "example": (), "precision": "fp32",
+        "device": torch.device("cpu"), "device_type": "cpu", "threads": 1, "optimize_for": "latency", "options": {},
+        "work_dir": tmp_path,
+    }  # fmt: skip
+    return EngineRequest(**values | more)
+
+
+def _compiled(kind: type[Engine], request: EngineRequest) -> Worker:
     memory = create_memory()
     with os.fdopen(os.dup(memory), "wb") as file:
         torch.save(request, file)
     worker = Worker(memory, create_memory(), lambda message: None)
-    worker.kind = _ReadsModel
+    worker.kind = kind
     worker.device = ComputeDevice(device_type="cpu", module=None, threads=1, required=True, collectives="gloo")
     worker.compile([])
-    assert worker.engine.request.model is None
-    assert [output.shape for output in worker.engine(list(request.example))[0]] == [(2, 2)]
+    return worker
+
+
+def test_the_process_of_an_engine_does_not_keep_the_model_that_it_was_sent(tmp_path: Path) -> None:
+    example = (torch.randn(2, 4),)
+    engine = _compiled(_ReadsModel, _request(tmp_path, model=nn.Linear(4, 2), example=example)).engine
+    assert engine.request.model is None
+    assert [output.shape for output in engine(list(example))[0]] == [(2, 2)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_process_of_an_engine_reads_a_language_model_from_its_files(
+    precision: InferPrecision, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)).save_pretrained(tmp_path)
+    example = (torch.randint(0, 256, (2, 16)),)
+    request = _request(tmp_path, example=example, precision=precision, model_dir=tmp_path)
+    engine = _compiled(eager.Engine, request).engine
+    expected = load_model(tmp_path).to(DTYPES[precision])
+    with torch.inference_mode():
+        assert torch.equal(engine([*example])[0][0], expected(*example)), "rotary frequencies stay in fp32"
 
 
 class _Steps:

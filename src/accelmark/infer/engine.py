@@ -53,8 +53,7 @@ class EngineRequest:
     """The arguments of an engine."""
 
     model: nn.Module | None
-    """In eval mode, fp32, on the CPU; None if ``no_validation`` is set, and for a language model, which is read from
-    ``model_dir``."""
+    """In eval mode, fp32, on the CPU; None if ``no_validation`` is set."""
     onnx_path: Path | None
     """fp32, dynamic batch; None if nothing was exported and ``exist_onnx_path`` is not a file."""
     engine_path: Path | None
@@ -82,6 +81,11 @@ class EngineRequest:
     num_devices: int = 1
     """Devices of the engine. With several, it is created in as many processes, which are the ranks of PyTorch's default
     process group and all get the same calls; ``device`` is the process's, and ``model`` is None."""
+
+
+def takes_model(reads: Source, request: EngineRequest) -> bool:
+    """Return whether an engine that reads ``reads`` compiles the PyTorch model of a request."""
+    return reads == "model" or (reads == "either" and request.onnx_path is None)
 
 
 class Engine(ABC):
@@ -241,15 +245,9 @@ class Engine(ABC):
     def torch_model(self) -> nn.Module:
         """Return the PyTorch model to compile, in the constructor: its process does not keep it.
 
-        A language model is read from its directory.
-
         Raises:
             RequestError: there is none.
         """
-        if self.request.model is None and self.request.model_dir is not None:
-            from accelmark.infer.language_model import load_model  # which imports this module
-
-            return load_model(self.request.model_dir)
         if self.request.model is None:
             raise RequestError(f"{self.name} compiles the PyTorch model: set no_validation to false")
         return self.request.model

@@ -99,9 +99,9 @@ class CausalModel(nn.Module):
         )
 
 
-def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> CausalModel:
-    """Return the model of a directory in Hugging Face's layout, with weights of ``dtype`` on the CPU."""
-    return _loaded(directory, dtype)
+def load_model(directory: Path) -> CausalModel:
+    """Return the model of a directory in Hugging Face's layout, in fp32 on the CPU."""
+    return _loaded(directory, torch.float32)
 
 
 def load_part(directory: Path | None, dtype: torch.dtype, num_devices: int) -> CausalModel:

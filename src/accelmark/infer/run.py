@@ -22,7 +22,7 @@ from accelmark.frameworks.pytorch.model.identity import module_hash, num_paramet
 from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
 from accelmark.infer.checked_pass import CheckedPass
 from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest, file_hash
+from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest, Source, file_hash, takes_model
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, InferenceError, classify, end_reason_of
@@ -67,7 +67,7 @@ _SYNTHETIC_BATCHES: Final = 32
 class EngineFacts:
     """The properties that an engine's class states."""
 
-    reads: str
+    reads: Source
     loads: bool
     fixed_batch: bool
     generates: bool
@@ -305,11 +305,8 @@ class InferenceRun:
                 Event.WARNING, Note(severity="warning", where="settings", key=f"engine_options.{name}", what=problem)
             )
         request = self._request(settings.precision)
-        takes_model = facts.reads == "model" or (facts.reads == "either" and request.onnx_path is None)
-        reads_files = (
-            self.job.key.nproc > 1 or request.model_dir is not None
-        )  # a language model, without two more copies
-        if not takes_model or reads_files:
+        # The process reads a language model from its files, as several processes do.
+        if self.job.key.nproc > 1 or request.model_dir is not None or not takes_model(facts.reads, request):
             request = replace(request, model=None)
         self.details |= process.compile(request, [(self.job.case, f"infer_{self.job.key.framework}")])
         self.unhashed = True

@@ -29,9 +29,17 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import Engine, EngineRequest, check_outputs, check_separate_memory, file_hash
+from accelmark.infer.engine import (
+    Engine,
+    EngineRequest,
+    check_outputs,
+    check_separate_memory,
+    file_hash,
+    takes_model,
+)
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError, described
+from accelmark.infer.language_model import load_model
 from accelmark.infer.slots import Rows, Slots, mapped, rows_of
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
@@ -94,6 +102,9 @@ class Worker:
         request = replace(
             request, device=device.device, threads=device.threads, num_devices=self.place.world_size
         )  # fmt: skip
+        directory = request.model_dir
+        if directory is not None and self.place.world_size == 1 and takes_model(self.kind.reads, request):
+            request = replace(request, model=load_model(directory))
         self.engine = self.kind(request)
         self.engine.request = replace(request, model=None)  # an accelerator has its own copy
         details: dict[str, Any] = {**self.engine.describe(), "concurrency": self.engine.concurrency}

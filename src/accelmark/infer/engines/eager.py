@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.training.platform import release_memory
 from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
-from accelmark.infer.language_model import load_model, load_part
+from accelmark.infer.language_model import load_part
 
 Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 
@@ -28,12 +28,9 @@ class Engine(TorchEngine):
 
     def placed_model(self) -> nn.Module:
         """Return the model; with several devices, this device's part of a language model."""
-        directory = self.request.model_dir
-        if self.request.num_devices > 1:
-            return load_part(directory, self.dtype, self.request.num_devices)
-        if self.request.model is None and directory is not None:
-            return load_model(directory, self.dtype).to(self.device)
-        return super().placed_model()
+        if self.request.num_devices == 1:
+            return super().placed_model()
+        return load_part(self.request.model_dir, self.dtype, self.request.num_devices)
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the model."""
