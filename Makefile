@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 .PHONY: run test test-frameworks test-adversary test-cluster test-servers test-versions lint clean help
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 run: $(VENV)/.run  ## Install what is needed, train the quick-start suite, show its page
 	@$(BIN)/accelmark run quickstart

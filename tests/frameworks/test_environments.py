@@ -152,6 +152,16 @@ def test_the_hosts_of_a_cluster_use_the_directory_that_its_file_names(cache: Pat
     assert not path.exists()
 
 
+def test_an_environment_whose_own_python_the_cluster_file_names_is_made_with_python3(tmp_path: Path) -> None:
+    place, cluster = tmp_path / "venv", tmp_path / "cluster.yaml"
+    cluster.write_text(f"python: {place}/bin/python\n")
+    options = ("--vendor", "cpu", "--hosts", str(cluster), "--path", str(place))
+    assert f"python3 -m venv {place}" in run_accelmark("env", "create", "pytorch", *options, "--dry-run").stdout
+    done = run_accelmark("env", "create", "pytorch", *options, "--wheels", str(tmp_path))
+    assert "installing the packages of pytorch" in done.stderr
+    assert (place / "bin/python").exists()
+
+
 def test_a_directory_with_other_files_is_neither_taken_nor_removed(cache: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine"
     other.mkdir()

@@ -79,7 +79,7 @@ def create(
         if earlier is not None and earlier.path != place and earlier.path.exists():
             remover = shlex.join(["accelmark", "env", "remove", framework, "--path", str(earlier.path)])
             typer.echo(f"runs do not use {earlier.path} any more; remove it: {remover}")
-    elif cluster.environments.get(framework) != place:
+    elif cluster.environments.get(framework) != place and cluster.python != environment_python(place):
         typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
         typer.echo(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
 
@@ -189,13 +189,15 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
     from accelmark.run.environments.create import constraints_file
     from accelmark.run.host import HostError
+    from accelmark.spec.cluster import environment_python
     from accelmark.spec.plugins.launcher import load_launcher
 
     is_localhost = load_launcher(cluster.launcher).is_localhost
     if is_localhost and recipe.wheels is not None and not recipe.wheels.is_dir():
         raise HostError(cluster.hosts[0].name, f"--wheels {recipe.wheels}: no such directory on this host")
     typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
-    typer.echo(shlex.join([cluster.python, "-m", "venv", str(place)]))
+    python = "python3" if cluster.python == environment_python(place) else cluster.python
+    typer.echo(shlex.join([python, "-m", "venv", str(place)]))
     copied = shlex.join([str(recipe.constraints or "/dev/null"), str(constraints_file(place))])
     is_there = recipe.constraints is None or is_localhost
     typer.echo(f"cp {copied}" if is_there else f"# send {copied}")

@@ -132,6 +132,8 @@ _PREPARE: Final = """\
 if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ ! -f "$1/$3" ] && [ -n "$(ls -A "$1")" ]; then
   echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
 fi
+# A cluster file may name the Python of the environment, which does not exist yet.
+[ "$2" != "$1/bin/python" ] || [ -x "$2" ] || set -- "$1" python3 "$3" "$4"
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || {
   echo "$2 is missing or older than Python 3.9: set python in the cluster file" >&2; exit 4
 }
