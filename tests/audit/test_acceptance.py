@@ -91,7 +91,14 @@ def test_a_dry_run_writes_no_readme_where_nothing_lacks(tmp_path: Path, monkeypa
     readme = tmp_path / "README.md"
     options = ["--scales", "1x1", "--dry-run", "--readme", str(readme), "--runs", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, ["accept", "nvidia", "toy", *options])
-    assert (done.exit_code, "nothing lacks" in done.output, readme.exists()) == (0, True, False), done.output
+    assert (done.exit_code, "nothing is missing" in done.output, readme.exists()) == (0, True, False), done.output
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_case_without_a_run_is_refused_with_the_option_that_trains_it(tmp_path: Path) -> None:
+    options = ["--scales", "1x1", "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, ["accept", "nvidia", "toy", *options])
+    assert str(done.exception).endswith("has no training of toy on nvidia: add --run, with --scales 1x1,1x8")
 
 
 @pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])

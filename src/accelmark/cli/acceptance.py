@@ -42,7 +42,7 @@ def accept(
         Path | None, Option(metavar="FILE", help="README that gets the table, English and Chinese.")
     ] = None,
     train: Annotated[
-        bool, Option("--run", help="First train what lacks: at each scale rounds that last ten minutes together.")
+        bool, Option("--run", help="First train what is missing: at each scale, rounds that last ten minutes together.")
     ] = False,
     cluster: Annotated[
         Path | None, Option(metavar="FILE", help="Cluster file for --run; default: this machine.")
@@ -80,15 +80,17 @@ def accept(
         if dry_run or commands:
             request = lacking()
             if request is None:
-                return Output([], lambda: typer.echo("nothing lacks: every scale has rounds of ten minutes together"))
+                return Output(
+                    [], lambda: typer.echo("nothing is missing: at every scale the rounds last ten minutes together")
+                )
             _execute(request, runs, dry_run=dry_run, commands=commands, as_json=as_json)
             return Output([], lambda: None)
         for _ in range(2):  # one round at each scale that has none, then as many as last long enough
             if (request := lacking()) is not None:
                 _execute(request, runs, as_json=as_json)
-    cases = _newest(options.existing_run(runs), vendor, model, framework)
+    cases = _newest(runs, vendor, model, framework)
     wanted = wanted or list(cases)
-    if not wanted:
+    if not cases:
         raise RequestError(f"{runs} has no training of {case} on {vendor}: add --run, with --scales 1x1,1x8")
     criteria = judge(cases, wanted, efficiency)
     if readme is not None:
