@@ -108,7 +108,7 @@ def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]
 
 def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
     if samples.footer is None:
-        actual = f"{host}: the recorder was killed, and its notes are lost"
+        actual = f"{host}: the recorder wrote no end: it was killed, or the host was lost"
         yield finding("open", "telemetry-missing", "samples of the whole round", actual)
     for note in samples.notes:
         if note.startswith("suspended: "):
