@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, final
 
-from accelmark.spec.plugins.catalog import folders, frameworks_of, load_case, load_framework, load_vendor
+from accelmark.spec.plugins.catalog import (
+    folders,
+    frameworks_of,
+    inference_frameworks_of,
+    load_case,
+    load_framework,
+    load_vendor,
+)
 
 Support = Literal["measured", "runs", "not possible"]
 _RESULTS: Final = re.compile(r"<!-- results -->(.*?)<!-- /results -->", re.DOTALL)
@@ -37,11 +44,11 @@ def case_support() -> Sequence[CaseSupport]:
         if folder.origin == "accelmark":
             case = load_case(name)
             measured = set(_measured(folder.path / "README.md"))
-            trained = frameworks_of(case)
+            trained, inferred = frameworks_of(case), inference_frameworks_of(case)
             for framework in sorted(folders("frameworks")):
                 if framework in trained:
                     found.append(_support(name, "train", framework, measured))
-                if case.infer is not None and (folder.path / f"infer_{framework}.py").is_file():
+                if framework in inferred:
                     found.append(_support(name, "infer", framework, measured))
     return found
 

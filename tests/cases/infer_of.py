@@ -59,6 +59,7 @@ def job_of(
             unit=side.unit,
             metric=side.metric,
             tolerance=side.tolerance,
+            generates=side.generates,
             iterative=side.iterative,
             reference=side.reference,
             settings=InferSettings.model_validate(settings),

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _HEADINGS: Final = ("Model", "Data", "Target, and why", "Run", "Results", "Licence")
 _FILE: Final = "case.yaml"
-_INFER: Final = "infer_pytorch.py"
 _TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 60.0
 _EXPECTED: Final = frozenset(
@@ -187,8 +186,7 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
     except AccelmarkError as error:
         yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
         return
-    infers = (find("cases", model).path / f"infer_{framework}.py").is_file()
-    if not (infers or framework in catalog.frameworks_of(case)):
+    if framework not in {*catalog.frameworks_of(case), *catalog.inference_frameworks_of(case)}:
         yield Check("missing", f"{where}: {model} has no framework {framework!r}", "see 'accelmark cases'")
         return
     try:
@@ -306,7 +304,8 @@ def _case_description(name: str, folder: Path) -> Checks:
         if compiler is not None and compiler not in engines:
             what = f"case.yaml: infer.configurations.compiler: unknown engine {compiler!r}"
             yield Check("missing", what, nearest(str(compiler), engines))
-        yield _code_check(folder / _INFER)
+        if not infer.generates:
+            yield _code_check(folder / "infer_pytorch.py")
     if train is not None:
         if train.target is None and train.reference_loss is None:
             do = "add train.target (with why), or measure a loss curve: accelmark train NAME --write-reference"

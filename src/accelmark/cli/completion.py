@@ -41,22 +41,19 @@ def _call(module: str, function: str, *arguments: str) -> Completion:
     return _of(lambda: getattr(import_module(module), function)(*arguments))
 
 
-def _keys(prefix: str) -> Completion:
-    """Return a completion of the case, and after a colon of the framework, of a key."""
+def _keys(frameworks_of: str) -> Completion:
+    """Return a completion of the case, and after a colon of the framework, of a key; by a function of the catalogue."""
 
     def complete(incomplete: str) -> list[str]:
-        from accelmark.spec.plugins.catalog import folders, frameworks_of, load_case
+        from accelmark.spec.plugins import catalog
 
         before = os.environ.get(_BEFORE, "")
         case, *others = f"{before}{incomplete}".split(_COLON)
         if not others:
             return cases(incomplete)
-        known = folders("cases").get(case)
-        if known is None or len(others) > 1:
+        if case not in catalog.folders("cases") or len(others) > 1:
             return []
-        names = [name for name in folders("frameworks") if (known.path / f"{prefix}{name}.py").is_file()]
-        names = names if prefix else frameworks_of(load_case(case))
-        keys = [f"{case}:{name}" for name in names]
+        keys = [f"{case}:{name}" for name in getattr(catalog, frameworks_of)(catalog.load_case(case))]
         return [key.removeprefix(before) for key in keys if key.startswith(before + incomplete)]
 
     return complete
@@ -80,8 +77,8 @@ def _explained() -> Iterable[str]:
     return sorted({entry.name for entry in entries()})
 
 
-keys_to_train = _keys("")
-keys_to_infer = _keys("infer_")
+keys_to_train = _keys("frameworks_of")
+keys_to_infer = _keys("inference_frameworks_of")
 cases, vendors, frameworks, servers = (
     _call(_CATALOG, "folders", kind) for kind in ("cases", "vendors", "frameworks", "servers")
 )

@@ -84,12 +84,11 @@ def cases(
 
 
 def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
-    from accelmark.spec.plugins.catalog import folders, frameworks_of
+    from accelmark.spec.plugins.catalog import frameworks_of, inference_frameworks_of
 
-    files = {file.stem.removeprefix("infer_").removeprefix("serve_") for file in folder.path.glob("*.py")}
     return case.model_dump(include={"name", "version", "title", "family", "size"}) | {
         "tasks": list(case.tasks),
-        "frameworks": sorted(files & folders("frameworks").keys() | set(frameworks_of(case))),
+        "frameworks": sorted({*frameworks_of(case), *inference_frameworks_of(case)}),
         "target": _criterion(case.train) if case.train else None,
         "data": list(case.data_names),
         "from": folder.origin,

@@ -129,8 +129,9 @@ def _loaded(directory: Path, dtype: torch.dtype, **options: Any) -> CausalModel:
     return CausalModel(AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype, **options))
 
 
+@final
 class LanguageModelCase(InferCase):
-    """A language model: subclass it as ``Case`` in ``cases/<model>/infer_pytorch.py``.
+    """A language model: the case of every ``case.yaml`` that says ``generates``.
 
     An item is a window of the case's text, ``seq_length`` tokens long; ``windows`` of them are spread evenly over it.
     """
@@ -152,7 +153,6 @@ class LanguageModelCase(InferCase):
             raise DataError(f"{lack}: generation needs a directory of weights in Hugging Face's layout")
         self.directory = model.directory
 
-    @final
     def build_dataloader(self) -> InMemoryBatches:
         """Tokenise the text."""
         encode = self.served.tokens
@@ -165,27 +165,22 @@ class LanguageModelCase(InferCase):
         windows = torch.tensor([tokens[begin : begin + length] for begin in begins])
         return InMemoryBatches((windows,), windows[:, 1:].clone(), self.settings.batch_size)
 
-    @final
     def create_model(self) -> nn.Module:
         """Load the model."""
         return load_model(self.directory)
 
-    @final
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Sum the negative log-likelihoods."""
         return {"nats": float(outputs[0].double().sum()), "count": float(labels.numel())}
 
-    @final
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the perplexity: exp of the mean negative log-likelihood of a token."""
         return {"perplexity": math.exp(min(sums["nats"] / max(1.0, sums["count"]), 700.0))}
 
-    @final
     def synthetic_batch(self, size: int) -> InferBatch:
         """Refuse: a text is needed."""
         raise DataError("generation has no synthetic data")
 
-    @final
     def perturbed(self, batch: InferBatch, generator: Generator) -> tuple[Tensor, ...]:
         """Exchange two neighbouring tokens in each window."""
         tokens = batch.inputs[0]

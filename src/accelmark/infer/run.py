@@ -308,7 +308,8 @@ class InferenceRun:
         # The process reads a language model from its files, as several processes do.
         if self.job.key.nproc > 1 or request.model_dir is not None or not takes_model(facts.reads, request):
             request = replace(request, model=None)
-        self.details |= process.compile(request, [(self.job.case, f"infer_{self.job.key.framework}")])
+        modules = [] if self.infer.generates else [(self.job.case, f"infer_{self.job.key.framework}")]
+        self.details |= process.compile(request, modules)
         self.unhashed = True
 
     def _infer(self) -> None:
@@ -431,13 +432,15 @@ class InferenceRun:
 
 
 def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
-    """Import ``infer_<framework>.py`` of the case's folder and create its ``Case``.
+    """Create the case of a language model, or else ``Case`` of the folder's ``infer_<framework>.py``.
 
     A language model that the case packages is written below ``node_dir``.
 
     Raises:
         RunError: there is no such file, or it defines no ``Case``.
     """
+    if infer.generates:
+        return LanguageModelCase(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
     name = f"infer_{job.key.framework}"
     path = job.case.path / f"{name}.py"
     if not path.is_file():
@@ -445,8 +448,6 @@ def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
     case = getattr(folder_module(job.case, name), "Case", None)
     if not (isinstance(case, type) and issubclass(case, InferCase)):
         raise RunError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
-    if issubclass(case, LanguageModelCase):
-        return case(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
     return case(infer.settings, infer.parameters, job.data_dirs)
 
 

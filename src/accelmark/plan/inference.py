@@ -24,7 +24,7 @@ _FILES: Final = {"exist_compiler_path": False, "exist_onnx_path": True}
 """Settings that name a file -> whether they may also be another word."""
 _OF_CASE: Final = (
     "unit", "metric", "metric_title", "tolerance", "reference", "min_agreement", "benchmarks", "parameters",
-    "iterative",
+    "iterative", "generates",
 )  # fmt: skip
 """Fields of a job that are the case's."""
 

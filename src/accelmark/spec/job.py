@@ -190,6 +190,8 @@ class InferJob(BaseWork):
     notes: tuple[Note, ...] = ()
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
     """Published accuracy of the case's weights."""
+    generates: bool = False
+    """Whether the case is a language model."""
     iterative: bool = False
     """Whether an answer takes steps that depend on each other, which are compared one by one."""
 

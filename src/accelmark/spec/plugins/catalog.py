@@ -445,6 +445,13 @@ def frameworks_of(case: CaseSpec) -> list[str]:
     return [name for name in folders("frameworks") if name in shared or (folder / f"{name}.py").is_file()]
 
 
+def inference_frameworks_of(case: CaseSpec) -> list[str]:
+    """Return the frameworks that a case has inference in: by its files; a language model needs none, in PyTorch."""
+    folder, generates = find("cases", case.name).path, case.infer is not None and case.infer.generates
+    shared = ("pytorch",) if generates else ()
+    return [name for name in folders("frameworks") if name in shared or (folder / f"infer_{name}.py").is_file()]
+
+
 def load_launch(name: str) -> FrameworkLaunch:
     """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
     return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
