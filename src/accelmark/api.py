@@ -123,8 +123,7 @@ def load(path: str | Path) -> Run:
 def load_all(*paths: str | Path) -> Iterator[Run]:
     """Yield every run at or below ``paths``, copies (bundles, exports) once; warns of runs that cannot be read.
 
-    Raises:
-        RequestError: a path does not exist, or is a file but not a bundle.
+    Raises RequestError: a path does not exist, or is a file but not a bundle.
     """
     found, problems = open_sources(Path(path) for path in paths)
     for problem in problems:
@@ -158,8 +157,7 @@ def run(
         out: run directory; None: a new one in ``runs``.
         allow_open: allow changes to immutable settings; permanently marks the result OPEN.
 
-    Raises:
-        RequestError: the request is wrong; names every problem. Nothing was started.
+    Raises RequestError: the request is wrong; names every problem. Nothing was started.
     """
     from accelmark.cli.options import shipped_file
     from accelmark.cli.runs import plan_request, read_run_file, run_name
@@ -193,8 +191,7 @@ def compare(
 ) -> RunComparison:
     """Compare runs, or those at paths, with ``baseline``: differences of figures with 95 % intervals, and what differs.
 
-    Raises:
-        RequestError: they have no case in common, or cases are not comparable and ``force`` is not set.
+    Raises RequestError: they have no case in common, or cases are not comparable and ``force`` is not set.
     """
     runs = [each if isinstance(each, Run) else load(each) for each in (baseline, *others)]
     return _compare([run.loaded for run in runs], across_scales=across_scales, force=force)

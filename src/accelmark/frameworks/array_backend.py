@@ -424,8 +424,7 @@ def _in_pytorch(name: str, num_dimensions: int) -> tuple[str, tuple[int, ...]]:
 def outputs_of_loss(case: ArrayCase, model: Any, batch: Batch) -> Any:
     """Return what ``model`` returns where the case computes its loss.
 
-    Raises:
-        RunError: the loss does not call the model.
+    Raises RunError: the loss does not call the model.
     """
     outputs: list[Any] = []
 

@@ -155,11 +155,7 @@ class InferCase(ABC):
         return value
 
     def data_dir(self, name: str, content: str) -> Path:
-        """Return the directory of a data set, which holds ``content``.
-
-        Raises:
-            DataError: it was not given.
-        """
+        """Return the directory of a data set, which holds ``content``. Raises DataError: it was not given."""
         if name not in self.data_dirs:
             raise DataError(
                 f"{name} is not here: name a directory that holds {content} (--data DIR), or measure speed only with "
@@ -169,11 +165,7 @@ class InferCase(ABC):
 
     @abstractmethod
     def build_dataloader(self) -> InferBatches:
-        """Return the labelled data.
-
-        Raises:
-            DataError: it is missing, empty, or in the wrong layout.
-        """
+        """Return the labelled data. Raises DataError: it is missing, empty, or in the wrong layout."""
 
     @abstractmethod
     def create_model(self) -> nn.Module:
@@ -202,8 +194,7 @@ class InferCase(ABC):
     def calibration_batch(self, size: int) -> InferBatch:
         """Return ``size`` items for the calibration of int8, of data that the accuracy is not measured on.
 
-        Raises:
-            DataError: the case has none.
+        Raises DataError: the case has none.
         """
         problem = "the case has no data for the calibration of int8 besides the data of its accuracy"
         raise DataError(f"{problem}: choose another precision, or define calibration_batch in its infer_pytorch.py")

@@ -122,11 +122,7 @@ class CheckedPass:
         self.repeated_ms: list[list[float]] = []
 
     def run(self) -> tuple[Measured, RepeatCheck | None, AnswerCheck | None]:
-        """Warm up and measure; return the measurement and both checks.
-
-        Raises:
-            AccelmarkError: the engine failed.
-        """
+        """Warm up and measure; return the measurement and both checks. Raises AccelmarkError: the engine failed."""
         self._warm_up(next(iter(self.batches)))
         windows: list[ForwardWindow] = []
         num_passes = 0

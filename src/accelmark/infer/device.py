@@ -60,8 +60,7 @@ class ComputeDevice:
 
         Of several processes, each opens one device, has a share of the threads, and joins the process group.
 
-        Raises:
-            InferenceError: validation needs the device, and PyTorch cannot use it.
+        Raises InferenceError: validation needs the device, and PyTorch cannot use it.
         """
         self.threads = max(1, self.threads // place.local_world_size)
         torch.set_num_threads(self.threads)

@@ -245,8 +245,7 @@ class Engine(ABC):
     def torch_model(self) -> nn.Module:
         """Return the PyTorch model to compile, in the constructor: its process does not keep it.
 
-        Raises:
-            RequestError: there is none.
+        Raises RequestError: there is none.
         """
         if self.request.model is None:
             raise RequestError(f"{self.name} compiles the PyTorch model: set no_validation to false")
@@ -255,8 +254,7 @@ class Engine(ABC):
     def engine_file(self) -> Path | None:
         """Return the compiled engine to load, or None when it must be compiled.
 
-        Raises:
-            InferenceError: there is no such file, or its fingerprint differs.
+        Raises InferenceError: there is no such file, or its fingerprint differs.
         """
         path = self.request.engine_path
         if path is None:
@@ -286,8 +284,7 @@ class Engine(ABC):
 
         In a model without any of the case's names, the model's order is kept.
 
-        Raises:
-            InferenceError: only some have a name of the case's, or their numbers differ.
+        Raises InferenceError: only some have a name of the case's, or their numbers differ.
         """
         expected = self.request.input_names if kind == "inputs" else self.request.output_names
         if not expected or set(expected) == set(names):
@@ -298,11 +295,7 @@ class Engine(ABC):
         raise InferenceError(f"{problem}; export it again, or name them alike", "wrong_shape")
 
     def package(self, name: str) -> Any:
-        """Import the engine's package.
-
-        Raises:
-            InferenceError: it cannot be imported.
-        """
+        """Import the engine's package. Raises InferenceError: it cannot be imported."""
         try:
             return importlib.import_module(name)
         except ImportError as error:
@@ -333,8 +326,7 @@ def device_name(device: torch.device, device_type: str) -> str:
 def as_list(outputs: object) -> list[Tensor]:
     """Return a model's outputs, one tensor or a sequence of them, as a list.
 
-    Raises:
-        TypeError: an output is not a tensor.
+    Raises TypeError: an output is not a tensor.
     """
     parts = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
     if parts is None or not all(isinstance(each, Tensor) for each in parts):
@@ -347,8 +339,7 @@ def check_outputs(result: object, engine: str, items: int | None = None, rows: R
 
     The rank compares the values; this check runs in the engine's process, for a clear message.
 
-    Raises:
-        InferenceError: it is not (list of tensors on the CPU, seconds), or not the rows of these items.
+    Raises InferenceError: it is not (list of tensors on the CPU, seconds), or not the rows of these items.
     """
     outputs = result[0] if isinstance(result, tuple) and len(result) == 2 else None
     if not isinstance(outputs, (list, tuple)) or not outputs or not all(map(_is_cpu_tensor, outputs)):
@@ -370,8 +361,7 @@ def _is_cpu_tensor(output: object) -> bool:
 def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
     """Check the seconds of a call of ``took_s`` that ``engine`` reports as not inference.
 
-    Raises:
-        InferenceError: the value is not a finite number from 0 to ``took_s``.
+    Raises InferenceError: the value is not a finite number from 0 to ``took_s``.
     """
     if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
         raise InferenceError(
@@ -383,8 +373,7 @@ def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
 def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:
     """Check that the outputs of several calls, all still referenced, do not share memory.
 
-    Raises:
-        InferenceError: two calls share memory, so that the later one has overwritten the outputs of the earlier one.
+    Raises InferenceError: two calls share memory, so that the later one has overwritten the outputs of the earlier one.
     """
     spans = sorted(
         (output.data_ptr(), output.data_ptr() + output.nbytes, number)
@@ -406,8 +395,7 @@ def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> Non
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file with its external weights, or over the files of a directory.
 
-    Raises:
-        DataError: ``path`` does not exist.
+    Raises DataError: ``path`` does not exist.
     """
     if not path.exists():
         raise DataError(f"{path}: does not exist, so it cannot be hashed")

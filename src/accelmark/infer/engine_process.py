@@ -157,8 +157,7 @@ class EngineProcess:
     def call(self, command: str, *arguments: Any, **named: Any) -> Any:
         """Have the processes execute a command; return the first one's reply.
 
-        Raises:
-            AccelmarkError: the engine failed, a process ended, or it did not reply in time.
+        Raises AccelmarkError: the engine failed, a process ended, or it did not reply in time.
         """
         self._send(command, *arguments, **named)
         for _ in self._parts():
@@ -224,8 +223,7 @@ class EngineProcess:
     def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
         """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``.
 
-        Raises:
-            AccelmarkError: the engine failed.
+        Raises AccelmarkError: the engine failed.
         """
         self.call("prepare", calls, warm=warm)
         end = (max(slot for slot, _ in calls) + 1) * self.slots.slot_bytes
@@ -241,8 +239,7 @@ class EngineProcess:
     def pick(self, indices: Sequence[int]) -> list[Tensor]:
         """Compute one call of items of the first slot; return its outputs, which the next call overwrites.
 
-        Raises:
-            AccelmarkError: the engine failed.
+        Raises AccelmarkError: the engine failed.
         """
         self.call("pick", indices)
         return self.outputs_of(0, len(indices))
@@ -250,16 +247,14 @@ class EngineProcess:
     def start(self, slot: int, indices: Sequence[int]) -> None:
         """Start a call of items of the first slot, with its outputs in a slot that no running call uses.
 
-        Raises:
-            AccelmarkError: the engine's process ended.
+        Raises AccelmarkError: the engine's process ended.
         """
         self._send("start", slot, indices)
 
     def ended(self) -> int:
         """Wait until a call that was started has ended; return its slot, whose outputs :meth:`outputs_of` returns.
 
-        Raises:
-            AccelmarkError: a call failed.
+        Raises AccelmarkError: a call failed.
         """
         slot: int = self._received(self._children[0])["part"]
         self.is_busy = False
@@ -272,8 +267,7 @@ class EngineProcess:
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[tuple[int, Tensor]]:
         """Yield when the next tokens of all rows arrived (``time.monotonic_ns``), and these, ``num_tokens`` times.
 
-        Raises:
-            AccelmarkError: the engine failed, or answered with another number of tokens.
+        Raises AccelmarkError: the engine failed, or answered with another number of tokens.
         """
         self._send("generate", tokens.tolist(), num_tokens)
         num_steps = 0
@@ -357,8 +351,7 @@ class EngineProcess:
     def _received(self, child: _Child) -> dict[str, Any]:
         """Return the next message of a process.
 
-        Raises:
-            AccelmarkError: it has none, or reports a failure; where another process has ended, that is the cause.
+        Raises AccelmarkError: it has none, or reports a failure; where another process has ended, that is the cause.
         """
         try:
             message: dict[str, Any] = json.loads(child.connection.recv_bytes())

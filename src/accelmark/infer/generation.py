@@ -52,8 +52,7 @@ def generate(
 
     Returns the seed of the prompts.
 
-    Raises:
-        AccelmarkError: the engine or the framework failed, or the text has too few prompts.
+    Raises AccelmarkError: the engine or the framework failed, or the text has too few prompts.
     """
     load = generation_load(settings)
     if model.input_tokens is None or model.text is None:
@@ -105,8 +104,7 @@ class EngineClient:
         Two batches before the stage begins are in no figure: in the first the engine may compile for its shape, and
         the duration of the second shows how many batches the stage has, which are made before it begins.
 
-        Raises:
-            AccelmarkError: the engine failed.
+        Raises AccelmarkError: the engine failed.
         """
         planned = iter(requests)
         if load.loadgen is not None:

@@ -109,7 +109,6 @@ def load_part(directory: Path | None, dtype: torch.dtype, num_devices: int) -> C
 
     Args:
         directory: in Hugging Face's layout; every rank reads its part.
-        dtype: of the weights.
         num_devices: ranks of the default process group.
 
     Raises:

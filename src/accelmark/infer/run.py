@@ -436,8 +436,7 @@ def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
 
     A language model that the case packages is written below ``node_dir``.
 
-    Raises:
-        RunError: there is no such file, or it defines no ``Case``.
+    Raises RunError: there is no such file, or it defines no ``Case``.
     """
     if infer.generates:
         return LanguageModelCase(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))

@@ -173,8 +173,7 @@ class Scenarios:
     ) -> None:
         """Run LoadGen in performance mode, or let it ask for each item once; it logs to ``log_dir``.
 
-        Raises:
-            AccelmarkError: the engine failed, or LoadGen is not installed.
+        Raises AccelmarkError: the engine failed, or LoadGen is not installed.
         """
         lg = library()
         queue = self._queue(name, expected, look)

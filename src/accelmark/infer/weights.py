@@ -28,8 +28,7 @@ RECORD_FILE: Final = "weights.json"
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load all parameters and buffers of ``model`` from ``path``.
 
-    Raises:
-        DataError: the file is missing, damaged, or of another model; lists missing and unexpected names.
+    Raises DataError: the file is missing, damaged, or of another model; lists missing and unexpected names.
     """
     try:
         from safetensors import SafetensorError
@@ -96,8 +95,7 @@ class _Logits(nn.Module):
 def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype = torch.float32) -> Path:
     """Write the weights of the newest checkpoint in ``round_dir`` to ``case_dir`` as ``dtype``; return the file.
 
-    Raises:
-        DataError: the round has no checkpoint or no result.
+    Raises DataError: the round has no checkpoint or no result.
     """
     from safetensors.torch import save_file
 

@@ -256,11 +256,7 @@ class Worker:
         return self._views[key]
 
     def _keep(self, results: list[Any], sizes: list[int], room: list[Tensor]) -> None:
-        """Copy the outputs of calls to shared memory.
-
-        Raises:
-            InferenceError: they are not outputs of these calls.
-        """
+        """Copy the outputs of calls to shared memory. Raises InferenceError: they are not outputs of these calls."""
         try:
             for index, target in enumerate(room):
                 parts = [outputs[index] for outputs, _ in results]

@@ -27,7 +27,6 @@ def parallelism_problems(
     """Yield why the setting cannot be used.
 
     Args:
-        settings: of the job.
         key: of the job; a rank is a device.
         supported: names and axes that the framework, or an external trainer, has.
         splits: axis -> settings under ``model`` that its degree divides, as the case declares them.

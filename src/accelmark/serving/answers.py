@@ -76,8 +76,7 @@ def compare_answers(
     It uses several devices where the job did: one may not hold the model. ``report`` is called every second meanwhile.
     Returns the times in which it loaded the model; None without a tokenizer, where nothing is compared.
 
-    Raises:
-        RunError: the framework failed.
+    Raises RunError: the framework failed.
     """
     tokens = model.tokens
     if tokens is None:

@@ -43,8 +43,7 @@ def run_benchmarks(
         watch: called every second; its exceptions end the task.
         engine: executes the commands ``score`` and ``answer`` of an engine's process; None with a server.
 
-    Raises:
-        AccelmarkError: the harness or the engine failed, or the task took longer than ``benchmark_timeout_s``.
+    Raises AccelmarkError: the harness or the engine failed, or the task took longer than ``benchmark_timeout_s``.
     """
     for task in settings.benchmarks:
         request = {"task": task, "data": str(data_dirs[task]), "limit": settings.benchmark_limit, "model": dict(model)}

@@ -31,7 +31,6 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
 
         Args:
             connection: takes commands of :class:`accelmark.infer.worker.Worker` and returns their replies.
-            model_dir: of the model.
             batch_size: prompts in a command at most.
         """
         super().__init__()
@@ -88,11 +87,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
         return results
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return greedy answers, each up to its first stop.
-
-        Raises:
-            ValueError: a task samples.
-        """
+        """Return greedy answers, each up to its first stop. Raises ValueError: a task samples."""
         prompts: list[tuple[list[int], int, tuple[str, ...]]] = []
         for request in requests:
             context, arguments = request.args

@@ -27,8 +27,7 @@ class ServedModel:
     def __init__(self, job: JobSpec, work_dir: Path) -> None:
         """Find the given weights, else let the case write its own below ``work_dir``.
 
-        Raises:
-            DataError: the tokenizer cannot be read.
+        Raises DataError: the tokenizer cannot be read.
         """
         self._job = job
         has_module = (job.case.path / f"{_MODULE}.py").is_file()
@@ -65,11 +64,7 @@ class ServedModel:
         return None if self._tokenizer is None else self._tokenizer.decode
 
     def prompt_text(self) -> str:
-        """Return the text from which prompts are taken.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Return the text from which prompts are taken. Raises DataError: there is none."""
         dirs = {name: path for name, path in self._job.data_dirs.items() if name not in ("weights", *BENCHMARK_DATA)}
         if self._module is not None:
             text: str = self._module.prompt_text(dirs)

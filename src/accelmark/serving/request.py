@@ -156,8 +156,7 @@ class Endpoint:
     def url(self, api: Api | None = None) -> str:
         """Return the URL of requests to ``api``, by default the endpoint's own.
 
-        Raises:
-            RequestError: the base URL is not one of http or https.
+        Raises RequestError: the base URL is not one of http or https.
         """
         base = self.base_url.rstrip("/")
         try:
@@ -187,8 +186,7 @@ class Endpoint:
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.
 
-        Raises:
-            RequestError: the request has messages, and the API is ``completions``.
+        Raises RequestError: the request has messages, and the API is ``completions``.
         """
         fields: dict[str, Any] = {"model": self.model}
         if self.api == "chat":

@@ -62,10 +62,7 @@ def energy(
     Args:
         power: power in W over monotonic time.
         start_s: start of the window, on the same clock.
-        end_s: end of the window.
         counter: the device's cumulative energy in J, where it has an energy counter.
-        max_gap_s: longest allowed interval between readings of power.
-        tolerance: allowed difference of integrated power from the counter, as a share of the counter.
     """
     if end_s <= start_s:
         return Energy(None, None, (EnergyReason.EMPTY_WINDOW,))

@@ -40,8 +40,7 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
 
     It is ``Case`` of ``<framework>.py``, the class that ``case.yaml`` declares, or ``Case`` of ``arrays.py``.
 
-    Raises:
-        RequestError: none of them defines it.
+    Raises RequestError: none of them defines it.
     """
     case: Any
     is_own = (folder.path / f"{framework}.py").is_file()
@@ -109,11 +108,7 @@ class ModelSettings:
         }
 
     def numbers(self, name: str) -> list[int]:
-        """Return one of the case's own settings that lists whole numbers.
-
-        Raises:
-            RequestError: it is no such list.
-        """
+        """Return one of the case's own settings that lists whole numbers. Raises RequestError: it is no such list."""
         text = str(self.settings.model[name])
         try:
             return [int(part) for part in text.split(",")]
@@ -199,8 +194,7 @@ class ArrayCase(ModelSettings, ABC):
     def initial_weights(self) -> tuple[Path, Mapping[str, Any]] | None:
         """Return a checkpoint and its arrays by the names of the case in PyTorch; None: weights are random.
 
-        Raises:
-            DataError: it is missing.
+        Raises DataError: it is missing.
         """
         return None
 
@@ -301,8 +295,6 @@ def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, i
     Args:
         size: side of the output.
         kernel: side of the kernel.
-        channels_in: channels of the input.
-        channels_out: channels of the output.
         is_first: the input is the image, which needs no gradient, so the backward pass has only one product.
     """
     return 2.0 * size**2 * kernel**2 * channels_in * channels_out * (2 if is_first else 3)

@@ -61,8 +61,7 @@ class HookRecord:
 def load_hooks(ref: FolderRef | None, base: type[H], allowed: Iterable[str]) -> type[H]:
     """Return the vendor's ``Extern`` from ``extern/__init__.py`` of its folder, or ``base`` where it has none.
 
-    Raises:
-        RequestError: the file does not define ``Extern(base)``, or overrides something that is not in ``allowed``.
+    Raises RequestError: the file does not define ``Extern(base)``, or overrides something that is not in ``allowed``.
     """
     if ref is None:
         return base

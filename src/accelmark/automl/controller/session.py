@@ -46,8 +46,7 @@ _EXTRAS: Final[dict[SearchName, str]] = {"anneal": "accelmark[anneal]", "smac": 
 def load_config(path: Path) -> AutomlConfig:
     """Return the configuration in a search file. Relative paths are relative to it.
 
-    Raises:
-        SpecError: with all problems.
+    Raises SpecError: with all problems.
     """
     values = read_yaml(path)
     resolve_rules(values, path)

@@ -31,7 +31,6 @@ class Canvases:
     Args:
         images: of shape (items, 1, 28, 28), uint8.
         labels: of shape (items,).
-        count: number of canvases.
     """
 
     def __init__(

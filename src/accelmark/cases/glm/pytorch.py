@@ -33,8 +33,7 @@ class Choices:
     Row ``i`` of ``text``, ``target``, ``logit_mask`` and of ``mask`` is a choice; rows ``2 i`` and ``2 i + 1`` of
     ``position`` are its positions and block positions. ``target_length`` limits the tokens that are predicted.
 
-    Raises:
-        DataError: a matrix is missing or damaged.
+    Raises DataError: a matrix is missing or damaged.
     """
 
     def __init__(self, path: Path, length: int, target_length: int, num_choices: int | None) -> None:

@@ -20,8 +20,7 @@ _PROMPT: Final = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n{summary}</
 def dialogues(file: Path) -> Sequence[str]:
     """Return the dialogues of SAMSum (Gliwa et al. 2019, arXiv:1911.12237) with their summaries.
 
-    Raises:
-        DataError: the file is missing or has another layout.
+    Raises DataError: the file is missing or has another layout.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))

@@ -19,8 +19,7 @@ _Bytes = npt.NDArray[np.uint8]
 def read_plays(directory: Path, *, held_out: bool) -> _Bytes:
     """Return the concatenated bytes of the plays in ``HELD_OUT`` or of all others.
 
-    Raises:
-        DataError: there are no plays, or a held-out one is missing.
+    Raises DataError: there are no plays, or a held-out one is missing.
     """
     plays = {path.stem: path for path in directory.rglob("*.md")}
     missing = [name for name in HELD_OUT if name not in plays]

@@ -34,8 +34,7 @@ class Passage(NamedTuple):
 def read_passages(directory: Path, num_chars: int) -> list[Passage]:
     """Split all plays into passages of about ``num_chars`` characters, in the order of the plays' paths.
 
-    Raises:
-        DataError: there are no plays of a kind below ``directory``.
+    Raises DataError: there are no plays of a kind below ``directory``.
     """
     passages: list[Passage] = []
     for kind, name in enumerate(KINDS):
@@ -61,8 +60,7 @@ def read_text(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return tokens and mask, int64 of shape (passages, seq_length), and labels, by the tokenizer in ``encoder``.
 
-    Raises:
-        DataError: the plays are missing.
+    Raises DataError: the plays are missing.
     """
     passages = split_passages(read_passages(plays, passage_chars), held_out=held_out, limit=limit)
     tokens, mask = tokenize(encoder / "tokenizer.json", [passage.text for passage in passages], seq_length)

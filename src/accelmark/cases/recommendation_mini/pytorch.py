@@ -26,8 +26,6 @@ class MadeUpClicks:
     products of all pairs of vectors.
 
     Args:
-        count: number of samples.
-        num_dense: number of dense features.
         rows: number of rows of each table.
         num_ids: number of ids of each table in a sample.
         seed: of the samples; hidden vectors and effects do not depend on it.

@@ -25,8 +25,7 @@ _UINT8: Final = 8
 def read_split(directory: Path, split: Literal["train", "test"]) -> tuple[_Bytes, npt.NDArray[np.int64]]:
     """Return the images, uint8 of shape (samples, 1, 28, 28), and the labels, int64 of shape (samples,).
 
-    Raises:
-        DataError: a file is missing, damaged, or has other content.
+    Raises DataError: a file is missing, damaged, or has other content.
     """
     prefix = _PREFIX[split]
     images = _read_idx(directory, f"{prefix}-images-idx3-ubyte", dimensions=3)

@@ -29,8 +29,7 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
     Images have a longer side of ``side`` pixels and are filled up with zeros at the right and at the bottom.
 
-    Raises:
-        DataError: the annotations cannot be read, or have no object, or no polygon or image for one.
+    Raises DataError: the annotations cannot be read, or have no object, or no polygon or image for one.
     """
 
     def __init__(self, directory: Path, side: int) -> None:

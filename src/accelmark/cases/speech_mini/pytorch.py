@@ -65,8 +65,7 @@ class Prompts:
         transcripts: the result of ``read_transcripts``; those without a recording are left out.
         train: the training prompts; otherwise the held-out ones.
 
-    Raises:
-        DataError: no prompt has a recording.
+    Raises DataError: no prompt has a recording.
     """
 
     rate_hz = RATE_HZ

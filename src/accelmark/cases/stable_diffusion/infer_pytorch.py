@@ -98,8 +98,7 @@ _STD = (0.26862954, 0.26130258, 0.27577711)
 class Captions(Dataset[tuple[Tensor, Tensor, int]]):
     """The first caption of each of the first ``count`` images of ``val2017``, by the images' numbers, with noise.
 
-    Raises:
-        DataError: the annotations cannot be read, or have too few captions.
+    Raises DataError: the annotations cannot be read, or have too few captions.
     """
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, count: int, length: int, side: int) -> None:
@@ -201,8 +200,7 @@ class Case(InferCase):
 def _load(net: Any, folder: Path) -> None:
     """Give a network of diffusers the weights in ``folder``.
 
-    Raises:
-        DataError: they cannot be read, or are another network's.
+    Raises DataError: they cannot be read, or are another network's.
     """
     try:
         loaded, report = type(net).from_pretrained(

@@ -40,8 +40,7 @@ def read_names(directory: Path, most_characters: int) -> list[tuple[str, str]]:
 
     Names with a comma or parentheses are left out: most of them repeat another name in other words.
 
-    Raises:
-        DataError: the catalogue is missing or damaged.
+    Raises DataError: the catalogue is missing or damaged.
     """
     path = directory / CATALOGUE
     try:

@@ -37,8 +37,7 @@ class Step:
     def __init__(self, case: ArrayCase, hooks: Any, dtype: Any, mesh: Mesh) -> None:
         """``dtype`` is that of matrix products; ``mesh`` has the ranks' devices along one axis.
 
-        Raises:
-            RequestError: activations are to be recomputed, and the model has no blocks.
+        Raises RequestError: activations are to be recomputed, and the model has no blocks.
         """
         self._case, self._hooks, settings = case, hooks, case.settings
         self._clip_norm = settings.gradient_clip_norm

@@ -32,8 +32,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch.device) -> torch.optim.Optimizer:
     """Return the optimizer that ``settings`` describes over the trainable parameters of ``model``.
 
-    Raises:
-        RequestError: a fused optimizer is requested but not available.
+    Raises RequestError: a fused optimizer is requested but not available.
     """
     groups = parameter_groups(model, settings)
     if settings.fused and settings.name in ("lamb", "adagrad"):

@@ -122,11 +122,7 @@ class Training:
 
     @torch.no_grad()
     def load_model_state(self, state: dict[str, Tensor]) -> None:
-        """Copy whole tensors into parameters and buffers.
-
-        Raises:
-            ValueError: the state is of another model.
-        """
+        """Copy whole tensors into parameters and buffers. Raises ValueError: the state is of another model."""
         left, done = dict(state), set()
         for name, tensor in self.original.state_dict(keep_vars=True).items():
             saved, shape = left.pop(name), self.shape_of(tensor)

@@ -64,12 +64,9 @@ def environment_record(
     """Return the record of the environment that the ranks of ``task`` are started with.
 
     Args:
-        task: the agent's task.
-        node_dir: directory of the job on this host.
         environment: the final environment.
         ambient: the environment of the agent, from the shell or the image.
         script: changes by the vendor's ``environment_variables.sh``.
-        framework: the framework of the job.
     """
     shown = (*reported_prefixes(task, framework), *framework.numeric_variables, *LOADER_VARIABLES)
     variables = {}

@@ -48,7 +48,6 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
     """Return the state of each rank of this host.
 
     Args:
-        node_dir: the directory with the ranks' logs.
         pids: the processes that the agent started.
         silent_s: rank -> time since its last event.
         since_s: the kernel's messages since this time of ``time.monotonic`` are read.

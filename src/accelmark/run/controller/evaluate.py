@@ -49,8 +49,6 @@ def evaluation_of(
     """Return the evaluation job of a round that succeeded; None where it saved no weights to evaluate.
 
     Args:
-        directory: the run.
-        job: the round.
         nonce: chooses the replayed pairs in place of a new secret; the job then gets a directory of its own and
             evaluates nothing.
         again: the job gets a directory of its own where the round's evaluation is complete.

@@ -275,16 +275,12 @@ async def execute_job(
     """Take a job to its end.
 
     Args:
-        directory: the run's directory.
-        job: the job.
-        launcher: the launcher of the run's hosts.
         fetch: fetches data, where hosts share this machine's file system; other hosts fetch theirs.
         stop: a request ends the preparation, and then the ranks.
         from_checkpoint: whether to resume from a checkpoint of an earlier attempt, if there is one.
         report: receives steps of the preparation, from any thread.
         on_start: called before agents are started.
         tick: called about once in ``interval_s`` while agents run.
-        interval_s: in seconds.
 
     Raises AccelmarkError: a host could not be prepared, or an agent not be started; UnreachableError where agents may
     still run on a host.

@@ -141,7 +141,6 @@ class ProgressReader:
 
     Args:
         node_dir: where the files of rank 0's host are.
-        work: the job's work.
     """
 
     def __init__(self, node_dir: Path, work: Work) -> None:

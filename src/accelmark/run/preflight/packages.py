@@ -84,13 +84,8 @@ def package_problems(
     """Yield what the jobs of a framework need and a host's Python lacks, and its broken modules; ``where`` is empty.
 
     Args:
-        facts: the packages of that Python.
-        needs: what the jobs need.
         installed: packages that are installed for the ranks before they start.
-        framework: the framework.
         environment: its virtual environment, if its ranks run in one.
-        image: the container image that they run in.
-        device: the device that the jobs use, if it is known.
         is_here: the host is this machine.
     """
     create = create_command(framework.name, environment, is_here=is_here)

@@ -87,8 +87,7 @@ def recipe_for(container: ContainerSpec, vendor: str, folder: Path, key: CaseKey
 
     ``folder`` is the vendor's folder on this machine, ``context`` that on the host.
 
-    Raises:
-        RequestError: the vendor has no recipe for this framework, or none for the version that the key names.
+    Raises RequestError: the vendor has no recipe for this framework, or none for the version that the key names.
     """
     engine, named = container.engine, named_image(container)
     if named is not None or engine == "pyxis":

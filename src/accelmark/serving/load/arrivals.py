@@ -61,9 +61,8 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
     A line is a JSON object with ``timestamp`` (s), in ascending order, and optionally ``input_tokens`` and
     ``output_tokens``.
 
-    Raises:
-        DataError: the file cannot be read, a line is not such an object (the message has its number), or all requests
-            but the first are due later.
+    Raises DataError: the file cannot be read, a line is not such an object (the message has its number), or all
+    requests but the first are due later.
     """
     lines: list[_TraceLine] = []
     for number, text in numbered_lines(file):
@@ -91,18 +90,13 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
 def numbered_lines(file: Path) -> list[tuple[int, str]]:
     """Return the lines that are not empty, with their numbers from 1.
 
-    Raises:
-        DataError: the file cannot be read as UTF-8.
+    Raises DataError: the file cannot be read as UTF-8.
     """
     return [(number, text) for number, text in enumerate(read_text(file).splitlines(), 1) if text.strip()]
 
 
 def read_text(file: Path) -> str:
-    """Return the content of a file.
-
-    Raises:
-        DataError: it cannot be read as UTF-8.
-    """
+    """Return the content of a file. Raises DataError: it cannot be read as UTF-8."""
     try:
         return file.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -108,8 +108,7 @@ class LoadPlan:
     def __init__(self, settings: ServeSettings, model: PromptModel) -> None:
         """Read the files that the settings name.
 
-        Raises:
-            DataError: a file cannot be used, or has fewer prompts than are needed; the message has file and line.
+        Raises DataError: a file cannot be used, or has fewer prompts than are needed; the message has file and line.
         """
         self._settings = settings
         self.seed = secrets.randbits(63) if settings.seed is None else settings.seed

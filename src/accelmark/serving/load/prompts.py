@@ -61,8 +61,7 @@ class Prompt:
 def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: int) -> TextPrompts | FilePrompts:
     """Return the source of prompts that the settings name.
 
-    Raises:
-        DataError: a file cannot be used; the message has the file and the line or entry.
+    Raises DataError: a file cannot be used; the message has the file and the line or entry.
     """
     rng = np.random.default_rng((seed, 1))
     if settings.source == "text":

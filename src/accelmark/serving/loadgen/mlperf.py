@@ -158,11 +158,7 @@ def start_test(
 
 
 def library() -> Any:
-    """Return LoadGen's module.
-
-    Raises:
-        RunError: it is not installed.
-    """
+    """Return LoadGen's module. Raises RunError: it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError as error:
@@ -177,11 +173,7 @@ def _nothing(*_: object) -> None:
 
 
 def read_log(path: Path) -> LoadGenLog:
-    """Read LoadGen's detailed log.
-
-    Raises:
-        RunError: it is missing or in another format.
-    """
+    """Read LoadGen's detailed log. Raises RunError: it is missing or in another format."""
     values: dict[str, Any] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines():

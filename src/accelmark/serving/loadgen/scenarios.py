@@ -55,11 +55,7 @@ class TokenScenarios:
     emit: Callable[[Event, Any], None]
 
     def run(self) -> None:
-        """Run them in the order of the settings.
-
-        Raises:
-            AccelmarkError: the server, the client or LoadGen ended.
-        """
+        """Run them in the order of the settings. Raises AccelmarkError: the server, the client or LoadGen ended."""
         library()  # its absence is reported before the first stage
         kinds: dict[TokenScenario, Callable[[], TokenScenarioResult]] = {
             "server": self._server,

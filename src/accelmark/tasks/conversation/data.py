@@ -83,8 +83,7 @@ class Conversations:
 
     A sample is read from the file when it is needed: all of them as objects would take gigabytes in each process.
 
-    Raises:
-        DataError: there is not exactly one file, or it is not a JSON list.
+    Raises DataError: there is not exactly one file, or it is not a JSON list.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -115,8 +114,7 @@ class Conversations:
     def text(self, index: int) -> tuple[str, list[Span]]:
         """Return the text of a sample in Vicuna's format, and where the answers are.
 
-        Raises:
-            DataError: it has no questions with answers, or no place for its image; names file and sample.
+        Raises DataError: it has no questions with answers, or no place for its image; names file and sample.
         """
         sample = self._sample(index)
         try:
@@ -143,8 +141,7 @@ class Conversations:
     def image(self, index: int, side: int) -> npt.NDArray[np.uint8] | None:
         """Return the image of shape (3, side, side), filled up to a square; None where the sample has none.
 
-        Raises:
-            DataError: the image cannot be read; names it.
+        Raises DataError: the image cannot be read; names it.
         """
         name = self._sample(index).get("image")
         if name is None:

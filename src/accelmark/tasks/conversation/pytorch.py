@@ -67,7 +67,6 @@ class Answers:
     """Conversations as tokens and images; ``tokens`` is filled up with the end of text and cut off at ``length``.
 
     Args:
-        conversations: the samples.
         chosen: those that are used.
         tokenizer: of the language model.
         length: of the text, with the image's places.
@@ -259,8 +258,7 @@ class InstructionTuning(ImageAnswers):
 def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:
     """Give a model of the meta device the weights of Vicuna, CLIP and the projector that LLaVA was published with.
 
-    Raises:
-        DataError: a part is missing, damaged or of another shape; names it.
+    Raises DataError: a part is missing, damaged or of another shape; names it.
     """
     config: Any = net.config
     text: Any = load_pretrained(LlamaForCausalLM, config.text_config, directory / "vicuna")

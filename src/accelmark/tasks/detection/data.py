@@ -183,9 +183,8 @@ class BoxedImages:
     Training leaves out crowds, boxes without area and images without boxes; evaluation has all of them. A box's label
     is its category's id, or where there are ``num_classes`` categories, the position of its id among them.
 
-    Raises:
-        DataError: the annotations cannot be read, have no image for a box or no such class, or a box lies outside of
-            its image; the message names file and annotation.
+    Raises DataError: the annotations cannot be read, have no image for a box or no such class, or a box lies outside of
+    its image; the message names file and annotation.
     """
 
     def __init__(self, directory: Path, split: str, *, num_classes: int, train: bool) -> None:

@@ -23,8 +23,7 @@ _SUFFIXES: Final = ("npy", "txt")
 class CaptionedLatents:
     """The moments of images' latents (means, then logarithms of variances) with captions, read by offset.
 
-    Raises:
-        DataError: there is no shard, one is damaged, or a sample of one lacks its moments or its caption.
+    Raises DataError: there is no shard, one is damaged, or a sample of one lacks its moments or its caption.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -74,8 +73,7 @@ class EncodedRows:
 
     Columns of arrays have ``.npy`` files of bf16 as uint16.
 
-    Raises:
-        DataError: there is no file, one is damaged, lacks a column, or an array has another shape.
+    Raises DataError: there is no file, one is damaged, lacks a column, or an array has another shape.
     """
 
     def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]], numbers: tuple[str, ...] = ()) -> None:

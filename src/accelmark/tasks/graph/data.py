@@ -94,8 +94,7 @@ def sample_neighbourhood(
     In hop h, at most ``fan_out[h]`` edges of each relation are drawn into each node that hop h found first
     (Hamilton et al. 2017, arXiv:1706.02216, algorithm 2).
 
-    Raises:
-        DataError: an edge comes from a node that does not exist.
+    Raises DataError: an edge comes from a node that does not exist.
     """
     kinds = sorted({end for relation in graph for end in (relation.source, relation.target)})
     nodes = {each: [seeds if each == kind else np.empty(0, np.int64)] for each in kinds}

@@ -99,8 +99,7 @@ class LabelledGraph:
     def read(self, seeds: Ids, kind: str, fan_out: Sequence[int], random: np.random.Generator, classes: int) -> Arrays:
         """Return a sampled neighbourhood and ``label`` of the seeds.
 
-        Raises:
-            DataError: a seed or the source of an edge does not exist, or a seed has no class.
+        Raises DataError: a seed or the source of an edge does not exist, or a seed has no class.
         """
         if len(wrong := seeds[seeds >= len(self.labels)]):
             raise DataError(f"{self.where}: node {wrong[0]} is to be classified; {kind!r} has {len(self.labels)} nodes")
@@ -214,8 +213,7 @@ def read_graph(directory: Path, relations: Sequence[str], kind: str, num_feature
     For each relation it has ``CSC/<relation>/indptr.pt`` and ``indices.pt``, for each type of nodes
     ``<type>/node_feat_fp16.pt``, and ``<kind>/node_label_2K.npy``: fp32 numbers of classes, with or without a header.
 
-    Raises:
-        DataError: a file is missing, damaged, or does not fit the others.
+    Raises DataError: a file is missing, damaged, or does not fit the others.
     """
     parsed = [Relation.parse(each) for each in relations]
     features = {}

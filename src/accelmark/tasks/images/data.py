@@ -38,8 +38,7 @@ class FolderImages:
     ResNet's published accuracies. With ``draft``, training JPEGs are decoded at the smallest scale (1/2, 1/4 or 1/8)
     that still covers the crop's pixels, which is faster and changes them.
 
-    Raises:
-        DataError: the split is missing or does not have ``num_classes`` classes.
+    Raises DataError: the split is missing or does not have ``num_classes`` classes.
     """
 
     def __init__(

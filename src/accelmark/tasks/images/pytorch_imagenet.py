@@ -29,7 +29,6 @@ class ByteImageNetwork(nn.Module):
     """A network of transformers behind images of uint8, which are normalised on the device.
 
     Args:
-        net: the network.
         mean: of the channels, for values from 0 to 1; ImageNet's by default.
         std: likewise.
     """

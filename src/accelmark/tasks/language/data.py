@@ -29,8 +29,7 @@ from accelmark.train.batches import Arrays, ArraySource
 class TokenShards:
     """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given.
 
-    Raises:
-        DataError: the directory has another layout, or a file does not hold token numbers below ``vocab_size``.
+    Raises DataError: the directory has another layout, or a file does not hold token numbers below ``vocab_size``.
     """
 
     def __init__(

@@ -88,8 +88,7 @@ class CausalLm(nn.Module):
     def pretrained(cls, config: PreTrainedConfig, directory: Path, end_of_document: int | None = None) -> CausalLm:
         """Return the model with the weights of a checkpoint of transformers, in fp32.
 
-        Raises:
-            DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
+        Raises DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
         """
         with torch.device("meta"):
             model = cls(config, end_of_document)
@@ -266,8 +265,7 @@ def packed_rows(texts: Sequence[str], tokenizer: Tokenizer, length: int, file: P
 
     The tokens that fill no row are left out. Shape (rows, length), int32.
 
-    Raises:
-        DataError: there are too few tokens.
+    Raises DataError: there are too few tokens.
     """
     tokens = torch.tensor([token for row in tokenizer.encode_batch(texts) for token in row.ids], dtype=torch.int32)
     if len(tokens) < length:

@@ -30,13 +30,11 @@ class ClickLog:
 
     Args:
         directory: with the files of at least one day.
-        num_dense: number of dense features.
         rows: number of rows of each table, above its ids.
         num_ids: number of ids of each table in a sample.
         share: the part of the last day that is used, from its beginning.
 
-    Raises:
-        DataError: a file is missing, damaged or of another shape, or an id is outside of its table; names it.
+    Raises DataError: a file is missing, damaged or of another shape, or an id is outside of its table; names it.
     """
 
     def __init__(
@@ -132,8 +130,7 @@ def area_under_curve(scored: npt.NDArray[np.float64]) -> float:
     Args:
         scored: a row of score and label (0 or 1) for each sample; of equal scores, half counts.
 
-    Raises:
-        DataError: all samples have the same label.
+    Raises DataError: all samples have the same label.
     """
     positive = scored[:, 1] > 0
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())

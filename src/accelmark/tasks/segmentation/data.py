@@ -33,8 +33,7 @@ class Segmented(Protocol):
 class SegmentedImages:
     """The images ``images/<split>/*.jpg`` with their classes ``annotations/<split>/*.png``.
 
-    Raises:
-        DataError: there is no image, or one has no annotation.
+    Raises DataError: there is no image, or one has no annotation.
     """
 
     def __init__(self, directory: Path, split: str, *, num_classes: int) -> None:

@@ -36,8 +36,7 @@ class Utterances(Protocol):
     def utterance(self, index: int, most_s: float, seed: int) -> tuple[npt.NDArray[np.int16], str]:
         """Return samples and transcript, in training changed by random numbers for ``seed``.
 
-        Raises:
-            DataError: the recording cannot be read, or is longer than ``most_s`` seconds.
+        Raises DataError: the recording cannot be read, or is longer than ``most_s`` seconds.
         """
         ...
 
@@ -46,8 +45,7 @@ class Utterances(Protocol):
 class Recordings:
     """The utterances of some subsets: ``<subset>/<speaker>/<chapter>/*.trans.txt`` with a recording for each line.
 
-    Raises:
-        DataError: a subset has no transcripts, or a line of one has no text or no recording.
+    Raises DataError: a subset has no transcripts, or a line of one has no text or no recording.
     """
 
     rate_hz = RATE_HZ
@@ -101,8 +99,7 @@ def _utterances(transcript: Path) -> list[tuple[Path, str]]:
 def read_audio(path: Path, rate_hz: int = RATE_HZ) -> npt.NDArray[np.int16]:
     """Return the samples of a recording.
 
-    Raises:
-        DataError: it is not readable, or is not one channel of 16 bits at ``rate_hz``.
+    Raises DataError: it is not readable, or is not one channel of 16 bits at ``rate_hz``.
     """
     try:
         samples, channels, rate = _read_wav(path) if path.suffix == ".wav" else _read_flac(path)

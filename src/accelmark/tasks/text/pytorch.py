@@ -133,8 +133,7 @@ class Encoder(nn.Module):
     def load(self, path: Path) -> None:
         """Load the weights of a published checkpoint except its pooler.
 
-        Raises:
-            DataError: the file is missing, damaged or has other shapes.
+        Raises DataError: the file is missing, damaged or has other shapes.
         """
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
         try:
@@ -154,8 +153,7 @@ def mean_state(hidden: Tensor, mask: Tensor) -> Tensor:
 def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """Return a tokenizer of Hugging Face's ``tokenizer.json``.
 
-    Raises:
-        DataError: the file is missing or damaged, or has more tokens than the model.
+    Raises DataError: the file is missing or damaged, or has more tokens than the model.
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -90,8 +90,7 @@ class CheckpointDirectory:
     def newest(self) -> Path | None:
         """Return the newest checkpoint that all hosts have, and remove later ones; None where a host has none.
 
-        Raises:
-            RunError: this host lacks it.
+        Raises RunError: this host lacks it.
         """
         steps = self._steps()
         newest = max(steps, default=-1)

@@ -34,11 +34,9 @@ class ArrayCheckpoints:
 
         Args:
             state: returns the same arrays on every rank.
-            progress: that of training.
             barrier: returns when all ranks have called it.
 
-        Raises:
-            RunError: it could not be written, for example because the disk is full.
+        Raises RunError: it could not be written, for example because the disk is full.
         """
         name = name_of(progress.global_steps)
         temporary = self._directory.temporary(name)
@@ -66,8 +64,7 @@ class ArrayCheckpoints:
     def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
         """Return the arrays of a checkpoint and the progress of training.
 
-        Raises:
-            RunError: it is damaged, or was written by another number of ranks.
+        Raises RunError: it is damaged, or was written by another number of ranks.
         """
         try:
             record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))

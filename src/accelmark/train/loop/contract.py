@@ -142,11 +142,9 @@ class Backend(Protocol):
 
         Args:
             start: None for the state that :meth:`prepare` left, on which no step was taken yet.
-            num_steps: the number of steps.
             end: the checkpoint that training wrote after them, whose weights are compared with the replayed weights.
 
-        Raises:
-            ForeignStateError: the checkpoint has the optimizer state of another implementation.
+        Raises ForeignStateError: the checkpoint has the optimizer state of another implementation.
         """
         ...
 

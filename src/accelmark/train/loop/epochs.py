@@ -89,11 +89,7 @@ class EpochSize:
 
     @classmethod
     def of(cls, settings: TrainSettings, num_samples: int, world_size: int) -> EpochSize:
-        """Divide the samples of an epoch into steps.
-
-        Raises:
-            DataError: there are fewer samples than a step needs.
-        """
+        """Divide the samples of an epoch into steps. Raises DataError: there are fewer samples than a step needs."""
         per_round = settings.batch_size * world_size
         samples_per_step = per_round * settings.gradient_accumulation_steps
         steps_per_epoch = num_samples // per_round // settings.gradient_accumulation_steps
@@ -107,8 +103,7 @@ class EpochSize:
     def schedule_length(self, settings: TrainSettings) -> int:
         """Return the optimizer steps over which the learning rate is scheduled.
 
-        Raises:
-            RequestError: the schedule needs their number, and only time bounds the training.
+        Raises RequestError: the schedule needs their number, and only time bounds the training.
         """
         length = total_steps(settings.end, self.steps_per_epoch, self.samples_per_step)
         if length is None and needs_length(settings.schedule):

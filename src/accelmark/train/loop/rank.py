@@ -138,8 +138,7 @@ def end_process(code: int) -> NoReturn:
 def open_backend(job: JobSpec, train: TrainJob, log: EventLog) -> Backend:
     """Import the backend of the job's framework, and create it for this rank.
 
-    Raises:
-        RequestError: a setting needs a newer version of the framework.
+    Raises RequestError: a setting needs a newer version of the framework.
     """
     needs = load_framework(job.framework).needs_of(lambda name: reduce(getattr, name.split("."), train.settings))
     require_all(Need(requirement=need, needed_by=by) for by, requires in needs.items() for need in requires)

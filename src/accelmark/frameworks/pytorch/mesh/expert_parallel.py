@@ -40,8 +40,7 @@ def spread_experts(model: nn.Module, names: Sequence[str], data: DeviceMesh) -> 
         names: of the layers with all experts.
         data: the axis fsdp, or the axes dp and fsdp.
 
-    Raises:
-        RequestError: the model has no experts, or their number cannot be divided.
+    Raises RequestError: the model has no experts, or their number cannot be divided.
     """
     if not names:
         raise RequestError(f"parallelism: {type(model).__name__} has no experts that ep could spread over ranks")

@@ -65,8 +65,7 @@ def shard(
         dtype: type that parameters are gathered in; None keeps theirs. Gradients are reduced in fp32.
         scatter: give every rank its shards, and all buffers, of rank 0's model.
 
-    Raises:
-        RequestError: the model cannot be split or divided.
+    Raises RequestError: the model cannot be split or divided.
     """
     # Imported here: they take most of a second, and most runs do not shard.
     from torch.distributed.device_mesh import init_device_mesh
@@ -117,9 +116,7 @@ def _scatter(model: nn.Module, whole: dict[str, Tensor], device: torch.device) -
     """Copy rank 0's parameters to the shards of all ranks, one whole parameter at a time, and its buffers.
 
     Args:
-        model: this rank's part.
         whole: all parameters of the model by name, in the same order on every rank; rank 0's have values.
-        device: of this rank.
     """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -164,13 +161,10 @@ def keep_stage(model: nn.Module, parts: PipelineParts | None, stage: int, num_st
     """Remove the modules of other stages from ``model``, in place; all others keep their names.
 
     Args:
-        model: the whole model.
         parts: its modules; the blocks are divided evenly.
         stage: from 0.
-        num_stages: of the pipeline.
 
-    Raises:
-        RequestError: the model cannot be divided in this way.
+    Raises RequestError: the model cannot be divided in this way.
     """
     if parts is None:
         raise RequestError(f"parallelism: pp cannot divide {type(model).__name__}: its case states no pipeline_parts()")

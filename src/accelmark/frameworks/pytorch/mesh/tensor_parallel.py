@@ -26,8 +26,7 @@ def split_layers(model: nn.Module, blocks: Sequence[nn.Module], splits: Mapping[
         splits: name within a block -> how the layer is split.
         mesh: of one dimension.
 
-    Raises:
-        RequestError: the model has no layers that can be split.
+    Raises RequestError: the model has no layers that can be split.
     """
     if not blocks or not splits:
         raise RequestError(f"parallelism: {type(model).__name__} has no layers that tp could split")

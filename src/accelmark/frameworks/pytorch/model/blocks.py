@@ -102,8 +102,7 @@ def wrap_model(case: TrainCase, model: nn.Module, name: str, log: EventLog) -> C
 
     Blocks are compiled where activations are checkpointed or FSDP2 shards block by block, else the whole model.
 
-    Raises:
-        RequestError: blocks are to be checkpointed, and the case ``name`` has none.
+    Raises RequestError: blocks are to be checkpointed, and the case ``name`` has none.
     """
     settings = case.settings
     checkpointing, mode = settings.activation_checkpointing, settings.compile

@@ -42,13 +42,10 @@ def causal_attention(
     the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
 
     Args:
-        module: the attention layer.
         query: shape (batch, heads, length, width).
         key: shape (batch, key-value heads, length, width).
         value: shape (batch, key-value heads, length, value width).
         attention_mask: None, as samples are not padded.
-        scaling: factor of the scores.
-        dropout: share of the weights that are set to 0.
         sliding_window: number of latest positions that a token attends to; None: all earlier ones.
         s_aux: one learned score per head that takes part in the softmax without a value, the "attention sink" of
             gpt-oss (OpenAI 2025, arXiv:2508.10925, section 2.2).

@@ -24,7 +24,6 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk:
         hidden: shape (tokens, width).
         weight: shape (vocabulary, width), without bias.
         labels: shape (tokens,).
-        chunk: tokens per chunk.
     """
     kind = hidden.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):

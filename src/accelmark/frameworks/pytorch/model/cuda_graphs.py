@@ -37,8 +37,7 @@ class GraphCalls:
     def __init__(self, compute: Compute, device: torch.device, engine: str) -> None:
         """Prepare to record ``compute``, whose inputs and outputs are on ``device``.
 
-        Raises:
-            RequestError: the device has no CUDA graphs.
+        Raises RequestError: the device has no CUDA graphs.
         """
         if device.type not in DEVICE_TYPES:
             problem = f"cuda_graphs needs a device of type cuda, and this one is of type {device.type}"

@@ -132,7 +132,6 @@ class _SharedRows:
         Args:
             places: rows of the whole matrix, shape (samples, ids of a sample).
             tables: the table of each id of a sample.
-            num_tables: their number.
             timed: calls an exchange.
         """
         num_ranks, device = dist.get_world_size(), places.device

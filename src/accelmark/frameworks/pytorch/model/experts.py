@@ -22,7 +22,6 @@ def experts_forward(self: nn.Module, hidden: Tensor, experts: Tensor, weights: T
     the same products: of the active experts only.
 
     Args:
-        self: the layer with the weights of all experts.
         hidden: shape (tokens, width).
         experts: the chosen experts of each token, shape (tokens, active experts).
         weights: their weights, of the same shape.

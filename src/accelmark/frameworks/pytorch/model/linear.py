@@ -38,8 +38,7 @@ class Fp8Linear(nn.Linear):
 def to_fp8(modules: Iterable[nn.Module]) -> None:
     """Make the linear layers in ``modules`` compute in FP8, in place, where their sizes allow it.
 
-    Raises:
-        RequestError: there is none.
+    Raises RequestError: there is none.
     """
     layers = [each for module in modules for each in module.modules() if type(each) is nn.Linear]
     fitting = [each for each in layers if not each.in_features % _MULTIPLE and not each.out_features % _MULTIPLE]

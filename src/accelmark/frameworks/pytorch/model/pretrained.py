@@ -29,8 +29,7 @@ def load_pretrained(
 
     ``new`` has the first parts of the names of weights that may be missing and are then random, as a new output layer.
 
-    Raises:
-        DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
+    Raises DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
     """
     if not directory.is_dir():
         raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: the directory does not exist")
@@ -111,8 +110,7 @@ def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | N
 
     ``others`` has further names in the file, and those in ``net``.
 
-    Raises:
-        DataError: the file cannot be read as weights alone, or has other weights.
+    Raises DataError: the file cannot be read as weights alone, or has other weights.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace, set]):

@@ -78,8 +78,7 @@ class Checkpoints:
     def save(self, progress: Progress) -> str:
         """Write a checkpoint, or begin to in the background, and return its name.
 
-        Raises:
-            RunError: it could not be written, for example because the disk is full.
+        Raises RunError: it could not be written, for example because the disk is full.
         """
         name = name_of(progress.global_steps)
         beside = self._directory.temporary(name)
@@ -110,8 +109,7 @@ class Checkpoints:
     def finish_save(self) -> float:
         """Wait until the newest checkpoint is complete, and return how long it took a thread to write it.
 
-        Raises:
-            RunError: it could not be written.
+        Raises RunError: it could not be written.
         """
         return 0.0 if self._background is None else self._background.finish()
 
@@ -121,7 +119,6 @@ class Checkpoints:
         """Write this rank's files, and complete the checkpoint.
 
         Args:
-            name: of the checkpoint.
             state: of model and optimizer, empty where another rank writes it.
             names: of the optimizer's parameters, where the model is sharded.
             random: states of this rank's generators.
@@ -206,8 +203,7 @@ class Checkpoints:
 
         The random generators are restored by :meth:`restore_random`, after the batches of the epoch are opened.
 
-        Raises:
-            RunError: it is damaged, or was written by another number of ranks.
+        Raises RunError: it is damaged, or was written by another number of ranks.
         """
         try:
             record = json.loads((checkpoint / _RECORD).read_text(encoding="utf-8"))
@@ -227,8 +223,7 @@ class Checkpoints:
     def compare(self, end: Path, before: list[Tensor]) -> UpdateSquares:
         """Compare the change of the trainable parameters since ``before`` with the change in the checkpoint ``end``.
 
-        Raises:
-            RunError: the checkpoint is damaged, or is of another model.
+        Raises RunError: the checkpoint is damaged, or is of another model.
         """
         squares = [0.0, 0.0, 0.0]
         try:
@@ -253,8 +248,7 @@ class Checkpoints:
 
         Each rank has its own buffers; the checkpoint has rank 0's.
 
-        Raises:
-            RunError: the checkpoint is damaged, or is of another model.
+        Raises RunError: the checkpoint is damaged, or is of another model.
         """
         saved_names = self._training.original.state_dict().keys()
         own_buffers = {name: buffer for name, buffer in self._training.original.named_buffers() if name in saved_names}
@@ -434,8 +428,7 @@ class BackgroundWriter:
     def finish(self) -> float:
         """Wait for the write, and return its duration in seconds.
 
-        Raises:
-            RunError: a file could not be written; any other error of the write, too.
+        Raises RunError: a file could not be written; any other error of the write, too.
         """
         write, self._write = self._write, None
         return 0.0 if write is None else write.result()

@@ -26,8 +26,7 @@ def evaluate(
 
     The sums stay on the device until the end, and are added in double precision on the CPU.
 
-    Raises:
-        DataError: no rank has evaluation data.
+    Raises DataError: no rank has evaluation data.
     """
     settings = case.settings
     sharded = settings.is_sharded

@@ -47,8 +47,7 @@ def device_functions(device: str | torch.device) -> Any:
 def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
     """Return this rank's device and make it the current one.
 
-    Raises:
-        RequestError: this PyTorch has no such device, or fewer of them than the host has ranks.
+    Raises RequestError: this PyTorch has no such device, or fewer of them than the host has ranks.
     """
     if job.framework_module is not None:
         importlib.import_module(job.framework_module)

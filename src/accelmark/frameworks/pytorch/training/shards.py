@@ -41,14 +41,12 @@ def write_shards(
     """Write all tensors, and return the rest, which is the same on every rank.
 
     Args:
-        directory: a new directory.
         model: its state; a tensor has one name only.
         optimizer: its state, with the numbers of parameters as keys.
         names: of the parameters with these numbers.
         group: the ranks that share the directory; None: all.
 
-    Raises:
-        RuntimeError: a rank could not write.
+    Raises RuntimeError: a rank could not write.
     """
     values = ((names[number], own) for number, own in optimizer["state"].items())
     state = {f"{_STATE}{own}.{name}": value for name, found in values for own, value in found.items()}
@@ -83,8 +81,7 @@ def _writable(name: str, tensor: Tensor) -> tuple[str, Tensor]:
 def read_model(directory: Path, model: Mapping[str, Tensor]) -> None:
     """Fill the tensors of ``model``, which may be sharded in another way.
 
-    Raises:
-        RuntimeError: the directory lacks a part of a tensor, or cannot be read.
+    Raises RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
     _read(directory, dict(_writable(f"{_MODEL}{name}", tensor.detach()) for name, tensor in model.items()))
 
@@ -94,8 +91,7 @@ def read_optimizer(
 ) -> dict[int, dict[str, Any]]:
     """Return the saved state of an optimizer over ``parameters`` by their numbers, sharded as they are.
 
-    Raises:
-        RuntimeError: the directory lacks a part of a tensor, or cannot be read.
+    Raises RuntimeError: the directory lacks a part of a tensor, or cannot be read.
     """
     saved: Any = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     numbers = {name: number for number, name in enumerate(parameters)}
@@ -155,11 +151,7 @@ class _Reader(HuggingFaceStorageReader):
         return metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan.
-
-        Raises:
-            ValueError: a part of a tensor is not in the directory.
-        """
+        """Return the plan. Raises ValueError: a part of a tensor is not in the directory."""
         num_read: Counter[str] = Counter()
         for item in plan.items:
             num_read[item.dest_index.fqn] += math.prod(item.lengths)

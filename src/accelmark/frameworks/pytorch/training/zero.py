@@ -40,8 +40,7 @@ class ZeroTraining(Training):
     def open(cls, training: Training, settings: TrainSettings, device: torch.device, num_ranks: int) -> Self:
         """Return ``training`` with an engine around its model; its optimizer has taken no step, and has no schedule.
 
-        Raises:
-            RequestError: DeepSpeed does not support the device.
+        Raises RequestError: DeepSpeed does not support the device.
         """
         groups = [list(group["params"]) for group in training.optimizer.param_groups if group["params"]]
         engine = _engine(training, settings, device, num_ranks)

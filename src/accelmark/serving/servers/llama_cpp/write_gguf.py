@@ -20,8 +20,7 @@ _REMEDY: Final = "convert it with llama.cpp's convert_hf_to_gguf.py and put the 
 def write_gguf(model_dir: Path, file: Path, precision: str) -> None:
     """Write ``file``, or link the one GGUF file of ``model_dir``.
 
-    Raises:
-        ValueError: there are several, or the model cannot be written here.
+    Raises ValueError: there are several, or the model cannot be written here.
     """
     files = sorted(model_dir.glob("*.gguf"))
     if files:
