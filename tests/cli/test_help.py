@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from accelmark.cli import completion
-from accelmark.cli.help import EXAMPLES
+from accelmark.cli.help import examples
 from accelmark.cli.main import app
 from tests.docs.test_commands import parse
 
@@ -43,8 +43,8 @@ def test_no_help_is_cut_off_or_shows_types_of_python(name: str) -> None:
 
 
 def test_every_verb_shows_examples_which_the_command_line_accepts() -> None:
-    assert set(EXAMPLES) == {name for name, verb in VERBS.items() if not hasattr(verb, "commands")}
-    for verb, lines in EXAMPLES.items():
+    assert set(examples()) == {name for name, verb in VERBS.items() if not hasattr(verb, "commands")}
+    for verb, lines in examples().items():
         assert "\n\nExamples:\n" + "\n".join(f"  {line}" for line in lines) in _help(verb)
         for line in lines:
             program, *words = shlex.split(line)

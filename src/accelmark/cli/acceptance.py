@@ -54,7 +54,7 @@ def accept(
     as_json: options.AsJson = False,
 ) -> Output:
     """Judge a vendor's case by FlagPerf's rules of acceptance, from its newest run at each scale."""
-    from accelmark.audit.acceptance import judge
+    from accelmark.audit.acceptance import judge, rounds_lacking
     from accelmark.spec.plugins.catalog import find
 
     model, _, framework = case.partition(":")
@@ -72,7 +72,8 @@ def accept(
 
         def lacking() -> RunSpec | None:
             cases = _newest(runs, vendor, model, framework)
-            keys = _keys_lacking(key, cases, wanted or [(1, 1)])
+            rounds = {scale: rounds_lacking(cases.get(scale)) for scale in wanted or [(1, 1)]}
+            keys = (f"{key}:{nnodes}:{nproc}:{number}" for (nnodes, nproc), number in rounds.items() if number)
             requests = tuple(CaseRequest(key=text, data=data and data.expanduser()) for text in keys)
             name, hosts = f"accept-{run_name(model)}", cluster or ClusterSpec()
             return RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests) if requests else None
@@ -98,14 +99,6 @@ def accept(
     rejected = any(criterion.passed is False for criterion in criteria)
     content = [criterion._asdict() for criterion in criteria]
     return Output(content, lambda: _show(criteria), EXIT_FAILED if rejected else EXIT_OK)
-
-
-def _keys_lacking(key: str, cases: dict[Scale, LoadedCase], scales: list[Scale]) -> list[str]:
-    """Return a key for each scale whose rounds do not last long enough; ``key`` ends with the chip."""
-    from accelmark.audit.acceptance import rounds_lacking
-
-    rounds = {scale: rounds_lacking(cases.get(scale)) for scale in scales}
-    return [f"{key}:{nnodes}:{nproc}:{number}" for (nnodes, nproc), number in rounds.items() if number]
 
 
 def _execute(request: RunSpec, runs: Path, *, as_json: bool, dry_run: bool = False, commands: bool = False) -> None:

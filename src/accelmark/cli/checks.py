@@ -344,18 +344,16 @@ def _problems(file: str, read: Callable[[], object], prefix: str = "") -> Checks
         yield Check("missing", str(error), "correct this name")
 
 
-def _code_check(file: Path, name: str = "Case") -> Check:
-    """Check that a Python file defines or imports a class, without executing it; a trial does the rest."""
+def _code_check(file: Path) -> Check:
+    """Check that a Python file defines or imports ``Case``, without executing it; a trial does the rest."""
     tree = _parsed(file, file.name)
     if isinstance(tree, Check):
         return tree
-    if any(name in (getattr(node, "name", ""), *_imported(node)) for node in tree.body):
-        return Check("good", f"{file.name} has class {name}")
-    return Check("missing", f"{file.name} has no class {name}", "define it: docs/reference/case-files.md")
-
-
-def _imported(node: ast.stmt) -> list[str]:
-    return [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+    names = {getattr(node, "name", "") for node in tree.body}
+    names |= {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    if "Case" in names:
+        return Check("good", f"{file.name} has class Case")
+    return Check("missing", f"{file.name} has no class Case", "define it: docs/reference/case-files.md")
 
 
 def _parsed(file: Path, where: str) -> ast.Module | Check:
@@ -393,7 +391,9 @@ def trial(
             yield Check("good", f"{title} trains three steps on synthetic data")
             yield from _findings(title, run)
             if evaluate:
-                yield from _evaluation(name, run)
+                train, job = load_case(name).train, next(run.glob("*/round1/job.json"))
+                metric = train.target.metric if train is not None and train.target is not None else None
+                yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(job))
 
 
 def run_accelmark(
@@ -471,12 +471,6 @@ def _findings(name: str, run: Path) -> Checks:
     if not broken:
         not_tried = "data, target, speed and replay were not tried"
         yield Check("good", f"{name}: no audit rule was broken in three steps on synthetic data; {not_tried}")
-
-
-def _evaluation(name: str, run: Path) -> Checks:
-    train = load_case(name).train
-    metric = train.target.metric if train is not None and train.target is not None else None
-    yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(next(run.glob("*/round1/job.json"))))
 
 
 def _metrics(what: str, key: str, metric: str | None, *arguments: str) -> Checks:

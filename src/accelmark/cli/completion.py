@@ -101,26 +101,19 @@ def listed_frameworks(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in frameworks(last) if name not in before.split(",")]
 
 
-def suites(incomplete: str) -> list[str]:
-    """Complete the name of a shipped suite, or a YAML file."""
-    return _shipped("suites", incomplete)
+def _shipped(folder: str) -> Completion:
+    """Return a completion of the names of shipped YAML files, and of the paths of others."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = sorted(path.stem for path in (Path(__file__).parents[1] / folder).glob("*.yaml"))
+        directory = incomplete.rpartition("/")[0]
+        files = (str(path) for path in sorted(Path(directory or ".").glob("*.yaml")))
+        return [name for name in [*names, *files] if name.startswith(incomplete)]
+
+    return complete
 
 
-def claims(incomplete: str) -> list[str]:
-    """Complete the name of a shipped claim, or a YAML file."""
-    return _shipped("claims", incomplete)
-
-
-def searches(incomplete: str) -> list[str]:
-    """Complete the name of a shipped search, or a YAML file."""
-    return _shipped("searches", incomplete)
-
-
-def _shipped(folder: str, incomplete: str) -> list[str]:
-    names = sorted(path.stem for path in (Path(__file__).parents[1] / folder).glob("*.yaml"))
-    directory = incomplete.rpartition("/")[0]
-    files = (str(path) for path in sorted(Path(directory or ".").glob("*.yaml")))
-    return [name for name in [*names, *files] if name.startswith(incomplete)]
+suites, claims, searches = map(_shipped, ("suites", "claims", "searches"))
 
 
 def runs(incomplete: str) -> list[str]:

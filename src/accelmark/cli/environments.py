@@ -157,12 +157,12 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
     from accelmark.run.controller.cancellation import run_until_signal
     from accelmark.run.environments.create import host_progress
     from accelmark.run.host import HostError
-    from accelmark.run.launchers import launcher_of_hosts
+    from accelmark.run.launchers import create_launcher, plan_of_hosts
     from accelmark.run.preflight.facts import HostsNotReadyError
 
     async def all_hosts(report: Report) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
-            launcher = launcher_of_hosts(cluster, Path(directory))
+            launcher = create_launcher(plan_of_hosts(cluster), Path(directory))
             try:
                 await launcher.allocate()
                 results = await asyncio.gather(

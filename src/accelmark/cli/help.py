@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
 import typer
@@ -36,92 +37,17 @@ class Output:
             raise typer.Exit(self.exit_code)
 
 
-EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "train": (
-        "accelmark train resnet_mini",
-        "accelmark train llama_mini --dry-run",
-        "accelmark train llama_mini:pytorch:H100:1:8:3",
-        "accelmark train resnet_mini --synthetic --open --set end.max_steps=4",
-    ),
-    "infer": (
-        "accelmark infer resnet_mini --compiler openvino --precision bf16",
-        "accelmark infer resnet_mini --scenario offline --scenario server",
-        "accelmark infer resnet_mini --tune --budget 20m",
-    ),
-    "serve": (
-        "accelmark serve llama_mini --rate 4 --ttft 200",
-        "accelmark serve llama_mini --endpoint http://10.1.2.3:8000 --model NAME",
-    ),
-    "run": ("accelmark run quickstart", "accelmark run run.yaml --dry-run"),
-    "reproduce": (
-        "accelmark reproduce",
-        "accelmark reproduce accelmark-llama-mini-loss",
-        "accelmark reproduce llm-foundry-1.3b-h100 --check runs/RUN",
-    ),
-    "probe": ("accelmark probe --budget 20", "accelmark probe --cluster cluster.yaml --only collectives"),
-    "cluster": ("accelmark cluster cluster.yaml --nproc 8 --dry-run",),
-    "status": ("accelmark status runs/RUN",),
-    "stop": ("accelmark stop runs/RUN",),
-    "resume": ("accelmark resume runs/RUN",),
-    "report": ("accelmark report runs/RUN --mllog",),
-    "compare": ("accelmark compare runs/A runs/B -o compare.html",),
-    "view": ("accelmark view runs", "accelmark view runs --host 0.0.0.0 --token-file ~/.accelmark-token"),
-    "evaluate": ("accelmark evaluate runs/RUN",),
-    "accept": (
-        "accelmark accept cpu resnet_mini --scales 1x1,1x2 --run --dry-run",
-        "accelmark accept cpu resnet_mini --scales 1x1,1x2 --readme README.md",
-    ),
-    "results": (
-        "accelmark results runs --where chip=H100 --group-by case",
-        'accelmark results --sql "SELECT model, verdict FROM results"',
-    ),
-    "verify": (
-        "accelmark verify runs/RUN",
-        "accelmark verify run.tar --key id_ed25519.pub",
-        'accelmark verify runs/RUN --replay "any text"',
-    ),
-    "bundle": ("accelmark bundle runs/RUN -o run.tar",),
-    "export": ("accelmark export runs/RUN --tensorboard DIR",),
-    "cases": ("accelmark cases resnet50", "accelmark cases --family vision"),
-    "vendors": ("accelmark vendors", "accelmark vendors NAME", "accelmark vendors --matrix"),
-    "doctor": ("accelmark doctor",),
-    "preflight": ("accelmark preflight cluster.yaml",),
-    "explain": ("accelmark explain mfu", "accelmark explain optimizer.lr"),
-    "init": ("accelmark init", "accelmark init 10.1.2.3 10.1.2.4 --vendor cpu"),
-    "new": ("accelmark new vendor acme", "accelmark new case my_case"),
-    "check": (
-        "accelmark check vendor acme --no-run",
-        "accelmark check vendor acme --kit",
-        "accelmark check case resnet_mini --frameworks jax",
-    ),
-    "import": (
-        "accelmark import flagperf cluster_conf.py test_conf.py --out site",
-        "accelmark import claims result_0.txt --url https://github.com/mlcommons/training_results_v4.0",
-    ),
-    "monitor": ("accelmark monitor start --log-path logs",),
-    "demo audit": ("accelmark demo audit",),
-    "ledger add": ("accelmark ledger add run.accelmark.tar --by 'Acme Labs'",),
-    "ledger check": ("accelmark ledger check", "accelmark ledger check --since origin/main"),
-    "ledger site": ("accelmark ledger site site", "accelmark ledger site ledger.html --prices prices.yaml"),
-    "ledger withdraw": ("accelmark ledger withdraw RECORD --by 'Acme Labs' --why 'a fan was broken'",),
-    "automl run": ("accelmark automl run -c fashion",),
-    "automl resume": ("accelmark automl resume runs/RUN",),
-    "automl status": ("accelmark automl status runs/RUN",),
-    "automl stop": ("accelmark automl stop runs/RUN",),
-    "automl report": ("accelmark automl report runs/RUN",),
-    "automl verify": ("accelmark automl verify runs/RUN",),
-    "automl count": ("accelmark automl count resnet50 --mode aiperf-v1",),
-    "env create": ("accelmark env create jax",),
-    "env list": ("accelmark env list",),
-    "env remove": ("accelmark env remove jax",),
-    "data list": ("accelmark data list", "accelmark data list imagenet"),
-    "data prepare": ("accelmark data prepare imagenet --from ARCHIVES --to /data/imagenet",),
-    "data pack": ("accelmark data pack imagenet --from /data/imagenet --to /data/imagenet-shards",),
-}
-"""Verb -> commands that its help shows."""
-
+_EXAMPLES: Final = Path(__file__).with_name("examples.yaml")
 _VALUES: Final = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
 _TYPE: Final = re.compile(r"<(?:list\[)?([^<>\]]*?)(?: range)?\]?>")
+
+
+def examples() -> Mapping[str, Sequence[str]]:
+    """Return, for each verb, the commands that its help shows."""
+    import yaml
+
+    commands: Mapping[str, Sequence[str]] = yaml.safe_load(_EXAMPLES.read_text(encoding="utf-8"))
+    return commands
 
 
 class Verb(TyperCommand):
@@ -157,7 +83,7 @@ class Verb(TyperCommand):
         """Write the examples, one a line."""
         verb = ctx.command_path.partition("accelmark ")[2]
         with formatter.section("Examples"):
-            for line in EXAMPLES[verb]:
+            for line in examples()[verb]:
                 formatter.write(f"  {line}\n")
 
 

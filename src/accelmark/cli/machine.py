@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -86,7 +87,7 @@ def _matrix(vendor: str | None, runs: Path) -> Output:
     rows = [row for row in support(opened) if vendor in (None, row.vendor)]
 
     def show() -> None:
-        table = options.plain_table("case", "framework", "accepted", "ran", "described", "not possible")
+        table = options.plain_table("case", "framework", *_STATES)
         vendors: dict[tuple[str, str], dict[str, list[str]]] = {}
         for row in rows:
             vendors.setdefault((row.case, row.framework), {}).setdefault(row.state, []).append(row.vendor)
@@ -145,10 +146,8 @@ def doctor(as_json: options.AsJson = False) -> Output:
 
     environments = registered().values()
     with options.working("importing the frameworks of this machine"):
-        seen, broken = (
-            inventory({venv.framework: venv.path for venv in environments if venv.exists}),
-            broken_frameworks(),
-        )
+        seen = inventory({venv.framework: venv.path for venv in environments if venv.exists})
+        broken = asyncio.run(broken_frameworks())
     content = seen.to_json() | {"broken_packages": broken, "environments": [venv.to_json() for venv in environments]}
     if as_json:
         content["machine"] = collect([device for entry in seen.found for device in entry.devices])

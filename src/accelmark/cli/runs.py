@@ -213,7 +213,8 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
         where, job = waiting
         none_yet: dict[str, object] = {"coordinator": None, "machine": None, "jobs": {}}
         return Output(
-            {"run": str(where), **none_yet, "submitted": str(job)}, lambda: options.echo_wrapped(f"{run}: {job}")
+            {"run": str(where), **none_yet, "submitted": job.state},
+            lambda: options.echo_wrapped(f"{run}: {job.state}"),
         )
     current = read_status(options.own_run(run))
     jobs = {
@@ -240,7 +241,7 @@ def stop(
         where, job = waiting
         if job.may_start:
             job.cancel()
-        text = f"{run}: {f'job {job.number} was cancelled' if job.may_start else job}"
+        text = f"{run}: {f'job {job.number} was cancelled' if job.may_start else job.state}"
         return Output({"run": str(where), "stopped": job.may_start}, lambda: options.echo_wrapped(text))
     run = options.own_run(run)
     with options.working("stopping"):

@@ -33,10 +33,10 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     """Merge the inference settings of a key, and find its data and weights."""
     case, run = require_task(request, "infer", request.case.infer), request.run
     request.problems.extend(_scale_problems(request, case))
-    files = [file.stem.removeprefix("infer_") for file in request.folder.path.glob("infer_*.py")]
-    if request.key.framework not in files:
+    frameworks = catalog.inference_frameworks_of(request.case)
+    if request.key.framework not in frameworks:
         what = f"the case {request.key.model!r} has no inference in framework {request.key.framework!r}"
-        hint = nearest(request.key.framework, files)
+        hint = nearest(request.key.framework, frameworks)
         request.problems.append(Problem(request.where, str(request.key), what, hint))
     # The command-line option for synthetic data uses the name of the training setting.
     named = {"synthetic" if key == "loader.synthetic" else key: value for key, value in run.command_line.items()}

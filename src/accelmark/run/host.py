@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Final, final
 
 from accelmark.run.agent.rank_exit import advice_for
@@ -15,6 +17,11 @@ from accelmark.spec.errors import RunError
 
 FIRST_LINE_TIMEOUT_S: Final = 20.0
 END_TIMEOUT_S: Final = 30.0
+
+
+def python_path() -> list[str]:
+    """Return the directories of ``PYTHONPATH``, which agents and ranks on this machine inherit."""
+    return [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 class HostError(RunError):

@@ -149,7 +149,7 @@ def _emit(text: str, output: Path | None) -> None:
     typer.echo(str(output))
 
 
-def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console | None = None) -> None:
+def show_rows(rows: Sequence[Row], group_by: Sequence[str]) -> None:
     """Print rows with a heading for each group."""
     from accelmark.report.tables import group_title, shown_columns, shown_rows
     from accelmark.results.table import grouped
@@ -157,7 +157,7 @@ def show_rows(rows: Sequence[Row], group_by: Sequence[str], *, console: Console 
     if not rows:
         typer.echo("no results")
         return
-    console = console or _console()
+    console = _console()
     for values, part in grouped(rows, group_by).items():
         if group_by:
             typer.secho(printable(group_title(group_by, values)), bold=True)

@@ -301,10 +301,10 @@ def _show_again(checked: Sequence[CheckedAgain]) -> None:
 
 def bundle(run: options.RunPath = options.LATEST, output: options.Output = None) -> None:
     """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
-    from accelmark.results.store.bundle import bundle_name, write_bundle
+    from accelmark.results.store.bundle import SUFFIX, write_bundle
 
     run = options.own_run(run)
-    path = output or Path(bundle_name(run))
+    path = output or Path(f"{run.resolve().name}{SUFFIX}")
     if path.exists():
         raise RequestError(f"{path}: exists already; remove it, or choose another name with --output")
     write_bundle(run, path)

@@ -21,7 +21,10 @@ class Optimizer:
         """Make the state of each parameter."""
         self._settings, self._parameters = settings, parameters
         slots = ("momentum",) if settings.name == "sgd" else ("mean", "square")
-        self._slots = {slot: {name: _like(parameter) for name, parameter in parameters.items()} for slot in slots}
+        self._slots = {
+            slot: {name: tf.Variable(tf.zeros_like(value), trainable=False) for name, value in parameters.items()}
+            for slot in slots
+        }
         self._count = tf.Variable(0.0, trainable=False)
 
     def variables(self) -> dict[str, Any]:
@@ -64,10 +67,6 @@ class Optimizer:
         square = square.assign(beta2 * square + (1 - beta2) * tf.square(gradient))
         corrected = mean / (1 - beta1**self._count)
         return corrected / (tf.sqrt(square / (1 - beta2**self._count)) + self._settings.eps)
-
-
-def _like(parameter: Any) -> Any:
-    return tf.Variable(tf.zeros_like(parameter), trainable=False)
 
 
 class Hooks(ArrayHooks):

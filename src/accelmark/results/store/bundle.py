@@ -139,7 +139,8 @@ def bundle_edits(bundle: Path) -> list[str]:
 
 def covered_files(run_dir: Path) -> list[Path]:
     """Return the files that the manifest of a run covers, by name."""
-    excluded = _excluded()
+    # Files of the coordinator and its launcher, which change after the manifest is written.
+    excluded = {COORDINATOR_LOG, SIGNATURE_FILE, SIGNED_MANIFEST_FILE} | run_files()
     covered: list[Path] = []
     for directory, names, files in os.walk(run_dir):
         names[:] = [name for name in names if name not in _EXCLUDED_DIRECTORIES]
@@ -155,11 +156,6 @@ def covered_files(run_dir: Path) -> list[Path]:
     return sorted(covered)
 
 
-def _excluded() -> set[str]:
-    """Return the files of the coordinator and its launcher, which change after the manifest is written."""
-    return {COORDINATOR_LOG, SIGNATURE_FILE, SIGNED_MANIFEST_FILE} | run_files()
-
-
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file. Raises RunError: it cannot be read."""
     try:
@@ -167,11 +163,6 @@ def file_sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def bundle_name(run_dir: Path) -> str:
-    """Return the file name of a run's bundle."""
-    return f"{run_dir.resolve().name}{SUFFIX}"
 
 
 def write_bundle(run_dir: Path, output: Path) -> None:

@@ -21,7 +21,7 @@ from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import error_lines
-from accelmark.run.host import Host, HostError, SubprocessHost
+from accelmark.run.host import Host, HostError, SubprocessHost, python_path
 from accelmark.run.preflight.packages import (
     RANK_NEEDS,
     broken_imports,
@@ -29,7 +29,6 @@ from accelmark.run.preflight.packages import (
     known_device,
     package_facts,
     package_problems,
-    python_path,
 )
 from accelmark.spec.cluster import HostSpec, environment_python
 from accelmark.spec.errors import RequestError
@@ -209,10 +208,8 @@ class Recipe:
     def install_command(self, path: Path) -> list[str]:
         """Return the command that installs the packages."""
         pip = [environment_python(path), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        return [*pip, "--quiet", *self._sources(), "--constraint", str(constraints_file(path)), *self._packages()]
-
-    def _packages(self) -> list[str]:
-        return list(dict.fromkeys((*base_requirements(), *requirement_texts(self.requirements))))
+        packages = dict.fromkeys((*base_requirements(), *requirement_texts(self.requirements)))
+        return [*pip, "--quiet", *self._sources(), "--constraint", str(constraints_file(path)), *packages]
 
     def _sources(self) -> list[str]:
         options = [] if self.wheels is None else ["--find-links", str(self.wheels)]
@@ -296,12 +293,8 @@ async def remove(path: Path, host: Host) -> None:
 _HERE: Final = SubprocessHost(HostSpec(address="localhost"))
 
 
-def broken_frameworks() -> list[str]:
+async def broken_frameworks() -> list[str]:
     """Return a line for each problem, with the command that repairs it; raises HostError: this Python cannot be run."""
-    return asyncio.run(_all())
-
-
-async def _all() -> list[str]:
     frameworks, vendor = readable("frameworks", load_framework)[0], default_vendor()
     checks = [_broken_here(framework) for framework in frameworks.values()]
     checks += [

@@ -24,17 +24,13 @@ SUBMIT_FILE: Final = "submit.py"
 @final
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """The batch job of a run that has no directory (yet); as text, its state."""
+    """The batch job of a run that has no directory (yet)."""
 
     number: str
     state: str
     may_start: bool
     """Whether the run may still start."""
     cancel: Callable[[], None]
-
-    def __str__(self) -> str:
-        """Return its state."""
-        return self.state
 
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:
@@ -82,11 +78,6 @@ def submitted(run: Path) -> SubmittedJob | None:
 
 def _submitting() -> dict[str, Folder]:
     return {name: folder for name, folder in folders("launchers").items() if (folder.path / SUBMIT_FILE).is_file()}
-
-
-def launcher_of_hosts(cluster: ClusterSpec, directory: Path) -> Launcher:
-    """Return the launcher of a cluster for commands on its hosts, without a run; ``directory`` is for its files."""
-    return create_launcher(plan_of_hosts(cluster), directory)
 
 
 def plan_of_hosts(cluster: ClusterSpec) -> Plan:

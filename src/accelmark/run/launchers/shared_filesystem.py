@@ -87,6 +87,7 @@ class SharedFilesystemLauncher(Launcher):
     def agent_module(self, node: NodeJob) -> ModuleCommand:
         """Return the agent of a job as a module to run in its sandbox."""
         plugins = os.environ.get(PLUGINS_VARIABLE, "")
+        markers = {RUN_MARKER: node.task.run, NODE_MARKER: str(node.node_dir)}
         folders = [
             node.job.case.path.parent,
             *([node.task.telemetry.vendor_folder] if node.task.telemetry is not None else []),
@@ -96,7 +97,7 @@ class SharedFilesystemLauncher(Launcher):
             module=AGENT_MODULE,
             arguments=(str(node.node_dir),),
             name=node.unique_name(self.run.name),
-            environment={**agent_markers(node), **self.variables, **({PLUGINS_VARIABLE: plugins} if plugins else {})},
+            environment={**markers, **self.variables, **({PLUGINS_VARIABLE: plugins} if plugins else {})},
             writable=(self.run,),
             readable=(*folders, *node.job.data_dirs.values(), *model_files(node.job)),
         )
@@ -171,8 +172,3 @@ class CommandAgent(AgentHandle):
             return await super().end_processes()
         except HostError:
             return 0
-
-
-def agent_markers(node: NodeJob) -> dict[str, str]:
-    """Return the variables that mark every process of a job on one host."""
-    return {RUN_MARKER: node.task.run, NODE_MARKER: str(node.node_dir)}

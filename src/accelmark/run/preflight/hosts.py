@@ -20,13 +20,13 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.store.loaded_run import HOLDER_FILE, is_in_progress
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.display.displays import RunObserver
-from accelmark.run.host import CommandResult, Host, HostError, UnreachableError
+from accelmark.run.host import CommandResult, Host, HostError, UnreachableError, python_path
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.run.preflight.checks import CLUSTER_CHECKS, given_data, grouped, packages_of, problems_of_host
 from accelmark.run.preflight.facts import AGENT_PACKAGES, DeviceFacts, HostFacts, HostsNotReadyError, HostState
-from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts, python_path
+from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.image import ImageRecipe, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -160,8 +159,3 @@ def require_here(needed_by: str, *requirements: str) -> None:
         indexes = (_index_of(lacking, load_framework(name), device) for name, device in vendor.frameworks.items())
         install = install_command(lacking, index=next(filter(None, indexes), None))
         raise RequestError(f"{missing_text(lacking)}: run {install}")
-
-
-def python_path() -> list[str]:
-    """Return the directories of ``PYTHONPATH``, which agents and ranks on this machine inherit."""
-    return [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

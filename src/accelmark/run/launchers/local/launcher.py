@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import final
 
-from accelmark.run.launchers.shared_filesystem import (
-    SharedFilesystemLauncher,
-)
+from accelmark.run.host import python_path
+from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
 from accelmark.spec.cluster import HostSpec
 
 
@@ -25,7 +24,10 @@ class LocalLauncher(SharedFilesystemLauncher):
     @property
     def variables(self) -> Mapping[str, str]:
         """Return where AccelMark is in containers; other processes inherit this one's environment."""
-        return _python_path() if self.plan.cluster.container is None else super().variables
+        if self.plan.cluster.container is not None:
+            return super().variables
+        path = os.pathsep.join(python_path())
+        return {"PYTHONPATH": path} if path else {}
 
     async def master_address(self, host: HostSpec) -> str:
         """Return the loopback address; containers use the host's network."""
@@ -33,10 +35,3 @@ class LocalLauncher(SharedFilesystemLauncher):
 
 
 create = LocalLauncher
-
-
-def _python_path() -> dict[str, str]:
-    """Return ``PYTHONPATH``, where it is set, for another working directory than this process's."""
-    entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    absolute = os.pathsep.join(os.path.abspath(entry) for entry in entries)  # noqa: PTH100
-    return {"PYTHONPATH": absolute} if absolute else {}
