@@ -64,7 +64,7 @@ def stepping(run: Path) -> bool:
 
 
 def agent_of(run: Path) -> ProcessId:
-    identity = ProcessId.read(next(run.glob("*/round*/*/agent.pid")))
+    identity = ProcessId.stored(next(run.glob("*/round*/*/agent.pid")))
     assert identity is not None
     return identity
 

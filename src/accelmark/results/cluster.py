@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Final, Literal, NamedTuple
@@ -160,7 +160,7 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     if killed is None:
         raise RunError(f"{round_dir}: rank {rank} was not killed: {_reason(run)}")
     states = {
-        (event.get("attempt"), event.get("state")): _unix_s(str(event["at"]))
+        (event.get("attempt"), event.get("state")): datetime.fromisoformat(str(event["at"])).timestamp()
         for event in ledger_events(run)
         if event.get("kind") == "state"
     }
@@ -188,7 +188,3 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
 def _reason(run: Path) -> str:
     reasons = [str(event["reason"]) for event in ledger_events(run) if event.get("reason")]
     return reasons[-1] if reasons else "no reason was recorded"
-
-
-def _unix_s(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC).timestamp()

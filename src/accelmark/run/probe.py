@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from pydantic import ValidationError
 
 import accelmark
 from accelmark.datasets.ensure import cache_directory
@@ -65,7 +64,7 @@ def probe(
         run = RunDirectory.create(Path(directory) / "run", plan)
         run_until_signal(_run(run, report))
         nodes = node_dirs(run.round_dir(plan.jobs[0]))
-        ceilings = _read(nodes[0].path / CEILINGS_FILE)
+        ceilings = Ceilings.stored(nodes[0].path / CEILINGS_FILE)
         if ceilings is None:
             raise RunError("the probe wrote no result")
         ceilings = ceilings.model_copy(
@@ -74,7 +73,7 @@ def probe(
     if cluster is not None:
         return ceilings
     path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
-    earlier = _read(path)
+    earlier = Ceilings.stored(path)
     if not ceilings.disturbed or earlier is None or earlier.disturbed:
         make_directory(path.parent)
         write_atomic(path, ceilings.model_dump_json(indent=2))
@@ -115,15 +114,8 @@ def remembered(vendor: str, hardware: str) -> Ceilings | None:
     Results of an idle host come first, then those with the fewest ranks.
     """
     paths = sorted(_cache_path(vendor, hardware).glob("x*.json"), key=lambda path: (len(path.name), path.name))
-    known = [ceilings for path in paths if (ceilings := _read(path)) is not None and ceilings.matmul]
+    known = [ceilings for path in paths if (ceilings := Ceilings.stored(path)) is not None and ceilings.matmul]
     return next((ceilings for ceilings in known if not ceilings.disturbed), known[0] if known else None)
-
-
-def _read(path: Path) -> Ceilings | None:
-    try:
-        return Ceilings.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def _cache_path(vendor: str, hardware: str) -> Path:

@@ -59,14 +59,6 @@ class ProcessId(Spec):
         assert identity is not None  # noqa: S101  a process can always see itself
         return identity.model_copy(update={"hostname": socket.gethostname()})
 
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Read an identity from ``path``; None where there is none."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValueError):
-            return None
-
     @property
     def alive(self) -> bool:
         """Whether this process still runs, on this machine."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+from typing_extensions import Self
 
 from accelmark.spec.errors import Problem, SpecError, nearest
 
@@ -42,6 +45,14 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @classmethod
+    def stored(cls, path: Path) -> Self | None:
+        """Read a JSON file that AccelMark wrote; None where it is missing or damaged."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
 
 class FiniteSpec(Spec, allow_inf_nan=False):
     """What a user writes: its numbers are finite, as it is handed to ranks as JSON."""
@@ -59,6 +70,14 @@ def parse(model: type[M], values: Mapping[str, Any], where: str, also: Iterable[
     if problems := list(also):
         raise SpecError(problems)
     return parsed
+
+
+def json_objects(lines: Iterable[bytes | str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in lines; others are skipped, such as the incomplete line of a killed writer."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if isinstance(loaded := from_json(line), dict):
+                yield loaded
 
 
 def first_error(error: ValidationError) -> str:

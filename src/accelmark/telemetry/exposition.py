@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.spec.model import json_objects
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TAIL_BYTES: Final = 256 * 1024
 _MIB: Final = 2.0**20
@@ -83,14 +85,10 @@ def last_sample(path: Path) -> dict[str, Any] | None:
             lines = file.read().split(b"\n")[:-1]
     except OSError:
         return None
-    for line in reversed(lines):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "footer" in entry:
+    for entry in json_objects(reversed(lines)):
+        if "footer" in entry:
             return None
-        if isinstance(entry, dict) and isinstance(entry.get("host"), dict):
+        if isinstance(entry.get("host"), dict):
             return entry
     return None
 

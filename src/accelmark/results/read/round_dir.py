@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from accelmark.results.schema import JobState
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, NodeExit
-from accelmark.spec.model import first_error
+from accelmark.spec.model import first_error, json_objects
 
 LedgerState = tuple[JobState, Optional[str]]
 """A state that the coordinator recorded, and its reason."""
@@ -84,13 +84,7 @@ def ledger_events(run_dir: Path) -> Iterator[dict[str, Any]]:
         lines = (run_dir / "events.jsonl").read_bytes().splitlines()
     except OSError:
         return
-    for line in lines:
-        try:
-            event = from_json(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
+    yield from json_objects(lines)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
-from pydantic_core import from_json
 
 from accelmark.results.figures import FigureName
 from accelmark.results.read.telemetry import read_samples
@@ -22,6 +21,7 @@ from accelmark.results.store.loaded_run import SCHEMA_VERSION, LoadedRun, RunFil
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
+from accelmark.spec.model import json_objects
 from accelmark.spec.rules import SearchRules, shipped_rules
 
 CONFIG_FILE: Final = "automl.json"
@@ -303,8 +303,4 @@ def _lines(*paths: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects in files of JSON lines; other lines and unreadable files are skipped."""
     for path in paths:
         with suppress(OSError), path.open("rb") as file:
-            for line in file:
-                with suppress(ValueError):
-                    loaded = from_json(line)
-                    if isinstance(loaded, dict):
-                        yield loaded
+            yield from json_objects(file)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, final
 from urllib.parse import quote
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.model import Spec
@@ -93,11 +93,8 @@ class SecretFinder:
     def __init__(self, lists: Iterable[Path]) -> None:
         self._by_run: dict[tuple[str, int], list[SecretHash]] = {}
         for path in lists:
-            try:
-                listed = SecretList.model_validate_json(path.read_bytes())
-            except (OSError, ValidationError):
-                continue
-            for entry in listed.hidden:
+            listed = SecretList.stored(path)
+            for entry in listed.hidden if listed is not None else ():
                 self._by_run.setdefault((listed.salt, entry.run_length), []).append(entry)
 
     def without(self, content: bytes) -> bytes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,6 +19,7 @@ from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvalua
 from accelmark.spec.log.inference import Phase as InferPhase
 from accelmark.spec.log.perflog import PerfLogRecord, decode_line
 from accelmark.spec.log.serving import LoadPhase, LoadProgress
+from accelmark.spec.model import json_objects
 from accelmark.spec.number_format import digits, subtracted
 from accelmark.spec.settings.inference import InferStep
 
@@ -160,7 +160,7 @@ class ProgressReader:
             with contextlib.suppress(ValidationError):
                 self._now = replace(self._now, **self._changes(event))
         devices = self._now.devices
-        for line in _objects(self._telemetry.lines()):
+        for line in json_objects(self._telemetry.lines()):
             if isinstance(line.get("header"), dict):
                 self._devices_are_cpus = bool(line["header"].get("devices_are_cpus"))
             elif isinstance(line.get("host"), dict):
@@ -261,14 +261,6 @@ class ProgressReader:
             left.append((max(0.0, end.max_duration_s - now.elapsed_s), min(1.0, now.elapsed_s / end.max_duration_s)))
         eta_s, share = min(left, default=(None, None))
         return {"total_steps": total, "eta_s": eta_s, "share": share}
-
-
-def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict):
-                yield value
 
 
 def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:

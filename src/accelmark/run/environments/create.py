@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, final
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -75,14 +74,8 @@ def default_path(framework: str) -> Path:
 
 def registered() -> dict[str, FrameworkEnvironment]:
     """Return the environments of this machine by framework; damaged records are skipped."""
-    environments: dict[str, FrameworkEnvironment] = {}
-    for record in sorted((cache_directory() / _PLACE).glob("*.json")):
-        try:
-            environment = FrameworkEnvironment.model_validate_json(record.read_bytes())
-        except (OSError, ValidationError):
-            continue
-        environments[environment.framework] = environment
-    return environments
+    stored = map(FrameworkEnvironment.stored, sorted((cache_directory() / _PLACE).glob("*.json")))
+    return {environment.framework: environment for environment in stored if environment is not None}
 
 
 def register(environment: FrameworkEnvironment) -> None:

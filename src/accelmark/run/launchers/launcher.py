@@ -102,7 +102,7 @@ class AgentHandle(ABC):
         host: dict[str, Any] = {}
         with contextlib.suppress(HostError, ValueError):
             host = json.loads((await self.host.run(self.look)).out)
-        agent = ProcessId.read(self.node.node_dir / IDENTITY_FILE)
+        agent = ProcessId.stored(self.node.node_dir / IDENTITY_FILE)
         if agent is not None and host.get("boot_id", agent.boot_id) != agent.boot_id:
             return f"the host was rebooted while the job ran (boot {agent.boot_id} ended, it is {host['boot_id']} now)"
         lines = [line for log in self.logs for line in tail(log) if line.strip()]

@@ -144,7 +144,7 @@ class RunDirectory:
 
     def holder_elsewhere(self) -> ProcessId | None:
         """Return the coordinator on another machine that has locked this run, or None."""
-        holder = ProcessId.read(self.path / HOLDER_FILE)
+        holder = ProcessId.stored(self.path / HOLDER_FILE)
         if holder is None or not holder.is_elsewhere:
             return None
         return holder if is_in_progress(self.path) else None
@@ -156,7 +156,7 @@ class RunDirectory:
 
 def holder_of(directory: Path) -> ProcessId | None:
     """Return the running process that has locked the directory of a run or search, or None."""
-    holder = ProcessId.read(directory / HOLDER_FILE)
+    holder = ProcessId.stored(directory / HOLDER_FILE)
     return holder if holder is not None and holder.alive else None
 
 
@@ -173,7 +173,7 @@ def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = ProcessId.read(path)
+            holder = ProcessId.stored(path)
             who = f"process {holder.pid} on {holder.hostname}" if holder else "another process"
             advice = f"see '{verbs} status {directory}', or stop it with '{verbs} stop {directory}'"
             raise RequestError(f"{directory}: is in progress, locked by {who}: {advice}") from error

@@ -20,8 +20,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 import accelmark
 from accelmark.plan.adaptation import ENVIRONMENT_FILE
 from accelmark.plan.plan import Plan
@@ -39,6 +37,7 @@ from accelmark.spec.log.records import (
     Registration,
     SourceRecord,
 )
+from accelmark.spec.model import json_objects
 from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_files, tree_hash
 
 STATE_VARIABLE: Final = "ACCELMARK_STATE"
@@ -98,7 +97,7 @@ def register_plan(run_dir: Path) -> None:
 
     Raises RunError: ``registration.json`` cannot be written.
     """
-    registration = _registration(run_dir)
+    registration = Registration.stored(run_dir / REGISTRATION_FILE)
     digest = hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest()
     if registration is None or registration.plan_sha256 == digest:
         return
@@ -110,17 +109,9 @@ def register_plan(run_dir: Path) -> None:
     write_atomic(run_dir / REGISTRATION_FILE, updated.model_dump_json(indent=2))
 
 
-def _registration(run_dir: Path) -> Registration | None:
-    """Read the registration of a run; None where it cannot be read."""
-    try:
-        return Registration.model_validate_json((run_dir / REGISTRATION_FILE).read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
 def register_end(run_dir: Path, summary: Summary) -> None:
     """Append the end of a run with its verdicts and the hash of its manifest; a registry that is gone is no error."""
-    registration = _registration(run_dir)
+    registration = Registration.stored(run_dir / REGISTRATION_FILE)
     if registration is None or registration.number is None:
         return
     verdicts = ", ".join(dict.fromkeys(case.verdict for case in summary.cases)) or summary.state
@@ -140,13 +131,13 @@ def require_original(run_dir: Path) -> None:
 
     Raises RequestError: the directory where the run was started still exists.
     """
-    registration = _registration(run_dir)
+    registration = Registration.stored(run_dir / REGISTRATION_FILE)
     if registration is None or registration.number is None:
         return
     with contextlib.suppress(OSError), _opened() as (_, entries, _):
         starts = (line for line in entries if line.get("nonce") == registration.nonce and line.get("kind") == "start")
         for path in (Path(line["run"]) for line in starts):
-            owner = None if path.resolve() == run_dir.resolve() else _registration(path)
+            owner = None if path.resolve() == run_dir.resolve() else Registration.stored(path / REGISTRATION_FILE)
             if owner is not None and owner.nonce == registration.nonce:
                 raise RequestError(f"{run_dir}: is a copy of the run {path}, which owns its jobs: use that directory")
 
@@ -160,14 +151,7 @@ def _opened() -> Iterator[tuple[int, list[dict[str, Any]], str]]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         lines = path.read_bytes().splitlines()
-        entries = []
-        for line in lines:
-            try:
-                loaded = json.loads(line)
-            except ValueError:
-                continue  # the incomplete line of a killed writer
-            entries += [loaded] if isinstance(loaded, dict) else []
-        yield descriptor, entries, hashlib.sha256(lines[-1]).hexdigest() if lines else ""
+        yield descriptor, list(json_objects(lines)), hashlib.sha256(lines[-1]).hexdigest() if lines else ""
     finally:
         os.close(descriptor)
 
