@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -27,7 +27,7 @@ from accelmark.datasets.images import read_weights
 from accelmark.results.rounds.search import CONFIG_FILE, SEARCH_REPORT, SearchSummary
 from accelmark.results.store.files import write_atomic
 from accelmark.run.record.directory import default_path, holder_of, lock_directory
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.model import Spec, first_error
 
 JOURNAL_FILE: Final = "journal.jsonl"
@@ -123,13 +123,8 @@ Event = Annotated[
 _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Event)
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        what = f"{path}: cannot be written: {error.strerror}"
-        raise RunError(f"{what}; make room and resume the search") from error
+def _writing(path: Path) -> AbstractContextManager[None]:
+    return raising(RunError, f"{path}: cannot be written; make room and resume the search", OSError)
 
 
 class Journal:
@@ -169,13 +164,10 @@ def _sha256_of_request(directory: Path) -> str:
 
 
 def _complete_lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield line[:-1]
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    with raising(RunError, f"{path}: cannot be read", OSError), path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line[:-1]
 
 
 def read_journal(directory: Path) -> Iterator[Event]:

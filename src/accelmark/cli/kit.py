@@ -26,7 +26,7 @@ from accelmark.run.agent.rank_environment import package_directories
 from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.record.registry import registry_file
 from accelmark.spec.cluster import environment_python
-from accelmark.spec.errors import AccelmarkError, RequestError
+from accelmark.spec.errors import AccelmarkError, RequestError, raising
 from accelmark.spec.number_format import digits
 from accelmark.spec.plugins.catalog import find, load_vendor
 
@@ -204,10 +204,8 @@ def kit_environment(kit: Path, environment: Path | None = None) -> Path:
     Raises RequestError: something that the build needs is missing, or the build fails.
     """
     python = sys.executable if environment is None else environment_python(environment.absolute())
-    try:
+    with raising(RequestError, python, OSError):
         asked = subprocess.run([python, "-c", _ABOUT], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise RequestError(f"{python}: {error.strerror}") from error
     if asked.returncode != 0:
         raise RequestError(f"the stand-in needs torch and setuptools in {python}: {error_lines(asked.stderr)}")
     about = json.loads(asked.stdout)

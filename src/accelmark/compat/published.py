@@ -14,7 +14,7 @@ from accelmark.compat.flagperf.coverage import equivalent
 from accelmark.results.claims import Claim, require_unit
 from accelmark.results.export import BENCHMARKS
 from accelmark.spec.errors import Problem, SpecError
-from accelmark.spec.model import parse
+from accelmark.spec.model import parse, read_text
 from accelmark.spec.plugins.catalog import folders, load_case
 
 _MLPERF_CASES: Final = {name: case for case, name in BENCHMARKS.items() if case != "bert_large"} | {
@@ -47,10 +47,7 @@ def read_published(path: Path, url: str) -> list[Published]:
 
     Raises SpecError if the file cannot be read, is of another kind, or states no figure.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(str(path), "", f"cannot be read: {error}")]) from error
+    text = read_text(path)
     if ":::MLLOG" in text:
         rows = _mlperf_training(text, path)
     elif "MLPerf Results Summary" in text:

@@ -32,7 +32,7 @@ from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
 from accelmark.train.case import ArrayCase, Batch, Batches, case_class, use_layers
 from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
 from accelmark.train.loop.backend import RankBackend
-from accelmark.train.loop.checkpoint_writer import unreadable
+from accelmark.train.loop.checkpoint_writer import reading
 from accelmark.train.loop.checkpoints import (
     ArrayCheckpoints,
     NamedArrays,
@@ -326,10 +326,8 @@ class ArrayBackend(RankBackend):
     def load(self, checkpoint: Path) -> Progress:
         """Load a checkpoint, and return the progress of training."""
         arrays, progress = self.checkpoints.load(checkpoint)
-        try:
+        with reading(checkpoint):
             self.set_state(arrays)
-        except (KeyError, ValueError) as error:
-            raise unreadable(checkpoint, error) from error
         self.steps_done = progress.global_steps
         return progress
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accelmark.infer.case import InferCase
 from accelmark.infer.failures import shortened
-from accelmark.spec.errors import AccelmarkError, DataError
+from accelmark.spec.errors import AccelmarkError, DataError, raising
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.requirements import pip_install
 
@@ -118,11 +118,9 @@ def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype = torch.flo
 
 
 def _record(round_dir: Path) -> dict[str, Any]:
-    try:
+    with raising(DataError, f"{round_dir}: not a finished training round", OSError, ValueError):
         job = JobSpec.model_validate_json((round_dir / "job.json").read_bytes())
         result = json.loads((round_dir / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{round_dir}: not a finished training round: {error}") from error
     if not isinstance(job.work, TrainingWork):
         raise DataError(f"{round_dir}: not a training round")
     started = result["environment"]["started"]

@@ -14,7 +14,7 @@ from accelmark.results.schema import AdaptationCost, Task, relative_half, with_m
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.results.table import HALF, Cell, Row, grouped, row_of
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.number_format import NOTHING, percent
 
 BEGIN: Final = "<!-- results -->"
@@ -169,10 +169,8 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
 
     Raises RunError if the file cannot be read or has no markers.
     """
-    try:
+    with raising(RunError, f"{readme}: cannot be read", OSError):
         text = readme.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{readme}: cannot be read: {error.strerror}") from error
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

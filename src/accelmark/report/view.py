@@ -35,7 +35,7 @@ from accelmark.results.rounds.search import SEARCH_REPORT, is_search
 from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, has_ended
 from accelmark.results.table import HALF, Row, rows_of
-from accelmark.spec.errors import AccelmarkError, RequestError
+from accelmark.spec.errors import AccelmarkError, RequestError, raising
 from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity, signed_percent
 
 _MAX_AGE_S: Final = 2.0
@@ -455,7 +455,7 @@ def read_or_create_token(path: Path) -> str:
 
     Raises RequestError if the file cannot be read or written, is readable by other users, or has no token.
     """
-    try:
+    with raising(RequestError, f"{path}: cannot be used as the token file", OSError, UnicodeDecodeError):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -466,8 +466,6 @@ def read_or_create_token(path: Path) -> str:
         if path.stat().st_mode & 0o077:
             raise RequestError(f"{path}: other users can read or write the token file: run chmod 600 on it")
         token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path}: cannot be used as the token file: {error}") from error
     if not _TOKEN.fullmatch(token):
         raise RequestError(f"{path}: a token is one line of 20 to 256 letters, digits, - and _")
     return token
@@ -516,10 +514,8 @@ def server_for(app: Starlette) -> uvicorn.Server:
 def listen(host: str, port: int) -> socket.socket:
     """Return a bound, listening socket; port 0 takes a free one. Raises RequestError if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
+    with raising(RequestError, f"{host}:{port}: cannot listen, try --port 0", OSError):
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise RequestError(f"{host}:{port}: cannot listen: {error.strerror}; try --port 0") from error
 
 
 def _static(request: Request) -> Response:

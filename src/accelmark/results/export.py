@@ -16,7 +16,7 @@ from accelmark.results.schema import RoundResult
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
-from accelmark.spec.errors import RequestError, RunError, first_line, nearest
+from accelmark.spec.errors import RequestError, RunError, nearest, raising
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord, encode_line
@@ -314,13 +314,11 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    try:
+    with raising(RunError, f"MLflow at {tracking_uri.rpartition('@')[2]}", MlflowException, OSError):
         client = MlflowClient(tracking_uri=tracking_uri)
         known = client.get_experiment_by_name(experiment)
         experiment_id = known.experiment_id if known else client.create_experiment(experiment)
         return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
-    except (MlflowException, OSError) as error:
-        raise RunError(f"MLflow at {tracking_uri.rpartition('@')[2]}: {first_line(error)}") from error
 
 
 def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContents) -> str:

@@ -12,7 +12,7 @@ from accelmark.results.rounds.search import is_search, load_search
 from accelmark.results.schema import CaseResult, Spread, Summary
 from accelmark.results.store.bundle import SUFFIX, bundle_edits, edits, is_bundle, load_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, load_run
-from accelmark.spec.errors import RequestError, RunError, SpecError, first_line
+from accelmark.spec.errors import UNREADABLE, RequestError, RunError, SpecError, raising
 from accelmark.spec.model import read_yaml
 
 _RECORDS: Final = "records"
@@ -68,14 +68,12 @@ def find_sources(path: Path) -> tuple[list[Path], list[str]]:
 
 def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
     """Load one run, search or bundle, with or without data for charts. Raises RunError where it cannot be read."""
-    try:
+    with raising(RunError, f"{path}: cannot be read", OSError):
         if path.parent.name == _RECORDS and path.suffix == ".json":
             return _load_record(path)
         if path.is_file():
             return _marked(load_bundle(path, curves=curves), bundle_edits(path))
         return load_search(path) if is_search(path) else _marked(load_run(path, curves=curves), edits(path))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _load_record(path: Path) -> LoadedRun:
@@ -83,7 +81,7 @@ def _load_record(path: Path) -> LoadedRun:
 
     Raises RunError where one of them cannot be read.
     """
-    try:
+    with raising(RunError, f"{path}: is not a published result with notes in {_NOTES}", *UNREADABLE, SpecError):
         notes = read_yaml(path.parent.parent / _NOTES)[path.stem]
         record = json.loads(path.read_text(encoding="utf-8"))
         figures = {
@@ -101,8 +99,6 @@ def _load_record(path: Path) -> LoadedRun:
             accelmark_version=version, run=path.stem, started_at=started_at, finished_at=started_at, state="succeeded",
             vendor=record["vendor"], cases=(case,),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, SpecError) as error:
-        raise RunError(f"{path}: is not a published result with notes in {_NOTES}: {first_line(error)}") from error
     return LoadedRun(path, summary, {})
 
 

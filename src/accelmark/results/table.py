@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from accelmark.results.figures import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
-from accelmark.spec.errors import RequestError, RunError, first_line, nearest
+from accelmark.spec.errors import RequestError, RunError, first_line, nearest, raising
 from accelmark.spec.plugins.requirements import require
 
 if TYPE_CHECKING:
@@ -168,21 +168,17 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
         connection.execute("SET enable_external_access = false")
         connection.execute("SET autoload_known_extensions = false")
         connection.execute("SET lock_configuration = true")
-        try:
+        with raising(RequestError, "invalid SQL", duckdb.Error):
             statements = connection.extract_statements(sql)
-        except duckdb.Error as error:
-            raise RequestError(f"invalid SQL: {first_line(error)}") from error
         if len(statements) != 1:
             raise RequestError(f"a query is a single SELECT, found {len(statements)} statements")
         if statements[0].type != duckdb.StatementType.SELECT:
             kind = statements[0].type.name.replace("_", " ")
             raise RequestError(f"results are read-only: use SELECT, not {kind}")
-        try:
+        with raising(RequestError, "the query failed; the one table is 'results'", duckdb.Error):
             cursor = connection.execute(statements[0])
             columns = tuple(str(entry[0]) for entry in cursor.description or ())
             return QueryResult(columns, tuple(cursor.fetchall()))
-        except duckdb.Error as error:
-            raise RequestError(f"the query failed: {first_line(error)}; the one table is 'results'") from error
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:

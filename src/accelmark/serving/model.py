@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.spec.job import JobSpec
 from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.settings.inference import BENCHMARK_DATA
@@ -99,7 +99,5 @@ def _tokenizer(directory: Path) -> Any:
         return None
     from tokenizers import Tokenizer
 
-    try:
+    with raising(DataError, f"{file}: not a tokenizer", Exception):
         return Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise DataError(f"{file}: not a tokenizer: {error}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
@@ -177,11 +177,9 @@ class Endpoint:
         """
         parts = urlsplit(self.url())
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        try:
+        what = f"{self.base_url}: cannot be reached; check the URL, and that the server runs"
+        with raising(UnreachableError, what, OSError):
             socket.create_connection((parts.hostname, port), _CONNECT_S).close()
-        except OSError as error:
-            problem = f"cannot be reached: {error.strerror or error}"
-            raise UnreachableError(f"{self.base_url}: {problem}; check the URL, and that the server runs") from error
 
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from accelmark.spec.errors import DataError, RunError
+from accelmark.spec.errors import DataError, RunError, raising
 from accelmark.spec.log.serving import StartTimes
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import fill
@@ -135,18 +135,16 @@ class ServerProcess:
         self.command = tuple(spec.arguments(values, settings))
         self.log = node_dir / LOG_FILE
         self.started_s = time.monotonic()
-        try:
-            with self.log.open("wb") as stream, started_on(cores):
-                self._process = subprocess.Popen(
-                    self.command,
-                    cwd=node_dir,
-                    env=_environment(spec.environment, settings.get("threads")),
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                )
-        except OSError as error:
-            raise ServerMissingError(f"{self.command[0]}: cannot be started: {error.strerror}") from error
+        missing = raising(ServerMissingError, f"{self.command[0]}: cannot be started", OSError)
+        with missing, self.log.open("wb") as stream, started_on(cores):
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=node_dir,
+                env=_environment(spec.environment, settings.get("threads")),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
 
     @property
     def endpoint(self) -> str:

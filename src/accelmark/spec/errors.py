@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, final
 
@@ -15,6 +16,8 @@ _MAX_LISTED: Final = 30
 _CLOSE: Final = 0.65
 """Least similarity (``difflib``) of a name that is suggested."""
 _MAX_CLOSE: Final = 3
+UNREADABLE: Final = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+"""What readers raise where a file is missing, damaged or has another content."""
 
 
 class AccelmarkError(Exception):
@@ -117,3 +120,14 @@ def _listed(names: Sequence[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def raising(kind: Callable[[str], Exception], what: str, *caught: type[Exception]) -> Iterator[None]:
+    """Raise the errors ``caught`` as ``kind``: ``what`` is wrong (a file and its problem), and the cause."""
+    try:
+        yield
+    except caught as error:
+        text = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        named = isinstance(error, (LookupError, TypeError, AttributeError))
+        raise kind(f"{what}: {type(error).__name__}: {text}" if named else f"{what}: {text}") from error

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import UNREADABLE, RunError, raising
 
 Array = npt.NDArray[Any]
 _TYPES: Final = {
@@ -54,7 +54,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
 
     Raises RunError: the file is missing, damaged, or has a type that NumPy does not have.
     """
-    try:
+    with raising(RunError, f"{path}: cannot be read as a safetensors file", *UNREADABLE):
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(data[8:start])
@@ -64,6 +64,4 @@ def read_tensors(path: Path) -> dict[str, Array]:
             first, last = entry["data_offsets"]
             own = data[start + first : start + last]
             tensors[name] = np.frombuffer(own, _TYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: cannot be read as a safetensors file ({type(error).__name__}: {error})") from error
     return tensors

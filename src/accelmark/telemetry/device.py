@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
+from accelmark.spec.errors import raising
+
 
 class SourceError(Exception):
     """The devices cannot be read; the message is the reason that is recorded."""
@@ -132,14 +134,11 @@ class LibrarySource(ABC):
     def open(self) -> tuple[DeviceInfo, ...]:
         """Initialise the library and name the GPUs."""
         if self.library is None:
-            try:
+            what = f"{self.module} cannot be imported; {self.missing}"
+            with raising(SourceError, what, ImportError, OSError, KeyError):
                 self.library = importlib.import_module(self.module)
-            except (ImportError, OSError, KeyError) as error:
-                raise SourceError(f"{self.module} cannot be imported ({error}); {self.missing}") from error
-        try:
+        with raising(SourceError, f"{self.title}", self._error):
             self.handles = self.start()
-        except self._error as error:
-            raise SourceError(f"{self.title}: {error}") from error
         if not self.handles:
             raise SourceError(f"{self.title} shows no GPU")
         self._reasons = [{} for _ in self.handles]

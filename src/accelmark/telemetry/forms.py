@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, Optional, Union
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from accelmark.spec.backports import zip_strict
+from accelmark.spec.errors import raising
 from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.device import DeviceSample
@@ -72,10 +73,8 @@ def implausible_power(samples: Iterable[DeviceSample]) -> str | None:
 
 
 def _compiles(value: str) -> str:
-    try:
+    with raising(ValueError, "is not a regular expression", re.error):
         names = re.compile(value).groupindex
-    except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from error
     unknown = sorted(set(names) - FIELD_NAMES)
     if unknown:
         raise ValueError(f"names the unknown field {unknown[0]!r}; known: {', '.join(sorted(FIELD_NAMES))}")
@@ -194,10 +193,8 @@ class JsonForm(_Form):
         start = re.search(r"[\[{]", text)
         if start is None:
             raise UnreadableError("it contains no JSON")
-        try:
+        with raising(UnreadableError, "it is not JSON", ValueError, RecursionError):
             whole, _ = _DECODER.raw_decode(text[start.start() :])
-        except (ValueError, RecursionError) as error:
-            raise UnreadableError(f"it is not JSON: {str(error)[:80]}") from error
         common = {field: _json_text(whole, path) for field, path in self.common.items()}
         for row, device in self._devices(_follow(whole, self.devices)):
             if not isinstance(device, dict):

@@ -17,7 +17,7 @@ from typing import Final, final
 
 import psutil
 
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.telemetry.forms import telemetry_of
 from accelmark.telemetry.inventory import default_vendor
@@ -64,15 +64,13 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     if now.running:
         raise RequestError(f"a monitor (process {now.pid}) is already writing to {log_path}; use stop or restart")
     config = {"vendor": vendor, "vendor_folder": str(folder), "interval_s": interval_s, "detached": True}
-    try:
+    with raising(RunError, f"{log_path} is not writable", OSError):
         log_path.mkdir(parents=True, exist_ok=True)
         _archive(log_path / RECORD_FILE)
         (log_path / _ERRORS).unlink(missing_ok=True)
         process = _spawn(log_path, config, log_path / _ERRORS)
         entry = {"pid": process.pid, "started": _start_time(process.pid), "vendor": vendor}
         (log_path / PID_FILE).write_text(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise RunError(f"{log_path} is not writable: {error.strerror}") from error
     if not _await_first_sample(log_path, process):
         process.kill()
         process.wait()

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import RequestError, nearest, raising
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.case import CaseClass
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
@@ -110,10 +110,8 @@ class ModelSettings:
     def numbers(self, name: str) -> list[int]:
         """Return one of the case's own settings that lists whole numbers. Raises RequestError: it is no such list."""
         text = str(self.settings.model[name])
-        try:
+        with raising(RequestError, f"model.{name} is not whole numbers with commas between them", ValueError):
             return [int(part) for part in text.split(",")]
-        except ValueError:
-            raise RequestError(f"model.{name} is {text!r}, not whole numbers with commas between them") from None
 
 
 Batch = Mapping[str, Any]

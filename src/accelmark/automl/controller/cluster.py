@@ -24,7 +24,7 @@ from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import deliver, wheel
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _START_S: Final = 120.0
@@ -64,10 +64,8 @@ def _check_port(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return  # another form that Ray accepts
-    try:
+    with raising(RunError, f"cannot connect to Ray at {address}: check that the cluster runs", OSError):
         socket.create_connection((host.strip("[]"), int(port)), _ADDRESS_TIMEOUT_S).close()
-    except OSError as error:
-        raise RunError(f"cannot connect to Ray at {address}: {error}; check that the cluster runs") from error
 
 
 @contextmanager
@@ -80,10 +78,8 @@ def ssh_cluster(cluster: SshCluster) -> Iterator[str]:
     Raises RunError with the host where one cannot be reached or Ray does not start there.
     """
     first = cluster.hosts[0].rpartition("@")[2]
-    try:
+    with raising(RunError, f"{first}: there is no route to this host: give cluster.head_address", OSError):
         head_ip = cluster.head_address or source_address(first, cluster.port)
-    except OSError as error:
-        raise RunError(f"{first}: there is no route to this host ({error}); give cluster.head_address") from error
     address = f"{head_ip}:{cluster.port}"
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="ssh cluster", daemon=True)

@@ -13,7 +13,7 @@ from accelmark.automl.model import layers
 from accelmark.automl.model.network import INPUT, Network, Node, load_network
 from accelmark.automl.model.weights import Array
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION, read_weights
-from accelmark.spec.errors import DataError, RequestError, nearest
+from accelmark.spec.errors import DataError, RequestError, nearest, raising
 from accelmark.spec.plugins.requirements import require
 
 _RESNET50_STAGES: Final = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
@@ -124,15 +124,13 @@ def seed_weights(path: Path) -> dict[str, Array]:
     require(f"{path.name}", "h5py>=3.10")
     import h5py
 
-    try:
+    with raising(DataError, f"{path}: cannot be read as Keras' weights of ResNet-50", OSError, KeyError, ValueError):
         with h5py.File(path) as file:
             arrays = {
                 layer: [np.asarray(group[name], np.float32) for name in group.attrs["weight_names"]]
                 for layer, group in file.items()
             }
         return _from_keras({layer: parts for layer, parts in arrays.items() if parts})
-    except (OSError, KeyError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Keras' weights of ResNet-50: {error}") from error
 
 
 def _from_keras(arrays: Mapping[str, list[Array]]) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from accelmark.automl.config import AutomlConfig, TrainingConfig, TuningConfig
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import Hyperparameters
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, raising
 
 STUDY_FILE: Final = "study.journal"
 _EXPERIMENT: Final = "experiment"
@@ -55,7 +55,9 @@ class Tuner:
         self._run: Final = run
         self._open: dict[int, Trial] = {}
         self._space: Final = _space(tuning)
-        try:
+        # Without the password.
+        where = re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", tuning.storage) if tuning.storage else directory
+        with raising(StudyError, f"the study's storage {where} cannot be opened", Exception):
             self._storage: Final = _storage(tuning.storage, directory)
             self._study = optuna.create_study(
                 storage=self._storage,
@@ -64,11 +66,6 @@ class Tuner:
                 load_if_exists=True,
                 sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5, constant_liar=True),
             )
-        except Exception as error:
-            # Without the password.
-            where = re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", tuning.storage) if tuning.storage else directory
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise StudyError(f"the study's storage {where} cannot be opened: {reason}") from error
         try:
             self._check_study(experiment)
         except StudyError:
@@ -82,14 +79,12 @@ class Tuner:
 
     def ask(self, trial: int) -> Hyperparameters:
         """Return TPE's proposal for a trial; parameters that are not searched keep their configured values."""
-        try:
+        # Another run may have used another space since this one opened the study.
+        with raising(StudyError, f"another run searches another space in study {self._study.study_name!r}", ValueError):
             asked = self._study.ask()
             asked.set_user_attr(_RUN, self._run)  # first, so that a trial of a run that is killed meanwhile has it
             for name, distribution in self._space.items():
                 _suggest(asked, name, distribution)
-        except ValueError as error:  # another run has used another space since this one opened the study
-            study = self._study.study_name
-            raise StudyError(f"another run searches another space in study {study!r}: {error}") from error
         self._open[trial] = asked
         return self._defaults.model_copy(update=dict(asked.params))
 
@@ -145,11 +140,9 @@ class Tuner:
                 searched = f"searched {sorted(trial.distributions)}, this run searches {sorted(self._space)}"
                 raise StudyError(f"{study} {searched}: it is of another experiment")
             for key, distribution in trial.distributions.items():
-                try:
+                searched = f"searched {key} in {distribution}, tuning.{key} is {self._space[key]}"
+                with raising(StudyError, f"{study} {searched}: choose another tuning.study", ValueError):
                     check_distribution_compatibility(distribution, self._space[key])
-                except ValueError as error:
-                    searched = f"searched {key} in {distribution}, tuning.{key} is {self._space[key]}"
-                    raise StudyError(f"{study} {searched}: choose another tuning.study") from error
 
 
 def _suggest(asked: Trial, name: str, distribution: CategoricalDistribution | FloatDistribution) -> None:

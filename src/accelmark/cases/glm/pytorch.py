@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2Model
 from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.pretrained import gpt2_config, load_megatron_gpt2
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.metrics import IGNORED
 from accelmark.train.batches import Arrays
 
@@ -40,13 +40,12 @@ class Choices:
         """``num_choices`` is the number of choices that each query is padded to; None: the largest in the file."""
         self._path, self._length, self._target_length = path, length, target_length
         with_answers = num_choices is None
-        try:
+        what = f"{path}: is not complete, or lacks a matrix of {', '.join(_MATRICES)}"
+        with raising(DataError, what, *UNREADABLE):
             sys.audit("open", str(path), "r", 0)  # the library opens it itself
             with h5py.File(path) as file:
                 names = (*_MATRICES, *(_ANSWERS if with_answers else ()))
                 self._rows = {name: _matrix(file[name]) for name in names}
-        except (OSError, KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{path}: is not complete, or lacks a matrix of {', '.join(_MATRICES)}: {error}") from error
         self._places = self._rows["choice_start_end"].toarray()
         self._first_answers = self._rows["answer_start_end"].toarray() if with_answers else None
         if with_answers:

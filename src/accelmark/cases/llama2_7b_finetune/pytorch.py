@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from torch import Tensor
 from transformers import LlamaConfig
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.language.pytorch_decoder import LowRankTuning, packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
 
@@ -22,11 +22,9 @@ def dialogues(file: Path) -> Sequence[str]:
 
     Raises DataError: the file is missing or has another layout.
     """
-    try:
+    with raising(DataError, f"{file}: is not a part of SAMSum, a list of dialogues with summaries", *UNREADABLE):
         entries = json.loads(file.read_text(encoding="utf-8"))
         return [_PROMPT.format(dialogue=entry["dialogue"], summary=entry["summary"]) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: is not a part of SAMSum, a list of dialogues with summaries: {error!r}") from error
 
 
 class Case(LowRankTuning):

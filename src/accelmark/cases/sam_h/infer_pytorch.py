@@ -16,7 +16,7 @@ from transformers import SamConfig, SamModel
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_given_weights
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.data import MEAN, STD, opened_image
 
 _REDUCED = 4
@@ -35,7 +35,7 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
     def __init__(self, directory: Path, side: int) -> None:
         self._folder, self._side = directory / "val2017", side
         self._file = directory / "annotations" / "instances_val2017.json"
-        try:
+        with raising(DataError, f"{self._file}: is not in COCO's format", OSError, ValueError, KeyError, TypeError):
             content = json.loads(self._file.read_bytes())
             self._images = {image["id"]: image for image in content["images"]}
             largest: dict[int, Any] = {}
@@ -43,8 +43,6 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
                 best = largest.get(each["image_id"])
                 if not each["iscrowd"] and (best is None or each["area"] > best["area"]):
                     largest[each["image_id"]] = each
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self._file}: is not in COCO's format: {type(error).__name__}: {error}") from error
         self._objects = [largest[number] for number in sorted(largest)]
         if not self._objects:
             raise DataError(f"{self._file}: has no object that is not a crowd")
@@ -75,12 +73,10 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
     def _mask(self, annotation: Any, size: tuple[int, int]) -> Image.Image:
         """Return the object's mask at the size of the file, from its polygons."""
         mask = Image.new("L", size)
-        try:
+        what = f"{self._file}: annotation {annotation['id']} has no polygons"
+        with raising(DataError, what, KeyError, TypeError, ValueError):
             for polygon in annotation["segmentation"]:
                 ImageDraw.Draw(mask).polygon(polygon, fill=1)
-        except (KeyError, TypeError, ValueError) as error:
-            problem = f"annotation {annotation['id']} has no polygons: {type(error).__name__}: {error}"
-            raise DataError(f"{self._file}: {problem}") from error
         return mask
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.speech.data import read_audio
 from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, SpeechToLetters, spans
 from accelmark.tasks.text.metrics import CharacterErrors
@@ -44,10 +44,8 @@ def spoken(transcript: str) -> str | None:
 def read_transcripts(directory: Path) -> Mapping[str, str]:
     """Return the words of each prompt by its name; raise DataError where the list is not readable."""
     path = directory / TRANSCRIPTS
-    try:
+    with raising(DataError, f"{path}: is not a readable list of transcripts", OSError, UnicodeDecodeError):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is not a readable list of transcripts: {error}") from error
     parts = (line.partition(":") for line in lines if not line.startswith(";"))
     transcripts = {name.strip(): spoken(text) for name, _, text in parts}
     return {name: text for name, text in transcripts.items() if text}

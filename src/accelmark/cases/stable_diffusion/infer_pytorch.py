@@ -18,7 +18,7 @@ from transformers import CLIPModel, CLIPTextModel
 from accelmark.cases.stable_diffusion import _network
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_weights
-from accelmark.spec.errors import DataError, first_line
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.generation.pytorch import BETAS, CHANNELS, SCALE, STEPS
 from accelmark.tasks.text.pytorch import read_tokenizer
 
@@ -103,13 +103,11 @@ class Captions(Dataset[tuple[Tensor, Tensor, int]]):
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, count: int, length: int, side: int) -> None:
         file = directory / "annotations" / "captions_val2017.json"
-        try:
+        with raising(DataError, f"{file}: is not in COCO's format", OSError, ValueError, KeyError, TypeError):
             rows = json.loads(file.read_bytes())["annotations"]
             first: dict[int, str] = {}
             for row in sorted(rows, key=lambda row: (row["image_id"], row["id"])):
                 first.setdefault(row["image_id"], row["caption"].strip())
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file}: is not in COCO's format: {type(error).__name__}: {error}") from error
         self.texts = list(first.values())[:count]
         if len(self.texts) < count:
             raise DataError(f"{file}: has captions of {len(self.texts)} images, expected {count} or more")
@@ -168,11 +166,9 @@ class Case(InferCase):
             )
         folder = self.data_dirs["clip_vit_b32"] / "hf"
         tokenizer = read_tokenizer(folder / "tokenizer.json", self.number("vocab_size"))
-        try:
+        with raising(DataError, f"{folder}: is not a checkpoint of CLIPModel", OSError, RuntimeError, ValueError):
             clip: Any = CLIPModel
             self._clip = clip.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-        except (OSError, RuntimeError, ValueError) as error:
-            raise DataError(f"{folder}: is not a checkpoint of CLIPModel: {first_line(error)}") from error
         sizes = self.number("num_captions"), self.number("text_length"), self.number("latent_size")
         self._captions = Captions(self.data_dirs["coco_captions"], tokenizer, *sizes)
         return LoaderBatches(self._captions, self.settings)
@@ -202,12 +198,10 @@ def _load(net: Any, folder: Path) -> None:
 
     Raises DataError: they cannot be read, or are another network's.
     """
-    try:
+    with raising(DataError, f"{folder}: is not a checkpoint of this {type(net).__name__}", *UNREADABLE):
         loaded, report = type(net).from_pretrained(
             folder, local_files_only=True, torch_dtype=torch.float32, output_loading_info=True
         )
         net.load_state_dict(loaded.state_dict())
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{folder}: is not a checkpoint of this {type(net).__name__}: {first_line(error)}") from error
     if report["missing_keys"]:
         raise DataError(f"{folder}: lacks weights of {type(net).__name__}: {min(report['missing_keys'])}, ...")

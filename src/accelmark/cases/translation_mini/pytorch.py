@@ -10,7 +10,7 @@ from typing import Final, final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.text.metrics import CharacterErrors
 from accelmark.tasks.text.pytorch import Translation
 
@@ -43,11 +43,8 @@ def read_names(directory: Path, most_characters: int) -> list[tuple[str, str]]:
     Raises DataError: the catalogue is missing or damaged.
     """
     path = directory / CATALOGUE
-    try:
-        with path.open("rb") as file:
-            translations = gettext.GNUTranslations(file)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"{path}: is not a readable catalogue of gettext: {error}") from error
+    with raising(DataError, f"{path}: is not a catalogue of gettext", OSError, ValueError), path.open("rb") as file:
+        translations = gettext.GNUTranslations(file)
     catalogue: dict[object, str] = translations._catalog  # type: ignore[attr-defined] # gettext has no public list of entries
     names = [(name, text) for name, text in catalogue.items() if isinstance(name, str) and name and text]
     return sorted(

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final, final
 
+from accelmark.spec.errors import raising
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 from accelmark.telemetry.forms import ScriptRule, UnreadableError, Values, device_sample, number, parse_number
 from accelmark.telemetry.host.sampler import HostSample
@@ -87,10 +88,8 @@ class MonitorScript:
 
     def _control(self, operation: str) -> None:
         command = [sys.executable, str(self._script), "-o", operation, "-l", str(self._log_dir)]
-        try:
+        with raising(SourceError, f"{self._script.name} -o {operation}", CommandError):
             run_command(command, _CONTROL_S)
-        except CommandError as error:
-            raise SourceError(f"{self._script.name} -o {operation}: {error}") from error
 
     def _next_block(self, patience_s: float) -> tuple[Values, ...]:
         deadline = time.monotonic() + patience_s
@@ -107,12 +106,10 @@ class MonitorScript:
                     match = re.fullmatch(self._rule.line, line)
                     if match is None:
                         raise SourceError(f"the line {line[:60]!r} of the script's log does not match")
-                    try:
+                    with raising(SourceError, "the script's log is not readable", UnreadableError):
                         values: Values = {
                             name: parse_number(name, text or "") for name, text in match.groupdict().items()
                         }
-                    except UnreadableError as error:
-                        raise SourceError(f"the script's log is not readable: {error}") from error
                     devices.append(values)
                 if not devices:
                     raise SourceError("the script's log lists no device")

@@ -114,7 +114,7 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
             parsed.skipped.pop(name, None)
             try:
                 parsed.values[name] = _literal(expression, parsed.values)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, SyntaxError, ArithmeticError):
                 parsed.values.pop(name, None)
                 parsed.skipped[name] = (
                     f"the value is an expression, and the importer runs no code: {ast.unparse(expression)[:80]}"
@@ -126,7 +126,7 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
 def _literal(expression: ast.expr, names: Values) -> Any:
     """Return the value of literals, of ``names`` assigned before, and their arithmetic or concatenation.
 
-    Raises ValueError for any other expression.
+    Raises ValueError, TypeError, SyntaxError or ArithmeticError for any other expression.
     """
     match expression:
         case ast.Name(id=name) if name in names:
@@ -138,18 +138,12 @@ def _literal(expression: ast.expr, names: Values) -> Any:
         case ast.BinOp(left=first, right=second, op=operation):
             left, right = _literal(first, names), _literal(second, names)
         case _:
-            try:
-                return ast.literal_eval(expression)
-            except (TypeError, SyntaxError) as error:
-                raise ValueError(expression) from error
+            return ast.literal_eval(expression)
     kind = type(operation)
     are_texts = isinstance(left, str) and isinstance(right, str) and kind is ast.Add
     if kind not in _OPERATORS or not (are_texts or (isinstance(left, int | float) and isinstance(right, int | float))):
         raise ValueError(expression)
-    try:
-        value = _OPERATORS[kind](left, right)
-    except ArithmeticError as error:
-        raise ValueError(expression) from error
+    value = _OPERATORS[kind](left, right)
     if len(value) > _LONGEST if isinstance(value, str) else not abs(value) < _LARGEST:
         raise ValueError(expression)
     return value

@@ -20,7 +20,7 @@ from accelmark.frameworks.mindspore import hooks, layers
 from accelmark.frameworks.mindspore.hooks import OPTIMIZER_CLASSES, clipped, set_learning_rate
 from accelmark.frameworks.mindspore.step import Step
 from accelmark.frameworks.process_launcher import COORDINATOR
-from accelmark.spec.errors import RequestError, first_line
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import module_command
 from accelmark.train.batches import Arrays, seed_of
@@ -52,11 +52,9 @@ class MindSporeBackend(ArrayBackend):
         self._scheduler: subprocess.Popen[bytes] | None = None
         index = self.place.local_rank
         ms.set_context(mode=ms.PYNATIVE_MODE)
-        try:
+        what = f"local rank {index} has no {self.job.device_type}: check the driver and CANN"
+        with raising(RequestError, what, RuntimeError, ValueError):
             ms.set_device("CPU" if is_cpu else self.job.device_type, 0 if is_cpu else index)
-        except (RuntimeError, ValueError) as error:
-            problem = f"local rank {index} has no {self.job.device_type}: {first_line(error)}"
-            raise RequestError(f"{problem}; check the driver and CANN") from error
         if not is_cpu:
             precision = getattr(ms.device_context, self.job.device_type.lower()).op_precision
             precision.precision_mode("must_keep_origin_dtype")

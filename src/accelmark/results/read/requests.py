@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.log.serving import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
 from accelmark.spec.model import Spec, first_error
 
@@ -184,14 +185,10 @@ def read_comparisons(node_dir: Path | None) -> Comparisons:
 
 
 def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:
-    try:
-        with path.open("rb", buffering=2**18) as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield model.model_validate_json(line)
-                except ValidationError as error:
-                    report.add(number, error)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    unreadable = raising(RunError, f"{path}: cannot be read", OSError)
+    with unreadable, suppress(FileNotFoundError), path.open("rb", buffering=2**18) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield model.model_validate_json(line)
+            except ValidationError as error:
+                report.add(number, error)

@@ -12,7 +12,7 @@ from typing import Any, Final, final
 from pydantic_core import from_json
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.secret import LEFT_OUT
 
 _NAN: Final = float("nan")
@@ -103,7 +103,7 @@ def read_samples(*paths: Path) -> Samples:
 
 
 def _read_on(samples: Samples, path: Path) -> None:
-    try:
+    with raising(RunError, f"{path}: cannot be read", OSError):
         digest, is_redacted = hashlib.sha256(), False
         with path.open("rb") as file:
             for line in file:
@@ -116,8 +116,6 @@ def _read_on(samples: Samples, path: Path) -> None:
                 if samples.footer is not None and samples.footer is not footer and not is_redacted:
                     samples.is_edited |= samples.footer.get("sha256", digest.hexdigest()) != digest.hexdigest()
                 digest.update(line)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _add(samples: Samples, line: bytes) -> bool:

@@ -34,7 +34,7 @@ from accelmark.results.store.signature import (
     sign,
     signing_key,
 )
-from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.errors import UNREADABLE, RequestError, RunError, raising
 from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.launcher import run_files
 from accelmark.spec.secret import LEFT_OUT, secrets_in, without_userinfo
@@ -87,10 +87,8 @@ def check_manifest(run_dir: Path) -> list[str]:
     Raises RunError if the manifest is missing or unreadable.
     """
     path = run_dir / MANIFEST_FILE
-    try:
+    with raising(RunError, f"{path}: cannot be read", OSError, UnicodeDecodeError):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error
     problems: list[str] = []
     named: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -158,11 +156,8 @@ def covered_files(run_dir: Path) -> list[Path]:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file. Raises RunError: it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    with raising(RunError, f"{path}: cannot be read", OSError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_bundle(run_dir: Path, output: Path) -> None:
@@ -301,10 +296,8 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
     _, places = _index(path)
     if MANIFEST_FILE not in places:
         raise RunError(f"{path}: is not a bundle: it has no {MANIFEST_FILE}")
-    try:
+    with raising(RunError, f"{path}: {MANIFEST_FILE}: is not UTF-8, the bundle is damaged", UnicodeDecodeError):
         lines = _slice(path, *places[MANIFEST_FILE]).decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path}: {MANIFEST_FILE}: is not UTF-8: the bundle is damaged") from error
     sha256 = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     return loaded_from(path, BundleFiles(path, places, sha256), curves=curves)
 
@@ -318,21 +311,19 @@ def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
     runs: set[str] = set()
     places: dict[str, tuple[int, int]] = {}
     num_bytes = 0
-    try:
-        with tarfile.open(bundle, mode="r:") as archive:
-            for entry in archive:
-                path = PurePosixPath(entry.name)
-                if not entry.isfile():
-                    raise RunError(f"{bundle}: {entry.name!r} is not a plain file: refused")
-                if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
-                    raise RunError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
-                num_bytes += entry.size
-                if len(places) >= _MAX_FILES or num_bytes > _MAX_BYTES:
-                    raise RunError(f"{bundle}: is larger than any run: refused")
-                runs.add(path.parts[0])
-                places["/".join(path.parts[1:])] = entry.offset_data, entry.size
-    except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        raise RunError(f"{bundle}: is not a bundle of a run, or is damaged: {error}") from error
+    damaged = raising(RunError, f"{bundle}: is not a bundle of a run, or is damaged", *UNREADABLE, tarfile.TarError)
+    with damaged, tarfile.open(bundle, mode="r:") as archive:
+        for entry in archive:
+            path = PurePosixPath(entry.name)
+            if not entry.isfile():
+                raise RunError(f"{bundle}: {entry.name!r} is not a plain file: refused")
+            if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in entry.name:
+                raise RunError(f"{bundle}: {entry.name!r} is a path outside of the run: refused")
+            num_bytes += entry.size
+            if len(places) >= _MAX_FILES or num_bytes > _MAX_BYTES:
+                raise RunError(f"{bundle}: is larger than any run: refused")
+            runs.add(path.parts[0])
+            places["/".join(path.parts[1:])] = entry.offset_data, entry.size
     if len(runs) != 1:
         raise RunError(f"{bundle}: is not a bundle: it has {len(runs)} top-level directories instead of one")
     return runs.pop(), places
@@ -341,12 +332,9 @@ def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
 def _slice(path: Path, offset: int, size: int) -> bytes:
     if size > _MAX_READ_BYTES:
         raise RunError(f"{path}: a file in it has {size:,} bytes, more than any result")
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read(size)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    with raising(RunError, f"{path}: cannot be read", OSError), path.open("rb") as file:
+        file.seek(offset)
+        content = file.read(size)
     if len(content) != size:
         raise RunError(f"{path}: is truncated")
     return content

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from accelmark.results.read.round_dir import ledger_events
 from accelmark.results.schema import CaseResult, RoundResult, Summary
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.model import first_error
 
 PLAN_FILE: Final = "plan.json"
@@ -89,10 +89,8 @@ class RunFiles:
 
     def read(self, name: str) -> bytes:
         """Return the file ``name`` (relative to the run). Raises RunError where it cannot be read."""
-        try:
+        with raising(RunError, f"{self.where(name)}: cannot be read", OSError):
             return (self.path / name).read_bytes()
-        except OSError as error:
-            raise RunError(f"{self.where(name)}: cannot be read: {error.strerror}") from error
 
     def json(self, name: str) -> dict[str, Any]:
         """Return the JSON object in ``name``; an empty one where the file is missing or invalid."""
@@ -213,10 +211,8 @@ def loaded_from(path: Path, packed: RunFiles | None, *, curves: bool = True) -> 
 def load_file(model: type[M], files: RunFiles, name: str, omitted: Iterable[str] = ()) -> M:
     """Read a file with a schema version, without the fields ``omitted``; raises RunError where that fails."""
     path = files.where(name)
-    try:
+    with raising(RunError, f"{path}: is not JSON", ValueError):
         loaded = from_json(files.read(name), allow_inf_nan=False)
-    except ValueError as error:
-        raise RunError(f"{path}: is not JSON: {error}") from error
     version = loaded.get("schema_version") if isinstance(loaded, dict) else None
     if version != SCHEMA_VERSION:
         stated = "states no schema version" if version is None else f"has schema version {version}"

@@ -92,9 +92,8 @@ class SecretFinder:
 
     def __init__(self, lists: Iterable[Path]) -> None:
         self._by_run: dict[tuple[str, int], list[SecretHash]] = {}
-        for path in lists:
-            listed = SecretList.stored(path)
-            for entry in listed.hidden if listed is not None else ():
+        for listed in filter(None, map(SecretList.stored, lists)):
+            for entry in listed.hidden:
                 self._by_run.setdefault((listed.salt, entry.run_length), []).append(entry)
 
     def without(self, content: bytes) -> bytes:

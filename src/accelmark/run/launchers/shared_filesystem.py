@@ -25,7 +25,7 @@ from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.image import ensure_image
 from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.job import NodeExit
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 from accelmark.spec.secret import secrets_in
@@ -112,18 +112,16 @@ class CommandAgent(AgentHandle):
     async def start(self) -> None:
         """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it."""
         argv, log = self.host.command(self.command), self.node.node_dir / AGENT_LOG
-        with write_errors(log), log.open("ab") as output:
-            try:
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=self.node.node_dir,
-                    start_new_session=True,
-                )
-            except FileNotFoundError as error:
-                raise RunError(f"{self.node.host.name}: {argv[0]} is not on the PATH") from error
+        missing = raising(RunError, f"{self.node.host.name}: {argv[0]} is not on the PATH", FileNotFoundError)
+        with write_errors(log), log.open("ab") as output, missing:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.node.node_dir,
+                start_new_session=True,
+            )
 
     async def attach(self) -> bool:
         """Return whether an agent was ever started for this job."""

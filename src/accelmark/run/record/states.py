@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from accelmark.results.schema import JobState
 from accelmark.results.store.files import write_errors
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.log.records import ClockReading
 from accelmark.spec.model import Spec
 
@@ -74,12 +75,9 @@ def read_events(path: Path) -> list[RunEvent]:
 
     Raises RunError: the file cannot be read, or a line other than the last is damaged.
     """
-    try:
+    lines: list[bytes] = []
+    with raising(RunError, f"{path}: cannot be read", OSError), suppress(FileNotFoundError):
         lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     events = []
     for number, line in enumerate(lines, start=1):
         try:

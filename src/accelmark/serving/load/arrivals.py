@@ -10,7 +10,7 @@ from typing import Final, final
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.spec.model import Spec, first_error
 from accelmark.spec.settings.serving import Arrival
 
@@ -97,7 +97,5 @@ def numbered_lines(file: Path) -> list[tuple[int, str]]:
 
 def read_text(file: Path) -> str:
     """Return the content of a file. Raises DataError: it cannot be read as UTF-8."""
-    try:
+    with raising(DataError, f"{file}: cannot be read", OSError, UnicodeDecodeError):
         return file.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from error

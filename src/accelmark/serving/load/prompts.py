@@ -16,7 +16,7 @@ from pydantic import PositiveInt, ValidationError, model_validator
 from accelmark.serving.load.arrivals import numbered_lines, read_text
 from accelmark.serving.request import Message
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.spec.model import Spec, first_error
 from accelmark.spec.settings.serving import Lengths, PromptSettings
 
@@ -281,10 +281,8 @@ def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[
     Conversations that do not begin with a question and an answer are left out, as in vLLM's benchmark, and so are
     questions outside of ``lengths.min`` and ``lengths.max``.
     """
-    try:
+    with raising(DataError, f"{file}: not JSON", ValueError):
         conversations: Any = json.loads(read_text(file))
-    except ValueError as error:
-        raise DataError(f"{file}: not JSON: {error}") from error
     if not isinstance(conversations, list):
         raise DataError(f"{file}: is not a list of conversations")
     entries = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from accelmark.serving.request import LoadGenRun, LoadGenSettings
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.plugins.requirements import pip_install
 
 MIN_TOKENS: Final = 2
@@ -159,12 +159,8 @@ def start_test(
 
 def library() -> Any:
     """Return LoadGen's module. Raises RunError: it is not installed."""
-    try:
+    with raising(RunError, f"scenarios need LoadGen: run {pip_install(['mlcommons-loadgen'])}", ImportError):
         import mlperf_loadgen
-    except ImportError as error:
-        install = pip_install(["mlcommons-loadgen"])
-        problem = f"scenarios need LoadGen, which cannot be imported ({error}): run {install}"
-        raise RunError(problem) from error
     return mlperf_loadgen
 
 
@@ -175,13 +171,11 @@ def _nothing(*_: object) -> None:
 def read_log(path: Path) -> LoadGenLog:
     """Read LoadGen's detailed log. Raises RunError: it is missing or in another format."""
     values: dict[str, Any] = {}
-    try:
+    with raising(RunError, f"{path}: not a log of LoadGen", OSError, ValueError, KeyError):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(_PREFIX):
                 entry = json.loads(line.removeprefix(_PREFIX))
                 values[entry["key"]] = entry["value"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{path}: not a log of LoadGen: {error}") from error
     if "result_validity" not in values:
         raise RunError(f"{path}: no result from LoadGen; see the other files in {path.parent}")
     return LoadGenLog(values)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, Protocol, TypeVar, final
 
 from pydantic_core import from_json
 
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.log.events import Event
 from accelmark.spec.model import Spec
 
@@ -183,11 +183,8 @@ class PerfLogReader:
 
     def __iter__(self) -> Iterator[PerfLogRecord]:
         self.report = ReadReport()
-        try:
-            with self.path.open("rb", buffering=2**18) as file:
-                yield from self._records(file)
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be read: {error.strerror}") from error
+        with raising(RunError, f"{self.path}: cannot be read", OSError), self.path.open("rb", buffering=2**18) as file:
+            yield from self._records(file)
 
     def _records(self, file: BinaryIO) -> Iterator[PerfLogRecord]:
         report = self.report

@@ -8,15 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints
 
+from accelmark.spec.errors import raising
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.training import Precision
 
 
 def _compiles(value: str) -> str:
-    try:
+    with raising(ValueError, "is not a regular expression", re.error):
         re.compile(value)
-    except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from error
     return value
 
 

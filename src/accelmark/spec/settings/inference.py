@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.backports import StrEnum
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import RequestError, nearest, raising
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.settings.training import Scalar
 
@@ -58,10 +58,8 @@ def calculate(text: str) -> float:
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")
-    try:
+    with raising(ValueError, "is not arithmetic on numbers", SyntaxError, ArithmeticError):
         value = _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ArithmeticError) as error:
-        raise ValueError(f"is not arithmetic on numbers: {error}") from error
     if not math.isfinite(value):
         raise ValueError("is not finite")
     return value

@@ -14,7 +14,7 @@ from PIL import Image
 
 from accelmark.datasets.shards import bytes_at
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.data import opened_image
 
 PLACEHOLDER: Final = "<image>"
@@ -91,21 +91,17 @@ class Conversations:
         if len(files) != 1:
             raise DataError(f"{directory / 'conversations'}: expected one JSON file, found {len(files)}")
         self._images, self._file = directory / "images", files[0]
-        try:
+        with raising(DataError, str(self._file), OSError, ValueError):
             self._places = element_places(self._file)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self._file}: {error}") from error
 
     def __len__(self) -> int:
         return len(self._places)
 
     def _sample(self, index: int) -> Any:
         begin, end = self._places[index].tolist()
-        try:
-            with self._file.open("rb") as file:
-                return json.loads(bytes_at(file, begin, end - begin))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.where(index)}: cannot be read: {error}") from error
+        unreadable = raising(DataError, f"{self.where(index)}: cannot be read", OSError, ValueError)
+        with unreadable, self._file.open("rb") as file:
+            return json.loads(bytes_at(file, begin, end - begin))
 
     def where(self, index: int) -> str:
         """Return file and position of a sample."""
@@ -117,11 +113,9 @@ class Conversations:
         Raises DataError: it has no questions with answers, or no place for its image; names file and sample.
         """
         sample = self._sample(index)
-        try:
+        with raising(DataError, f"{self.where(index)}: is not a conversation", KeyError, TypeError):
             turns = [(str(turn["from"]), str(turn["value"])) for turn in sample["conversations"]]
             has_image = "image" in sample
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{self.where(index)}: is not a conversation: {type(error).__name__}: {error}") from error
         roles = tuple(role for role, _ in turns)
         if not turns or roles != _ROLES * (len(turns) // 2):
             raise DataError(

@@ -30,7 +30,7 @@ from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.conversation.data import END, MEAN, PLACEHOLDER, STD, Conversations, ImageTexts
 from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork
 from accelmark.tasks.metrics import IGNORED
@@ -266,11 +266,9 @@ def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:
     net.model.vision_tower = load_pretrained(CLIPVisionModel, config.vision_config, directory / "clip")
     path = directory / "projector" / "mm_projector.bin"
     names = {"model.mm_projector.0": "linear_1", "model.mm_projector.2": "linear_2"}
-    try:
+    with raising(DataError, f"{path}: is not the projector's weights", *UNREADABLE, UnpicklingError):
         parts = torch.load(path, map_location="cpu", weights_only=True)
         state = {
             f"{names[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": part.float() for name, part in parts.items()
         }
         net.model.multi_modal_projector.load_state_dict(state, assign=True)
-    except (OSError, RuntimeError, KeyError, AttributeError, EOFError, UnpicklingError) as error:
-        raise DataError(f"{path}: is not the projector's weights: {type(error).__name__}: {error}") from error

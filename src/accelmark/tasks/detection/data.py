@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.data import Uniform, opened_image
 
 _OVERLAPS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -191,7 +191,7 @@ class BoxedImages:
         self._folder = directory / split
         self._file = directory / "annotations" / f"instances_{split}.json"
         content = self._read()
-        try:
+        with raising(DataError, f"{self._file}: is not in COCO's format", KeyError, TypeError, ValueError):
             images = {image["id"]: image for image in content["images"]}
             sizes = {each: (image["width"], image["height"]) for each, image in images.items()}
             labels = self._labels([each["id"] for each in content["categories"]], num_classes)
@@ -200,8 +200,6 @@ class BoxedImages:
                 row = self._box_row(annotation, images, labels)
                 if not train or (not row[5] and row[2] > row[0] and row[3] > row[1]):
                     rows[annotation["image_id"]].append(row)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{self._file}: is not in COCO's format: {type(error).__name__}: {error}") from error
         numbers = [number for number in sorted(images) if rows[number] or not train]
         self._images = [(str(images[each]["file_name"]), sizes[each]) for each in numbers]
         self._boxes = [np.array(rows[each], np.float64).reshape(-1, 6) for each in numbers]
@@ -226,11 +224,9 @@ class BoxedImages:
         return self._folder / self._images[index][0]
 
     def _read(self) -> Mapping[str, Any]:
-        try:
+        with raising(DataError, f"{self._file}: is not a readable JSON file", OSError, ValueError):
             # Outlines of objects are dropped while the file is read: of all of COCO's they would take gigabytes.
             content: Mapping[str, Any] = json.loads(self._file.read_bytes(), object_hook=_without_outlines)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self._file}: is not a readable JSON file: {error}") from error
         return content
 
     def _labels(self, ids: Sequence[int], num_classes: int) -> Mapping[int, int]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accelmark.datasets.shards import bytes_at, tar_members
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.train.batches import Arrays
 
 _SUFFIXES: Final = ("npy", "txt")
@@ -40,13 +40,11 @@ class CaptionedLatents:
         shard, *places = self._places[index].tolist()
         path = self._shards[shard]
         where = f"{path}: sample at byte {places[0]}"
-        try:
+        with raising(DataError, f"{where}: cannot be read", OSError, ValueError):
             with path.open("rb") as file:
                 moments, text = (bytes_at(file, *places[start : start + 2]) for start in (0, 2))
             array = np.load(BytesIO(moments), allow_pickle=False)
             caption = text.decode("utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{where}: cannot be read: {error}") from error
         if array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
             found = f"has shape {array.shape} of {array.dtype}"
             raise DataError(f"{where}: {found}; expected finite moments of shape {shape}")
@@ -93,10 +91,8 @@ class EncodedRows:
         where = f"{self._paths[part]}: row {row}"
         found: Arrays = {}
         for name, shape in self._shapes.items():
-            try:
+            with raising(DataError, f"{where}: {name} cannot be read", OSError, ValueError, TypeError, EOFError):
                 array = np.load(BytesIO(table[name][row].as_py()), allow_pickle=False)
-            except (OSError, ValueError, TypeError, EOFError) as error:
-                raise DataError(f"{where}: {name} cannot be read: {error}") from error
             if array.shape != shape or array.dtype != np.uint16:
                 message = f"{name} has shape {array.shape} of {array.dtype}; expected {shape} of uint16"
                 raise DataError(f"{where}: {message}")
@@ -109,12 +105,10 @@ class EncodedRows:
 
 
 def _opened(path: Path, columns: set[str]) -> Any:
-    try:
+    with raising(DataError, f"{path}: is not a readable stream of Arrow", OSError, pa.ArrowInvalid):
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
         with pa.memory_map(str(path)) as file:  # whose pages stay mapped: thousands of files would stay open
             table = pa.ipc.open_stream(file).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: is not a readable stream of Arrow: {error}") from error
     if missing := sorted(columns - set(table.column_names)):
         raise DataError(f"{path}: has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
     return table

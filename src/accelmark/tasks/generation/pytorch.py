@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from accelmark.frameworks.pytorch.batches import SampleSource, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.generation.data import CaptionedLatents, EncodedRows
 from accelmark.tasks.text.pytorch import read_tokenizer
 from accelmark.train.loop.epochs import scaled_learning_rate
@@ -299,10 +299,8 @@ class FlowMatching(VelocityPrediction):
 
 def read_empty(path: Path, shape: tuple[int, ...]) -> Tensor:
     """Return the encoding of the empty caption in bf16; raises DataError where the file has another shape."""
-    try:
+    with raising(DataError, f"{path}: cannot be read", OSError, ValueError):
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
     if array.size != np.prod(shape) or array.dtype.kind != "f":
         raise DataError(f"{path}: has shape {array.shape} of {array.dtype}; expected numbers of shape {shape}")
     return torch.from_numpy(array.astype(np.float32)).reshape(shape).bfloat16()

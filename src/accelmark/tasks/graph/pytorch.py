@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv
 
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.graph.data import (
     Ids,
     Incoming,
@@ -104,10 +104,8 @@ class LabelledGraph:
         if len(wrong := seeds[seeds >= len(self.labels)]):
             raise DataError(f"{self.where}: node {wrong[0]} is to be classified; {kind!r} has {len(self.labels)} nodes")
         counts = {each: len(features) for each, features in self.features.items()}
-        try:
+        with raising(DataError, f"{self.where}", DataError):
             trees = sample_neighbourhood(self.edges, counts, seeds, kind, fan_out, random)
-        except DataError as error:
-            raise DataError(f"{self.where}: {error}") from error
         labels = np.asarray(self.labels[seeds], np.float64)
         if len(wrong := seeds[~((labels >= 0) & (labels < classes))]):
             raise DataError(f"{self.where}: node {wrong[0]} of type {kind!r} has no class from 0 to {classes - 1}")
@@ -197,10 +195,8 @@ class NodeClassification(Classification):
 
 def read_array(path: Path, dimensions: int = 1) -> npt.NDArray[Any]:
     """Return a tensor of ``torch.save``, memory-mapped; raises DataError with the file where it is not a tensor."""
-    try:
+    with raising(DataError, f"{path}: cannot be read as a tensor", *UNREADABLE, pickle.UnpicklingError):
         tensor = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise DataError(f"{path}: cannot be read as a tensor: {str(error).splitlines()[0]}") from error
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != dimensions:
         raise DataError(f"{path}: expected a tensor of {dimensions} dimensions")
     array: npt.NDArray[Any] = tensor.numpy()
@@ -239,10 +235,8 @@ def read_graph(directory: Path, relations: Sequence[str], kind: str, num_feature
 
 
 def _read_labels(path: Path) -> npt.NDArray[Any]:
-    try:
+    with raising(DataError, f"{path}: cannot be read as an array", OSError, ValueError):
         with path.open("rb") as file:
             has_header = file.read(6) == b"\x93NUMPY"
         labels: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as an array: {error}") from error
     return labels

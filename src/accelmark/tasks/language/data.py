@@ -19,7 +19,7 @@ from typing import IO, Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.spec.plugins.requirements import require
 from accelmark.tasks.metrics import IGNORED
 from accelmark.train.batches import Arrays, ArraySource
@@ -115,10 +115,8 @@ def _open(path: Path) -> npt.NDArray[Any]:
         if path.stat().st_size % 2:
             raise DataError(f"{path}: an odd number of bytes cannot be uint16 tokens; is the file complete?")
         return np.memmap(path, dtype="<u2", mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
-    try:
+    with raising(DataError, f"{path}: is not a complete .npy file", ValueError, EOFError):
         shard: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path}: is not a complete .npy file: {error}") from error
     if shard.ndim != 1 or shard.dtype.kind not in "iu":
         raise DataError(f"{path}: expected one dimension of integers, found {shard.dtype} of shape {shard.shape}")
     return shard
@@ -186,12 +184,10 @@ class MaskedSamples:
         """Return ``tokens`` and ``segments`` (length,), their ``num_tokens``, and ``positions`` and ``labels``."""
         which = bisect.bisect_right(self._ends, index)
         row, path = index - (self._ends[which - 1] if which else 0), self._paths[which]
-        try:
+        with raising(DataError, f"{path}: sample {row} cannot be read", OSError):
             file = _hdf5(path, os.getpid())
             tokens, segments, positions, labels = (file[name][row].astype(np.int64) for name in _COLUMNS)
             num_tokens = int(file["input_mask"][row].sum()) if "input_mask" in file else len(tokens)
-        except OSError as error:
-            raise DataError(f"{path}: sample {row} cannot be read: {error}") from error
         num_masked = int(np.count_nonzero(positions))
         if max(len(tokens), int(positions.max(initial=0)) + 1) > self._length or num_masked > self._max_predictions:
             has = f"has {len(tokens)} tokens, {num_masked} of them masked"
@@ -225,11 +221,8 @@ def num_samples(path: Path) -> int:
     """Return the number of MLPerf's samples of BERT in a file of HDF5; raises DataError where it has others."""
     import h5py
 
-    try:
-        with h5py.File(path) as file:
-            counts = {name: len(file[name]) if name in file else None for name in _COLUMNS}
-    except OSError as error:
-        raise DataError(f"{path}: is not a complete HDF5 file: {error}") from error
+    with raising(DataError, f"{path}: is not a complete HDF5 file", OSError), h5py.File(path) as file:
+        counts = {name: len(file[name]) if name in file else None for name in _COLUMNS}
     if None in counts.values() or len(set(counts.values())) != 1:
         raise DataError(f"{path}: expected equally many rows of {', '.join(_COLUMNS)}; found {counts}")
     return counts["input_ids"] or 0

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.train.batches import Arrays
 
 _LABELS: Final = "_labels.npy"
@@ -97,7 +97,8 @@ def _opened(labels: Path, num_dense: int, num_ids: Sequence[int]) -> list[Any]:
 
 def _mapped(path: Path, member: str | None = None) -> npt.NDArray[Any]:
     """Return the array of a file, or of a member of an archive that is not compressed."""
-    try:
+    name = f"{path}: {member}" if member else path
+    with raising(DataError, f"{name}: cannot be read", OSError, ValueError, KeyError, zipfile.BadZipFile):
         if member is None:
             plain: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return plain
@@ -108,9 +109,6 @@ def _mapped(path: Path, member: str | None = None) -> npt.NDArray[Any]:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(file)
             return np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        name = f"{path}: {member}" if member else path
-        raise DataError(f"{name}: cannot be read: {error}") from error
 
 
 def _offset(path: Path, file: IO[bytes], member: str) -> int:

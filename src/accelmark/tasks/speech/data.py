@@ -11,7 +11,7 @@ from typing import Final, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.spec.errors import DataError, first_line
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 
 RATE_HZ: Final = 16_000
 """Sampling rate of LibriSpeech."""
@@ -101,10 +101,8 @@ def read_audio(path: Path, rate_hz: int = RATE_HZ) -> npt.NDArray[np.int16]:
 
     Raises DataError: it is not readable, or is not one channel of 16 bits at ``rate_hz``.
     """
-    try:
+    with raising(DataError, f"{path}: is not a readable recording", *UNREADABLE, wave.Error):
         samples, channels, rate = _read_wav(path) if path.suffix == ".wav" else _read_flac(path)
-    except (OSError, EOFError, RuntimeError, ValueError, wave.Error) as error:
-        raise DataError(f"{path}: is not a readable recording: {first_line(error)}") from error
     if (channels, rate) != (1, rate_hz):
         expected = f"expected 1 at {rate_hz:,} Hz: convert it"
         raise DataError(f"{path}: has {channels} channels at {rate:,} Hz; {expected}")

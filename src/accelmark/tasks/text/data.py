@@ -10,7 +10,7 @@ from typing import Final, Protocol, final
 import numpy as np
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError, nearest
+from accelmark.spec.errors import DataError, nearest, raising
 
 _CHUNK: Final = 1 << 24
 
@@ -32,13 +32,10 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         starts, done = [np.zeros(1, np.int64)], 0
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    starts.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + done + 1)
-                    done += len(chunk)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        with raising(DataError, f"{path}: cannot be read", OSError), path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                starts.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + done + 1)
+                done += len(chunk)
         self._starts = np.concatenate(starts)
         if self._starts[-1] != done:
             self._starts = np.append(self._starts, done)
@@ -56,10 +53,8 @@ class Lines:
         with self._path.open("rb") as file:
             file.seek(start)
             line = file.read(end - start)
-        try:
+        with raising(DataError, f"{self.where(index)}: is not UTF-8", UnicodeDecodeError):
             return line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.where(index)}: is not UTF-8: {error.reason}") from error
 
 
 @final
@@ -93,10 +88,8 @@ class JsonLines:
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the values of the keys; raises DataError with file and line where there is no such text."""
-        try:
+        with raising(DataError, f"{self._lines.where(index)}: is not a JSON object", json.JSONDecodeError):
             entry = json.loads(self._lines.text(index))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{self._lines.where(index)}: is not a JSON object: {error.msg}") from error
         for key in self._keys:
             if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
                 has = ", ".join(map(repr, entry)) if isinstance(entry, dict) else type(entry).__name__

@@ -20,7 +20,7 @@ from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTraine
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.pytorch import Classification
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.text.data import Records, Table
@@ -136,12 +136,10 @@ class Encoder(nn.Module):
         Raises DataError: the file is missing, damaged or has other shapes.
         """
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
-        try:
+        with raising(DataError, f"{path}: are not this encoder's weights", OSError, SafetensorError, RuntimeError):
             state = {name: weight for name, weight in load_file(path).items() if not name.startswith("pooler.")}
             state.pop("embeddings.position_ids", None)
             self.load_state_dict(state)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise DataError(f"{path}: are not this encoder's weights: {str(error).splitlines()[0]}") from error
 
 
 def mean_state(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -155,10 +153,8 @@ def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
 
     Raises DataError: the file is missing or damaged, or has more tokens than the model.
     """
-    try:
+    with raising(DataError, f"{path}: is not a tokenizer", Exception):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise DataError(f"{path}: is not a tokenizer: {error}") from error
     if (size := tokenizer.get_vocab_size()) > vocab_size:
         raise DataError(f"{path}: has {size:,} tokens, the model {vocab_size:,}: is it another model's tokenizer?")
     return tokenizer

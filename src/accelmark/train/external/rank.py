@@ -18,7 +18,7 @@ from functools import partial
 from io import TextIOWrapper
 from typing import Final, final
 
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError, raising
 from accelmark.spec.job import ExternalJob, JobSpec
 from accelmark.spec.layers import flatten
 from accelmark.spec.log.events import EndReason, Evaluation, Event, StepWindow
@@ -233,10 +233,8 @@ def _numbers(match: re.Match[str]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, text in match.groupdict().items():
         if text is not None:
-            try:
+            with raising(_UnreadableError, f"{name} is not a number", ValueError):
                 numbers[name] = float(text.replace(",", ""))
-            except ValueError as error:
-                raise _UnreadableError(f"{name} is not a number") from error
     return numbers
 
 

@@ -12,7 +12,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
@@ -126,12 +127,18 @@ def step_of(name: str) -> int:
     return int(name.removeprefix("step"))
 
 
-def unreadable(checkpoint: Path, error: Exception) -> RunError:
-    """Return the error of a checkpoint that is damaged or has another content than this job's."""
-    return RunError(
-        f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
-        "remove it to continue from the one before it, or from the beginning"
-    )
+@contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Raise RunError for a checkpoint that is damaged or has another content than this job's."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        raise RunError(
+            f"the checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); "
+            "remove it to continue from the one before it, or from the beginning"
+        ) from error
 
 
 FIRST_STEPS: Final = 8

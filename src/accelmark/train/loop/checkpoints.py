@@ -16,7 +16,7 @@ import numpy.typing as npt
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, unreadable
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, reading
 from accelmark.train.loop.contract import Progress
 
 NamedArrays = Mapping[str, npt.NDArray[Any]]
@@ -66,12 +66,10 @@ class ArrayCheckpoints:
 
         Raises RunError: it is damaged, or was written by another number of ranks.
         """
-        try:
+        with reading(checkpoint):
             record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
             with np.load(checkpoint / "state.npz", allow_pickle=False) as stored:
                 arrays = dict(stored)
-        except Exception as error:
-            raise unreadable(checkpoint, error) from error
         if record["world_size"] != self._place.world_size:
             raise RunError(
                 f"the checkpoint {checkpoint} has world_size {record['world_size']}, this job "

@@ -23,7 +23,7 @@ from typing import Final, NoReturn, final
 
 from accelmark.datasets.verify import DataReads
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, RunError, raising
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import DataRead, Evaluated, Event, Replayed
 from accelmark.spec.log.perflog import EventLog, PerfLogWriter
@@ -111,10 +111,8 @@ def main(arguments: list[str], run: RunRank = run_rank) -> int:
     try:
         began = {"pid": os.getpid(), "job": str(path), "process_start_mono_ms": round(start * 1e3, 3)}
         log.event(Event.INIT_START, began)
-        try:
+        with raising(RequestError, f"{path}: cannot be read as a job", OSError, ValueError):
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RequestError(f"{path}: cannot be read as a job ({error})") from error
         return run(parse(JobSpec, values, str(path)), log, start, StopRequest())
     except AccelmarkError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)

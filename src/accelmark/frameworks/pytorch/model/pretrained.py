@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedConfig, PreTrainedModel
 
-from accelmark.spec.errors import DataError, first_line
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 
 C = TypeVar("C", bound=PreTrainedConfig)
 
@@ -33,7 +33,7 @@ def load_pretrained(
     """
     if not directory.is_dir():
         raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: the directory does not exist")
-    try:
+    with raising(DataError, f"{directory}: is not a checkpoint of {model_class.__name__}", *UNREADABLE):
         loaded: Any = model_class.from_pretrained(
             directory,
             config=config,
@@ -41,8 +41,6 @@ def load_pretrained(
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: {first_line(error)}") from error
     net: PreTrainedModel
     net, report = loaded
     needed = (name for name in report["missing_keys"] if not name.endswith("num_batches_tracked"))
@@ -112,11 +110,9 @@ def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | N
 
     Raises DataError: the file cannot be read as weights alone, or has other weights.
     """
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace, set]):
-            found: Any = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, EOFError, RuntimeError, UnpicklingError, ValueError) as error:
-        raise DataError(f"{path}: PyTorch cannot read it as weights alone: {first_line(error)}") from error
+    damaged = raising(DataError, f"{path}: PyTorch cannot read it as weights alone", *UNREADABLE, UnpicklingError)
+    with damaged, torch.serialization.safe_globals([argparse.Namespace, set]):
+        found: Any = torch.load(path, weights_only=True, map_location="cpu")
     stored: Mapping[str, Tensor] = found.get("module", found.get("model", found))
     state = {}
     for name, weight in stored.items():
@@ -126,7 +122,5 @@ def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | N
             for part, other in _MEGATRON.items():
                 ours = "net." + re.sub(part, other, ours.removeprefix("net."))
         state[ours] = weight.T if _MATRIX.search(ours) else weight
-    try:
+    with raising(DataError, f"{path}: has other weights", RuntimeError):
         net.load_state_dict(state)
-    except RuntimeError as error:
-        raise DataError(f"{path}: has other weights: {first_line(error)}") from error

@@ -29,7 +29,7 @@ from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.batches import seed_of
-from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, name_of, unreadable
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, name_of, reading
 from accelmark.train.loop.contract import ForeignStateError, Progress
 
 _RECORD: Final = "progress.json"
@@ -205,7 +205,7 @@ class Checkpoints:
 
         Raises RunError: it is damaged, or was written by another number of ranks.
         """
-        try:
+        with reading(checkpoint):
             record = json.loads((checkpoint / _RECORD).read_text(encoding="utf-8"))
             self._check(checkpoint, record)
             self._read(checkpoint)
@@ -213,10 +213,6 @@ class Checkpoints:
             if self._training.scaler is not None and record["scaler"] is not None:
                 self._training.scaler.load_state_dict(record["scaler"])
             self._random = self._random_state(checkpoint, record)
-        except RunError:
-            raise
-        except Exception as error:
-            raise unreadable(checkpoint, error) from error
         return Progress(**record["progress"])
 
     @torch.no_grad()
@@ -226,14 +222,12 @@ class Checkpoints:
         Raises RunError: the checkpoint is damaged, or is of another model.
         """
         squares = [0.0, 0.0, 0.0]
-        try:
+        with reading(end):
             saved = self._saved_parameters(end)
             for (name, part), old in zip_strict(self._training.trained_parts().items(), before):
                 for start, replayed, trained in _blocks(old, part, saved[name]):
                     for index, change in enumerate((replayed - start, trained - start, replayed - trained)):
                         squares[index] += float(change.square().sum())
-        except Exception as error:
-            raise unreadable(end, error) from error
         return UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
 
     @torch.no_grad()
@@ -252,14 +246,12 @@ class Checkpoints:
         """
         saved_names = self._training.original.state_dict().keys()
         own_buffers = {name: buffer for name, buffer in self._training.original.named_buffers() if name in saved_names}
-        try:
+        with reading(end):
             if self._settings.has_shards:
                 buffers, states = {}, self._saved_optimizer(end)[0]
             else:
                 saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
                 buffers, states = saved["model"], saved["optimizer"]["state"]
-        except Exception as error:
-            raise unreadable(end, error) from error
         pairs: list[tuple[str, Any, Any]] = []
         if self._rank == 0 and not self._settings.has_shards:
             pairs += [("buffers", each, buffers[name]) for name, each in own_buffers.items()]

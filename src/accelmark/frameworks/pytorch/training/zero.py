@@ -16,7 +16,7 @@ from typing_extensions import Self
 from accelmark.frameworks.pytorch.hooks import AUTOCAST_DTYPES
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.settings.training import TrainSettings, ZeroSettings
 
 if TYPE_CHECKING:
@@ -182,10 +182,8 @@ def _engine(training: Training, settings: TrainSettings, device: torch.device, n
     # Read when the package is first imported; without it, DeepSpeed looks for devices by itself.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    try:
+    with raising(RequestError, f"parallelism deepspeed: DeepSpeed does not support {device.type}", ValueError):
         import deepspeed
-    except ValueError as error:
-        raise RequestError(f"parallelism deepspeed: DeepSpeed does not support {device.type}: {error}") from error
     if device.type == "cpu":
         # Else DeepSpeed compiles an exchange through shared memory when it is initialised; ranks have gloo.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -33,7 +33,7 @@ from accelmark.run.launchers.slurm.job import (
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.run.onhost.files import is_locked
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.plugins.launcher import options_of
 
 SCRIPT_FILE: Final = "step.sh"
@@ -95,14 +95,11 @@ class JobStep:
         write_atomic(self.log.with_name(SCRIPT_FILE), script_of(self.agents), private=True)
         for agent in self.agents:
             (agent.node.node_dir / AGENT_LOG).touch()
-        command = self.command
-        with write_errors(self.log), self.log.open("wb") as output:
-            try:
-                self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-                )
-            except FileNotFoundError as error:
-                raise RunError(f"{command[0]} is not on the PATH") from error
+        missing = raising(RunError, f"{self.command[0]} is not on the PATH", FileNotFoundError)
+        with write_errors(self.log), self.log.open("wb") as output, missing:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
 
     def note_death(self) -> None:
         """Add to its log that ``srun`` was killed, which it cannot write itself."""

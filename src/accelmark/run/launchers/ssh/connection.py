@@ -22,7 +22,7 @@ from accelmark.run.host import (
 )  # fmt: skip
 from accelmark.run.launchers.ssh.options import KEEPALIVES, Options
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.requirements import pip_install
 
 if TYPE_CHECKING:
@@ -165,11 +165,9 @@ class SshConnection(Host):
 
 def library() -> Any:
     """Return asyncssh; raises RequestError if it is not installed."""
-    try:
+    install = pip_install(["accelmark[cluster]"])
+    with raising(RequestError, f"launching over SSH needs asyncssh: run {install}", ImportError):
         import asyncssh
-    except ImportError as error:
-        install = pip_install(["accelmark[cluster]"])
-        raise RequestError(f"launching over SSH needs asyncssh: run {install}") from error
     return asyncssh
 
 
