@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
@@ -234,10 +235,9 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
 
 def read_data(round_dir: Path) -> dict[str, DataRecord] | None:
     """Return the records of a round's data by name; None where there are none that can be read."""
-    try:
+    with suppress(OSError, ValidationError):
         return _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
-    except (OSError, ValidationError):
-        return None
+    return None
 
 
 def _read(model: type[S], path: Path) -> S | None:
@@ -245,10 +245,9 @@ def _read(model: type[S], path: Path) -> S | None:
 
 
 def _parse(model: type[S], value: Mapping[str, Any]) -> S | None:
-    try:
+    with suppress(ValidationError):
         return model.model_validate(value) if value else None
-    except ValidationError:
-        return None
+    return None
 
 
 def _standard(result: RoundResult) -> Standard | None:
@@ -269,7 +268,6 @@ def described_hardware() -> set[str]:
 
 
 def _shipped_vendor(name: str) -> VendorSpec | None:
-    try:
+    with suppress(AccelmarkError):
         return load_vendor(name) if find("vendors", name).origin == "accelmark" else None
-    except AccelmarkError:
-        return None
+    return None

@@ -113,11 +113,10 @@ def become_subreaper() -> None:
 
 def descendants(root: int, without: Collection[psutil.Process] = ()) -> list[psutil.Process]:
     """Return the running descendants of process ``root``, without ``root``, zombies and those in ``without``."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(root).children(recursive=True)
         return [process for process in children if process not in without and is_alive(process)]
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def named(pids: Iterable[int]) -> str:
@@ -131,10 +130,9 @@ def named(pids: Iterable[int]) -> str:
 
 def is_alive(process: psutil.Process) -> bool:
     """Return whether a process exists and is no zombie."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
@@ -177,11 +175,10 @@ class DescendantRecord:
 
 def _recorded(node_dir: Path) -> list[ProcessId]:
     """Return the descendants that a killed agent recorded and that still run."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         lines = (node_dir / _RECORD_FILE).read_text().splitlines()
         return [identity for identity in map(ProcessId.model_validate_json, lines) if identity.alive]
-    except (OSError, ValueError):
-        return []
+    return []
 
 
 def sweep(node_dir: Path, timeout_s: float = 5.0) -> int:

@@ -209,11 +209,10 @@ class ServerProcess:
 
     def _family(self) -> list[psutil.Process]:
         """Return the server's process and all its children."""
-        try:
+        with suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self._process.pid)
             return [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return []
 
     def _started(self) -> list[psutil.Process]:
         """Return the server with all processes since its start, also those that the node agent adopted."""
@@ -289,10 +288,8 @@ def _resident_mib(family: Sequence[psutil.Process]) -> float | None:
 
 
 def _signal(send: Callable[[], None]) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         send()
-    except psutil.NoSuchProcess:
-        return
 
 
 def _free_port() -> int:

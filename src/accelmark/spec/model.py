@@ -48,10 +48,9 @@ class Spec(BaseModel):
     @classmethod
     def stored(cls, path: Path) -> Self | None:
         """Read a JSON file that AccelMark wrote; None where it is missing or damaged."""
-        try:
+        with contextlib.suppress(OSError, ValidationError):
             return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            return None
+        return None
 
 
 class FiniteSpec(Spec, allow_inf_nan=False):

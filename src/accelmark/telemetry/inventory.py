@@ -217,10 +217,9 @@ def _version(spec: FrameworkSpec | catalog.EngineSpec) -> str | None:
 
 
 def _is_there(module: str) -> bool:
-    try:
+    with contextlib.suppress(ImportError, ValueError):
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return False
 
 
 def _on_devices(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -168,19 +168,16 @@ def status(log_path: Path) -> MonitorStatus:
 
 def _start_time(pid: int) -> float | None:
     """Return the start of a process in Unix time; None where it has ended."""
-    try:
+    with suppress(psutil.Error):
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None
+    return None
 
 
 def _num_samples(log_path: Path) -> int:
-    try:
-        with (log_path / RECORD_FILE).open("rb") as file:
-            return sum(line.startswith(b'{"t"') for line in file)
-    except OSError:
-        return 0
+    with suppress(OSError), (log_path / RECORD_FILE).open("rb") as file:
+        return sum(line.startswith(b'{"t"') for line in file)
+    return 0
 
 
 def _device_problem(log_path: Path) -> str | None:

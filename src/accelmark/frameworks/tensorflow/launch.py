@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import suppress
 from typing import Final
 
 from accelmark.frameworks.process_launcher import launch_ranks
@@ -20,9 +21,7 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
     if needed is None:
         return DeviceSupport(True, f"TensorFlow {version}")
     for package in needed:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return DeviceSupport(True, f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
     install = pip_install([f"tensorflow[and-cuda]=={version}"])
     return DeviceSupport(False, f"TensorFlow {version} is a build for the CPU: {install}")

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, final
 
 import numpy as np
@@ -149,10 +150,8 @@ class Ranks:
         if self._place.rank == 0:
             for peer in self._peers:
                 peer.settimeout(_LEAVE_S)
-                try:
+                with suppress(OSError):
                     peer.recv(1)
-                except OSError:
-                    continue
 
 
 def _free_port(host: str) -> int:

@@ -237,10 +237,8 @@ def gather(
 
 def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
     for job in planned:
-        try:
+        with contextlib.suppress(KeyError, ValidationError):
             return CaseKey.model_validate(job["key"])
-        except (KeyError, ValidationError):
-            continue
     return None
 
 

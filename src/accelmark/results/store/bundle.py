@@ -282,10 +282,9 @@ class BundleFiles(RunFiles):
 
 def is_bundle(path: Path) -> bool:
     """Return whether a file is a tar archive with the manifest of one run."""
-    try:
+    with contextlib.suppress(RunError):
         return MANIFEST_FILE in _index(path)[1]
-    except RunError:
-        return False
+    return False
 
 
 def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:

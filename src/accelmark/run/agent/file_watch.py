@@ -10,6 +10,7 @@ import os
 import stat
 import struct
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from importlib.machinery import BYTECODE_SUFFIXES
 from pathlib import Path
@@ -87,14 +88,12 @@ class _Scan:
     def _note(self, entries: Iterable[os.DirEntry[str]]) -> Iterator[str]:
         """Note the files of a directory, and yield its directories."""
         for entry in entries:
-            try:
+            with suppress(OSError):
                 path = self._real(entry.path) if entry.is_symlink() else entry.path
                 if entry.is_dir():
                     yield path
                 else:
                     self.identities[path] = _identity(entry.stat())
-            except OSError:
-                continue
 
     def _real(self, path: str) -> str:
         """Note the links on the way to a file or directory, and return its real path."""
@@ -109,15 +108,13 @@ class _Scan:
         self._seen.add(path)
         if parent != path:
             self._visit(parent)
-        try:
+        with suppress(OSError):
             state = os.lstat(path)
             if stat.S_ISLNK(state.st_mode):
                 self.identities[path] = _identity(state)
                 self._visit(os.path.normpath(os.path.join(os.path.realpath(parent), os.readlink(path))))  # noqa: PTH115, PTH118
             elif stat.S_ISDIR(state.st_mode):
                 self.directories.append(path)
-        except OSError:
-            return
 
 
 def _identity(state: os.stat_result) -> _Identity:
@@ -298,7 +295,6 @@ def _is_loaded(header: bytes, text: bytes, state: os.stat_result) -> bool:
 
 
 def _has_code(body: bytes, text: bytes, source: Path) -> bool:
-    try:
+    with suppress(SyntaxError, ValueError, EOFError, TypeError):
         return bool(marshal.loads(body) == compile(text, str(source), "exec", dont_inherit=True))  # noqa: S302
-    except (SyntaxError, ValueError, EOFError, TypeError):
-        return False
+    return False

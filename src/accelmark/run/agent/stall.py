@@ -126,14 +126,12 @@ def _collectives(node_dir: Path, rank: int, pid: int) -> tuple[LastCollective, .
     """Return the last collectives of a rank; empty where it records none, or does not answer."""
     if _state(pid) in ("T", "t", "Z"):
         return ()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_STACKS_TIMEOUT_S)
-            connection.connect(collectives_address(node_dir, rank))
-            with connection.makefile("rb") as answer:
-                return LastCollectives.model_validate_json(answer.read()).collectives
-    except (OSError, ValidationError):
-        return ()
+    with contextlib.suppress(OSError, ValidationError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_STACKS_TIMEOUT_S)
+        connection.connect(collectives_address(node_dir, rank))
+        with connection.makefile("rb") as answer:
+            return LastCollectives.model_validate_json(answer.read()).collectives
+    return ()
 
 
 def main_stack(text: str) -> tuple[str, ...]:
@@ -185,10 +183,9 @@ def _age(pid: int) -> int:
 
 
 def _text(pid: int, name: str) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return (_PROC / str(pid) / name).read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def _log(node_dir: Path, rank: int) -> Path:
@@ -304,12 +301,10 @@ class LimitChecker:
 
 def _has_event(log: Path, begin: int) -> bool:
     """Return whether a log has an event after its first ``begin`` bytes; a shorter log is read from its start."""
-    try:
-        with log.open("rb") as file:
-            file.seek(begin if begin <= size_of(log) else 0)
-            return _EVENT in file.read()
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(begin if begin <= size_of(log) else 0)
+        return _EVENT in file.read()
+    return False
 
 
 def _log_of(node_dir: Path, rank: int) -> Path:
@@ -318,7 +313,6 @@ def _log_of(node_dir: Path, rank: int) -> Path:
 
 def size_of(path: Path) -> int:
     """Return the size of a file, 0 where it is missing."""
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_size
-    except OSError:
-        return 0
+    return 0

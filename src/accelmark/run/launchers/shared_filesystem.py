@@ -166,7 +166,6 @@ class CommandAgent(AgentHandle):
 
     async def end_processes(self) -> int:
         """End a dead agent's processes, if its host still runs commands."""
-        try:
+        with contextlib.suppress(HostError):
             return await super().end_processes()
-        except HostError:
-            return 0
+        return 0

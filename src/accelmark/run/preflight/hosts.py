@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -313,12 +314,10 @@ class Preflight:
                 return [Problem(name, "", what, hint, "warning")]
             inside = await self._inside(host, state.jobs[0])
             done = await host.run(inside(_DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
-        try:
+        with suppress(ValidationError):
             if done.code == 0:
                 state.devices = _DEVICES.validate_json(done.out)
                 return []
-        except ValidationError:
-            pass
         hint = f"correct that, then repeat there: accelmark check vendor {plan.vendor} --run"
         return [Problem(name, "", f"devices of {plan.vendor} cannot be read: {done.message}", hint)]
 

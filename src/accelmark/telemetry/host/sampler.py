@@ -142,10 +142,9 @@ class IpmiPower:
 
     def take(self) -> float | None:
         """Return the latest reading in W if it was not returned before, else None."""
-        try:
+        with contextlib.suppress(IndexError):
             return self._fresh.pop()
-        except IndexError:
-            return None
+        return None
 
     def _refresh(self) -> None:
         while True:
@@ -344,10 +343,9 @@ def foreign_processes(devices: Iterable[DeviceSample], roots: Collection[int]) -
 
 
 def _program_name(pid: int) -> str:
-    try:
+    with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).name() or "name not visible"
-    except psutil.Error:
-        return "name not visible"
+    return "name not visible"
 
 
 def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol, final
@@ -158,12 +159,10 @@ class CpuWait:
     def _delays_ns(self) -> dict[str, int]:
         """Return the second number of each thread's ``schedstat`` (Linux, Documentation/scheduler/sched-stats.rst)."""
         delays: dict[str, int] = {}
-        try:
+        with suppress(OSError):
             for task in self._tasks.iterdir():
                 try:
                     delays[task.name] = int((task / "schedstat").read_text(encoding="ascii").split()[1])
                 except (OSError, ValueError, IndexError):
                     continue  # the thread has ended, or the kernel does not count
-        except OSError:
-            pass
         return delays

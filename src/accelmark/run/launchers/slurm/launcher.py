@@ -178,10 +178,9 @@ class SlurmLauncher(SharedFilesystemLauncher):
         self._addresses: dict[str, str] = {}
 
     def _saved_job_id(self) -> str | None:
-        try:
+        with contextlib.suppress(OSError):
             return (self.run / ALLOCATION_FILE).read_text(encoding="utf-8").strip() or None
-        except OSError:
-            return None
+        return None
 
     def prefix(self, *hosts: HostSpec) -> tuple[str, ...]:
         """Return the ``srun`` that runs a step, once on each node; ``JOBID`` if no allocation is requested yet."""

@@ -190,11 +190,9 @@ async def wait_until_visible(host: str, path: Path, digest: str) -> None:
 
 
 def _sha256(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    return None
 
 
 STOP_TIMEOUT_S: Final = 30.0
