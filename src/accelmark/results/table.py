@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from accelmark.results.figures import FigureName
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError, RunError, first_line, nearest, raising
+from accelmark.spec.log.perflog import finite
 from accelmark.spec.plugins.requirements import require
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class QueryResult(NamedTuple):
         """Return the rows for JSON: a repeated column name is numbered, numbers that are not finite become None."""
         names = self.columns
         unique = [name if name not in names[:at] else f"{name}_{at + 1}" for at, name in enumerate(names)]
-        return [dict(zip(unique, map(_finite, row), strict=True)) for row in self.rows]
+        return [dict(zip(unique, map(finite, row), strict=True)) for row in self.rows]
 
 
 def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
@@ -197,14 +197,6 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         except (duckdb.Error, OSError) as error:
             beside.unlink(missing_ok=True)
             raise RunError(f"{path}: cannot be written: {first_line(error)}") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _connect(rows: Sequence[Row]) -> duckdb.DuckDBPyConnection:

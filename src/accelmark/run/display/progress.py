@@ -67,7 +67,6 @@ class DeviceLoad:
     """Utilisation of the host's processors, 0 to 1."""
     rank_memory_mib: float | None = None
     """Resident memory of the host's ranks."""
-    host_memory_used_mib: float | None = None
 
 
 @final
@@ -276,7 +275,6 @@ def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:
         memory_used_mib=sum(memory) if memory else None,
         cpu=_number(host.get("cpu")),
         rank_memory_mib=_number(host.get("rank_rss_mib")),
-        host_memory_used_mib=_number(host.get("mem_used_mib")),
     )
 
 

@@ -80,22 +80,22 @@ def encode_line(event: str, value: Mapping[str, Any], metadata: Mapping[str, Any
     try:
         text = _ENCODER.encode(record)
     except ValueError:
-        cleaned = _finite(value)
+        cleaned = finite(value)
         nonfinite = sorted(name for name, item in value.items() if cleaned[name] != item)
         record["value"] = {**cleaned, "nonfinite": nonfinite}
         text = _ENCODER.encode(record)
     return PERFLOG_PREFIX + text
 
 
-def _finite(item: Any) -> Any:
+def finite(item: Any) -> Any:
     """Return ``item`` with null for NaN and infinity; it equals ``item`` if there is none."""
     if isinstance(item, float):
         return item if math.isfinite(item) else None
     if isinstance(item, Mapping):
-        return {name: _finite(part) for name, part in item.items()}
+        return {name: finite(part) for name, part in item.items()}
     if isinstance(item, tuple):
-        return tuple(map(_finite, item))
-    return [_finite(part) for part in item] if isinstance(item, list) else item
+        return tuple(map(finite, item))
+    return [finite(part) for part in item] if isinstance(item, list) else item
 
 
 @final

@@ -39,7 +39,7 @@ def collect(devices: Iterable[DeviceInfo] = ()) -> dict[str, Any]:
         "memory": {
             "total_mib": psutil.virtual_memory().total / _MIB,
             "swap_mib": psutil.swap_memory().total / _MIB,
-            "huge_pages": _text(_SYS / "kernel/mm/transparent_hugepage/enabled"),
+            "huge_pages": text_of(_SYS / "kernel/mm/transparent_hugepage/enabled"),
         },
         "cgroup": _cgroup(),
         "drivers": sorted({info["driver"] for info in infos if info["driver"]}),
@@ -74,7 +74,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    text = _text(_PROC / "cpuinfo") or ""
+    text = text_of(_PROC / "cpuinfo") or ""
     first = text.split("\n\n", 1)[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
@@ -83,8 +83,8 @@ def _cpuinfo() -> dict[str, str]:
 def _cpu() -> dict[str, Any]:
     fields = _cpuinfo()
     policy = _SYS / "devices/system/cpu/cpu0/cpufreq"
-    no_turbo = _text(_SYS / "devices/system/cpu/intel_pstate/no_turbo")
-    boost = _text(_SYS / "devices/system/cpu/cpufreq/boost")
+    no_turbo = text_of(_SYS / "devices/system/cpu/intel_pstate/no_turbo")
+    boost = text_of(_SYS / "devices/system/cpu/cpufreq/boost")
     turbo = None if no_turbo is None and boost is None else (no_turbo == "0" if no_turbo is not None else boost == "1")
     flags = cpu_features()
     wanted = (
@@ -97,28 +97,28 @@ def _cpu() -> dict[str, Any]:
         "usable_cores": len(os.sched_getaffinity(0)),
         "microcode": fields.get("microcode"),
         "features": [flag for flag in wanted if flag in flags],
-        "governor": _text(policy / "scaling_governor"),
-        "max_mhz": _khz(policy / "cpuinfo_max_freq"),
-        "limit_mhz": _khz(policy / "scaling_max_freq"),
+        "governor": text_of(policy / "scaling_governor"),
+        "max_mhz": thousandths(policy / "cpuinfo_max_freq"),
+        "limit_mhz": thousandths(policy / "scaling_max_freq"),
         "turbo": turbo,
-        "smt": _text(_SYS / "devices/system/cpu/smt/control"),
+        "smt": text_of(_SYS / "devices/system/cpu/smt/control"),
         "numa_nodes": len(list((_SYS / "devices/system/node").glob("node[0-9]*"))) or None,
     }
 
 
 def _cgroup() -> dict[str, Any]:
     """Return the limits of this process's control group (version 2), set by a container or scheduler."""
-    lines = (_text(_PROC / "self/cgroup") or "").splitlines()
+    lines = (text_of(_PROC / "self/cgroup") or "").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), None)
     files = {"cpu_max": "cpu.max", "memory_max": "memory.max", "cpuset": "cpuset.cpus.effective"}
     if path is None:
         return dict.fromkeys(files)
     group = _SYS / "fs/cgroup" / path.lstrip("/")
-    return {name: _text(group / file) for name, file in files.items()}
+    return {name: text_of(group / file) for name, file in files.items()}
 
 
 def _virtualisation() -> str | None:
-    product = _text(_SYS / "class/dmi/id/product_name")
+    product = text_of(_SYS / "class/dmi/id/product_name")
     hypervisor = " hypervisor" in f" {_cpuinfo().get('flags', '')}"
     if any(Path(path).exists() for path in _CONTAINER_FILES) or not os.environ.keys().isdisjoint(_CONTAINER_VARIABLES):
         return "container"
@@ -126,19 +126,21 @@ def _virtualisation() -> str | None:
 
 
 def _os_name() -> str:
-    for line in (_text(Path("/etc/os-release")) or "").splitlines():
+    for line in (text_of(Path("/etc/os-release")) or "").splitlines():
         name, _, value = line.partition("=")
         if name == "PRETTY_NAME":
             return value.strip("\"'")
     return f"{platform.system()} {platform.release()} ({sys.platform})"
 
 
-def _khz(path: Path) -> float | None:
-    text = _text(path)
-    return int(text) / 1000 if text is not None and text.isdigit() else None
+def thousandths(path: Path) -> float | None:
+    """Return the whole number in a file of the kernel, divided by 1000; None where there is none."""
+    text = text_of(path)
+    return int(text) / 1000 if text is not None and text.lstrip("-").isdigit() else None
 
 
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
+    """Return the text of a file of the kernel; None where it is empty or cannot be read."""
     try:
         return path.read_text(errors="replace").strip() or None
     except OSError:

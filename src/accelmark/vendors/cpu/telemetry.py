@@ -10,7 +10,7 @@ import psutil
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample
 from accelmark.telemetry.host.sampler import CpuMeter, Rapl, RaplError
-from accelmark.telemetry.host.sysinfo import cpu_model
+from accelmark.telemetry.host.sysinfo import cpu_model, text_of, thousandths
 
 _MIB: Final = 1024.0 * 1024.0
 _SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -46,7 +46,7 @@ class Source:
         self._temperatures = _temperature_files(self._sys / "class/hwmon")
         if not self._temperatures:
             reasons["temperature_c"] = "no sensor of the CPU can be read"
-        if _thousandths(self._clock) is None:
+        if thousandths(self._clock) is None:
             reasons["sm_clock_mhz"] = "the kernel gives no CPU frequency"
         total = psutil.virtual_memory().total / _MIB
         self._meter.busy()
@@ -66,7 +66,7 @@ class Source:
                 power_w=power,
                 energy_j=energy,
                 temperature_c=self._hottest(),
-                sm_clock_mhz=_thousandths(self._clock),
+                sm_clock_mhz=thousandths(self._clock),
             ),
         )
 
@@ -74,7 +74,7 @@ class Source:
         """Do nothing: no resources are held."""
 
     def _hottest(self) -> float | None:
-        return max((value for path in self._temperatures if (value := _thousandths(path)) is not None), default=None)
+        return max((value for path in self._temperatures if (value := thousandths(path)) is not None), default=None)
 
     def _power(self) -> tuple[float | None, float | None]:
         if self._rapl is None:
@@ -94,22 +94,10 @@ def _temperature_files(hwmon: Path) -> tuple[Path, ...]:
     """Return the sensors of packages; reading a core's sensor would wake the core."""
     found: list[Path] = []
     for chip in sorted(hwmon.glob("hwmon*")):
-        if _text(chip / "name") not in _SENSORS:
+        if text_of(chip / "name") not in _SENSORS:
             continue
         inputs = sorted(chip.glob("temp*_input"))
-        labels = {path: _text(path.with_name(path.name.replace("_input", "_label"))) or "" for path in inputs}
+        labels = {path: text_of(path.with_name(path.name.replace("_input", "_label"))) or "" for path in inputs}
         whole = [path for path, label in labels.items() if label.startswith(_PACKAGE_LABELS)]
         found += whole[:1] or inputs[:1]
     return tuple(found)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
-def _thousandths(path: Path) -> float | None:
-    text = _text(path)
-    return int(text) / 1000 if text is not None and text.lstrip("-").isdigit() else None
