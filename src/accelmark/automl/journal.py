@@ -28,7 +28,7 @@ from accelmark.results.rounds.search import CONFIG_FILE, SEARCH_REPORT, SearchSu
 from accelmark.results.store.files import write_atomic
 from accelmark.run.record.directory import default_path, holder_of, lock_directory
 from accelmark.spec.errors import RequestError, RunError, raising
-from accelmark.spec.model import Spec, first_error
+from accelmark.spec.model import Spec
 
 JOURNAL_FILE: Final = "journal.jsonl"
 NETWORK_FILE: Final = "network.json"
@@ -174,10 +174,8 @@ def read_journal(directory: Path) -> Iterator[Event]:
     """Yield the events of a search without an incomplete last line; raises RunError with the line of an invalid one."""
     path = directory / JOURNAL_FILE
     for number, line in enumerate(_complete_lines(path), start=1):
-        try:
+        with raising(RunError, f"{path}: line {number} is not a valid event", ValidationError):
             yield _EVENTS.validate_json(line)
-        except ValidationError as error:
-            raise RunError(f"{path}: line {number} is not a valid event: {first_error(error)}") from error
 
 
 def first_broken_line(directory: Path, events: Iterable[Event]) -> int | None:
@@ -341,10 +339,8 @@ class SearchDirectory:
 
     def config(self) -> AutomlConfig:
         """Return the configuration; raises RunError where this is not a search."""
-        try:
+        with raising(RunError, f"{self.path}: is not the directory of a search", OSError, ValidationError):
             return AutomlConfig.model_validate_json((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise RunError(f"{self.path}: is not the directory of a search: {error}") from error
 
     def network(self) -> Network:
         """Return the seed network."""

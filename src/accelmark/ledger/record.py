@@ -16,9 +16,9 @@ from accelmark.results.prices import units_per_epoch
 from accelmark.results.schema import Mark, RoundResult, Task, Verdict
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, first_error
 from accelmark.spec.key import CaseKey
-from accelmark.spec.model import Spec, first_error
+from accelmark.spec.model import Spec
 
 RECORDS: Final = "records"
 BUNDLES: Final = "bundles"

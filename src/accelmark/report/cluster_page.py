@@ -13,7 +13,7 @@ from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, 
 from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.log.records import Ceilings, CollectiveTiming
 from accelmark.spec.number_format import NOTHING, percent, quantity
 
@@ -49,10 +49,8 @@ def collective_table(found: Ceilings) -> CollectiveTable:
 def write_cluster_page(directory: Path) -> Path:
     """Write the page of the measurement in ``directory``; return its path. Raises RunError: it cannot be read."""
     file = directory / CLUSTER_FILE
-    try:
+    with raising(RunError, f"{file}: cannot be read", OSError, ValidationError):
         report = ClusterReport.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise RunError(f"{file}: cannot be read: {error}") from error
     write_atomic(directory / CLUSTER_PAGE, render_cluster(report, _curve(directory, report)))
     return directory / CLUSTER_PAGE
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal, final
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -16,6 +16,21 @@ _MAX_LISTED: Final = 30
 _CLOSE: Final = 0.65
 """Least similarity (``difflib``) of a name that is suggested."""
 _MAX_CLOSE: Final = 3
+_PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
+    "tuple_type": "must be a list",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "string_type": "must be a text",
+    "extra_forbidden": "unknown key",
+    "missing": "is missing",
+}
+"""pydantic's error types -> messages in the terms of YAML."""
 UNREADABLE: Final = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 """What readers raise where a file is missing, damaged or has another content."""
 
@@ -122,12 +137,27 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def sentence_of(item: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's errors."""
+    sentence: str = _PLAINLY.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+    return sentence[:1].lower() + sentence[1:]
+
+
+def first_error(error: Any) -> str:
+    """Return the place and message of the first of pydantic's errors in a file."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), sentence_of(first))))
+
+
 @contextmanager
 def raising(kind: Callable[[str], Exception], what: str, *caught: type[Exception]) -> Iterator[None]:
     """Raise the errors ``caught`` as ``kind``: ``what`` is wrong (a file and its problem), and the cause."""
     try:
         yield
     except caught as error:
-        text = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        if type(error).__name__ == "ValidationError":  # pydantic's, which is not loaded here
+            text = first_error(error)
+        else:
+            text = (isinstance(error, OSError) and error.strerror) or first_line(error)
         named = isinstance(error, (LookupError, TypeError, AttributeError))
         raise kind(f"{what}: {type(error).__name__}: {text}" if named else f"{what}: {text}") from error

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 from typing_extensions import Self
 
-from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.errors import Problem, SpecError, nearest, sentence_of
 
 try:
     from yaml import CSafeLoader as _SafeLoader
@@ -22,21 +22,6 @@ except ImportError:  # a PyYAML built without libyaml
 
 M = TypeVar("M", bound=BaseModel)
 
-_PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
-    "tuple_type": "must be a list",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "string_type": "must be a text",
-    "extra_forbidden": "unknown key",
-    "missing": "is missing",
-}
-"""pydantic's error types -> messages in the terms of YAML."""
 _EXPONENT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
@@ -79,12 +64,6 @@ def json_objects(lines: Iterable[bytes | str]) -> Iterator[dict[str, Any]]:
                 yield loaded
 
 
-def first_error(error: ValidationError) -> str:
-    """Return the place and message of the first error in a file that AccelMark wrote."""
-    first = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), _sentence(first))))
-
-
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
     """Convert pydantic's errors to sentences; for an unknown key, suggest the nearest known name."""
     items = error.errors()
@@ -98,22 +77,17 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     loc, _ = _located(model, [part for part in item["loc"] if "[" not in str(part)])
     key = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
-        return Problem(where, key, _sentence(item), nearest(str(loc[-1]), _names_at(model, loc[:-1])))
+        return Problem(where, key, sentence_of(item), nearest(str(loc[-1]), _names_at(model, loc[:-1])))
     if item["type"] == "missing":
-        return Problem(where, key, _sentence(item))
+        return Problem(where, key, sentence_of(item))
     if item["type"] == "too_short":
         return Problem(where, key, f"needs at least {item['ctx']['min_length']} of them")
-    sentence = _sentence(item)
+    sentence = sentence_of(item)
     given = item.get("input")
     is_named = isinstance(given, str) and repr(given) in sentence
     if isinstance(given, (str, int, float, bool, type(None))) and not is_named:
         sentence = f"{sentence}, found {given!r}"
     return Problem(where, key, sentence.replace("\\\\", "\\"))  # a regular expression as the file has it
-
-
-def _sentence(item: Any) -> str:
-    sentence: str = _PLAINLY.get(item["type"]) or item["msg"].removeprefix("Value error, ")
-    return sentence[:1].lower() + sentence[1:]
 
 
 def _names_at(model: type[BaseModel], loc: Iterable[int | str]) -> set[str]:

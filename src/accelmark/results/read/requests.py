@@ -15,9 +15,9 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import RunError, raising
+from accelmark.spec.errors import RunError, first_error, raising
 from accelmark.spec.log.serving import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
-from accelmark.spec.model import Spec, first_error
+from accelmark.spec.model import Spec
 
 S = TypeVar("S", bound=Spec)
 

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from accelmark.results.schema import JobState
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, raising
 from accelmark.spec.job import JobSpec, NodeExit
-from accelmark.spec.model import first_error, json_objects
+from accelmark.spec.model import json_objects
 
 LedgerState = tuple[JobState, Optional[str]]
 """A state that the coordinator recorded, and its reason."""
@@ -41,12 +41,8 @@ class NodeDir(NamedTuple):
 def read_job(round_dir: Path) -> JobSpec:
     """Read ``job.json``. Raises RunError naming the file when it is missing or invalid."""
     path = round_dir / "job.json"
-    try:
+    with raising(RunError, f"{path}: cannot be read as a job", OSError, ValidationError):
         return JobSpec.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise RunError(f"{path}: is not a valid job: {first_error(error)}") from error
 
 
 def node_dirs(round_dir: Path) -> list[NodeDir]:

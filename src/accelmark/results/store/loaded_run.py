@@ -15,7 +15,6 @@ from pydantic_core import from_json
 from accelmark.results.read.round_dir import ledger_events
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError, raising
-from accelmark.spec.model import first_error
 
 PLAN_FILE: Final = "plan.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -219,7 +218,5 @@ def load_file(model: type[M], files: RunFiles, name: str, omitted: Iterable[str]
         raise RunError(f"{path}: {stated}; this AccelMark reads version {SCHEMA_VERSION}")
     for field in omitted:
         loaded.pop(field, None)
-    try:
+    with raising(RunError, f"{path}: does not follow schema version {version}", ValidationError):
         return model.model_validate(loaded)
-    except ValidationError as error:
-        raise RunError(f"{path}: does not follow schema version {version}: {first_error(error)}") from error

@@ -21,8 +21,7 @@ from accelmark.results.store.files import make_directory, write_atomic, write_er
 from accelmark.results.store.loaded_run import EVENTS_FILE, HOLDER_FILE, PLAN_FILE, is_in_progress
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import JobStatus, RunEvent, RunEventLog, read_events, statuses
-from accelmark.spec.errors import RequestError, RunError
-from accelmark.spec.model import first_error
+from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.secret import secrets_in
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -105,11 +104,9 @@ class RunDirectory:
             raise RequestError(f"{path}: is not a run directory: it has no {PLAN_FILE}") from error
         except OSError as error:
             raise RunError(f"{path / PLAN_FILE}: cannot be read: {error.strerror}") from error
-        try:
+        what = f"{path / PLAN_FILE}: was written by another version of AccelMark or is damaged"
+        with raising(RunError, what, ValidationError):
             return cls(path, Plan.model_validate_json(text))
-        except ValidationError as error:
-            what = f"was written by another version of AccelMark or is damaged: {first_error(error)}"
-            raise RunError(f"{path / PLAN_FILE}: {what}") from error
 
     def discard(self) -> None:
         """Remove the directory of a run that started nothing, and the parents that were created for it if empty."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final, final
 
 import numpy as np
-from pydantic import NonNegativeFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeFloat, PositiveInt
 
 from accelmark.spec.errors import DataError, raising
-from accelmark.spec.model import Spec, first_error
+from accelmark.spec.model import Spec
 from accelmark.spec.settings.serving import Arrival
 
 _DRAWN_AT_ONCE: Final = 1024
@@ -66,12 +66,8 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
     """
     lines: list[_TraceLine] = []
     for number, text in numbered_lines(file):
-        try:
+        with raising(DataError, f"{file}:{number}", ValueError):
             lines.append(_TraceLine.model_validate(json.loads(text)))
-        except ValidationError as error:
-            raise DataError(f"{file}:{number}: {first_error(error)}") from error
-        except ValueError as error:
-            raise DataError(f"{file}:{number}: not JSON: {error}") from error
         if len(lines) > 1 and lines[-1].timestamp < lines[-2].timestamp:
             raise DataError(
                 f"{file}:{number}: timestamp {lines[-1].timestamp:g} is before the timestamp of the line before"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 import numpy as np
-from pydantic import PositiveInt, ValidationError, model_validator
+from pydantic import PositiveInt, model_validator
 
 from accelmark.serving.load.arrivals import numbered_lines, read_text
 from accelmark.serving.request import Message
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
-from accelmark.spec.model import Spec, first_error
+from accelmark.spec.model import Spec
 from accelmark.spec.settings.serving import Lengths, PromptSettings
 
 Encode = Callable[[str], Sequence[int]]
@@ -258,12 +258,8 @@ class _PromptLine(Spec):
 def _read_jsonl(file: Path, api: str, encode: Encode | None) -> list[_Entry]:
     entries = []
     for number, text in numbered_lines(file):
-        try:
+        with raising(DataError, f"{file}:{number}", ValueError):
             line = _PromptLine.model_validate(json.loads(text))
-        except ValidationError as error:
-            raise DataError(f"{file}:{number}: {first_error(error)}") from error
-        except ValueError as error:
-            raise DataError(f"{file}:{number}: not JSON: {error}") from error
         if line.messages and api != "chat":
             raise DataError(f"{file}:{number}: has messages, which need api: chat")
         content = line.prompt or tuple(message.model_dump() for message in line.messages)
