@@ -175,10 +175,12 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
         if statements[0].type != duckdb.StatementType.SELECT:
             kind = statements[0].type.name.replace("_", " ")
             raise RequestError(f"results are read-only: use SELECT, not {kind}")
-        with raising(RequestError, "the query failed; the one table is 'results'", duckdb.Error):
+        try:
             cursor = connection.execute(statements[0])
             columns = tuple(str(entry[0]) for entry in cursor.description or ())
             return QueryResult(columns, tuple(cursor.fetchall()))
+        except duckdb.Error as error:
+            raise RequestError(f"the query failed: {first_line(error)}; the one table is 'results'") from error
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
