@@ -46,6 +46,7 @@ def plan(
     data_dirs: DataDirs = no_data,
     options: Mapping[str, Any] | None = None,
     others: tuple[str, ...] = (),
+    problem: str | None = None,
     allow_missing_data: bool = False,
     **command_line: Any,
 ) -> Plan:
@@ -60,7 +61,9 @@ def plan(
             ),
             **({"vendor": "acme"} | dict(options or {})),
         ),
-        detected=Detected(vendor="acme", hardware="X1", chip=chips[0], num_devices=devices, others=others),
+        detected=Detected(
+            vendor="acme", hardware="X1", chip=chips[0], num_devices=devices, others=others, problem=problem
+        ),
         data_dirs=data_dirs,
         created_at="2026-01-01T00:00:00Z",
         where="run.yaml",
@@ -123,6 +126,13 @@ def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
         str(extension / "confg.yaml"),
         "/missing",
     ]
+
+
+def test_devices_that_cannot_be_read_are_reported_before_a_start(plugins: Path) -> None:
+    unread = "acme-smi is not installed"
+    (warning,) = plan({"cases": [{"key": "toy"}]}, problem=unread).warnings
+    assert warning.endswith(f"cannot be read, so that chip and telemetry are unknown: {unread}")
+    assert plan({"cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, problem=unread).warnings == ()
 
 
 def test_all_problems_of_every_key_are_reported_at_once(plugins: Path) -> None:

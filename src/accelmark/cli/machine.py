@@ -376,4 +376,5 @@ def detect_devices(vendor: str | None) -> Detected:
         ceilings=remembered(name, present.hardware or name.upper()),
         capabilities=host_capabilities(load_vendor(name)),
         others=tuple(others),
+        problem=present.problem,
     )

@@ -83,6 +83,10 @@ def build_plan(
         planner.warnings.append(
             f"this machine also has devices of {others}; {vendor_name} is measured: choose with --vendor"
         )
+    if detected.problem is not None and run.is_here and run.is_detected_vendor:
+        planner.warnings.append(
+            f"devices of {vendor_name} cannot be read, so that chip and telemetry are unknown: {detected.problem}"
+        )
     if cluster.container is not None and not CONTAINER_ENGINES[cluster.container.engine].is_tried:
         planner.warnings.append(
             f"container.engine: AccelMark was not run with {cluster.container.engine}; its commands follow its "

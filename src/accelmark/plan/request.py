@@ -48,6 +48,8 @@ class Detected:
     """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
     others: tuple[str, ...] = ()
     """Vendors of other accelerators of this machine, where the user named no vendor."""
+    problem: str | None = None
+    """Why the devices cannot be read although they are present."""
 
 
 @final
