@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, final
@@ -288,7 +289,7 @@ class InferenceRun:
         assert self.model is not None  # noqa: S101 - no_validation needs exist_onnx_path, which skips this step
         self.work_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "model.onnx"
-        self.case.export_model(self.model, next(iter(self.batches)).inputs, path)
+        self.case.export_model(self.model, self.example, path)
         self.onnx_path = path
         self.details |= {"onnx_mib": round(path.stat().st_size / 2**20, 3), "onnx_sha256": file_hash(path)}
 
@@ -344,6 +345,11 @@ class InferenceRun:
             if engine is not None:
                 engine.close()
 
+    @cached_property
+    def example(self) -> tuple[Tensor, ...]:
+        """Inputs of the first batch: workers read several batches at the start of a pass, whatever is taken of it."""
+        return next(iter(self.batches)).inputs
+
     def _framework(self, precision: InferPrecision) -> eager.Engine:
         """Return the framework's computation, without the options of the engine."""
         return eager.Engine(replace(self._request(precision), options={}), self.case.model_forward)
@@ -355,7 +361,7 @@ class InferenceRun:
         if precision == "int8" and settings.exist_compiler_path is None:  # synthetic data that is not measured
             make = self.case.synthetic_batch if settings.synthetic else self.case.calibration_batch
             calibration = make(max(settings.batch_size, CALIBRATION_ITEMS)).inputs
-        example = tuple(tensor[: settings.batch_size] for tensor in calibration) or next(iter(self.batches)).inputs
+        example = tuple(tensor[: settings.batch_size] for tensor in calibration) or self.example
         return EngineRequest(
             model=self.model,
             onnx_path=self.onnx_path or file_at(settings.exist_onnx_path),
