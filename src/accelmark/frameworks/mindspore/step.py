@@ -22,7 +22,8 @@ class Step:
         """``parameters`` are those that gradients are computed for, in this order."""
         self._case, self._model, self._parameters = case, model, parameters
         self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
-        self._evaluations: dict[tuple[str, ...], Callable[..., Any]] = {}
+        self._evaluations: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """Captured, and as it is written."""
 
     def gradients(self, batches: list[Batch], scale: Tensor, draw: Callable[[int], None]) -> tuple[Tensor, Gradients]:
         """Return the sums of the losses and gradients of some batches, each multiplied by ``scale``.
@@ -42,10 +43,17 @@ class Step:
         names = tuple(batch)
         if names not in self._evaluations:
             case, model = self._case, self._model
-            self._evaluations[names] = compiled(
-                lambda *tensors: case.eval_sums(model, dict(zip_strict(names, tensors)))
-            )
-        sums: Mapping[str, Tensor] = self._evaluations[names](*batch.values())
+
+            def sums_of(*tensors: Tensor) -> Mapping[str, Tensor]:
+                return case.eval_sums(model, dict(zip_strict(names, tensors)))
+
+            self._evaluations[names] = compiled(sums_of), sums_of
+        captured, plain = self._evaluations[names]
+        try:
+            sums: Mapping[str, Tensor] = captured(*batch.values())
+        except SystemError:  # now and then MindSpore 2.10 generates bytecode that does not run
+            self._evaluations[names] = plain, plain
+            sums = plain(*batch.values())
         return sums
 
     def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
