@@ -67,7 +67,7 @@ def json_objects(lines: Iterable[bytes | str]) -> Iterator[dict[str, Any]]:
 def problems_of(error: ValidationError, model: type[BaseModel], where: str) -> list[Problem]:
     """Convert pydantic's errors to sentences; for an unknown key, suggest the nearest known name."""
     items = error.errors()
-    # pydantic also calls a list too short of which no entry is valid.
+    # Where every entry of a list is invalid, pydantic also reports the list as too short.
     invalid = {item["loc"][:depth] for item in items for depth in range(len(item["loc"]))}
     return [_problem(item, model, where) for item in items if item["type"] != "too_short" or item["loc"] not in invalid]
 

@@ -71,7 +71,7 @@ def row_metrics(
     control: dist.ProcessGroup | None,
     copies: int,
 ) -> dict[str, float]:
-    """Return the metrics of all ranks' rows, of which each comes from ``copies`` consecutive ranks.
+    """Return the metrics of the rows of all ranks; ``copies`` consecutive ranks hold the same rows.
 
     Rank 0 alone collects the rows, which may be gigabytes, and computes; all ranks call this.
 
