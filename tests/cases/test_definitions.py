@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.frameworks.pytorch.model.identity import count_flops
 from accelmark.frameworks.pytorch.training.evaluation import metrics_of
+from accelmark.spec.errors import RequestError
 from accelmark.spec.layers import Layer, flatten, resolve
 from accelmark.spec.plugins.catalog import find, folders, frameworks_of, load_case
 from accelmark.tasks.text.pytorch import SequenceToSequence
@@ -56,6 +58,12 @@ def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
     place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
     make_case = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)  # type: ignore[type-abstract]
     return make_case(settings, {}, place)
+
+
+def test_a_folder_of_a_case_that_was_removed_is_named(tmp_path: Path) -> None:
+    ref = find("cases", "resnet_mini").ref("train").model_copy(update={"path": tmp_path / "gone"})
+    with pytest.raises(RequestError, match="gone: the folder of the case does not exist any more"):
+        case_class(ref, "pytorch", TrainCase)  # type: ignore[type-abstract]
 
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))

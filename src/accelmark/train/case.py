@@ -40,8 +40,10 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
 
     It is ``Case`` of ``<framework>.py``, the class that ``case.yaml`` declares, or ``Case`` of ``arrays.py``.
 
-    Raises RequestError: none of them defines it.
+    Raises RequestError: none of them defines it, or the folder was removed since the run was planned.
     """
+    if not folder.path.is_dir():
+        raise RequestError(f"{folder.path}: the folder of the case does not exist any more; train in this checkout")
     case: Any
     is_own = (folder.path / f"{framework}.py").is_file()
     if not is_own and (declared := _declared_class(folder.path / "case.yaml", framework)) is not None:

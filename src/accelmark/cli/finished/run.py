@@ -243,8 +243,8 @@ def _conclusion(verification: Verification) -> str:
     if verification.signature.status == "broken":
         return "The signature does not belong to these files."
     return (
-        "Files intact. This AccelMark computes other results from them: "
-        "it, or its copy of the case, differs from the one that ran."
+        "Files intact. The differences above come from another AccelMark or copy of the case than the ones that ran, "
+        "or from another copy of the data."
     )
 
 
