@@ -17,7 +17,7 @@ from support import case_support
 import accelmark
 from accelmark import api
 from accelmark.cli.main import app
-from accelmark.compat.flagperf.coverage import coverage
+from accelmark.compat.flagperf.parse import coverage
 from accelmark.datasets.catalogue import known_datasets
 from accelmark.explain.entries import all_terms, entries, settings
 from accelmark.results.figures import FIGURE_GROUPS, title_of

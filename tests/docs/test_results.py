@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from accelmark.compat.flagperf.coverage import coverage
+from accelmark.compat.flagperf.parse import coverage
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import open_sources
 from accelmark.spec.plugins.catalog import folders, load_case

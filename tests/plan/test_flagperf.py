@@ -247,11 +247,10 @@ def test_the_training_examples_of_the_documents_run_as_they_are_written(tmp_path
     left = left_in(converted)
     if not is_open:
         for name, values in FIXED.items():
-            assert all(value in left[name] for value in values), left[name]
-        assert "--open" in left["bert:pytorch:A100:1:8:1"]
+            assert all(value in left[name] for value in (*values, "--open")), left[name]
     others = {"FLAGPERF_PATH", "ACCE_CONTAINER_OPT", "CASES", "target_mlm_accuracy"}
     others |= {"start_warmup_step", "cache_eval_data"}
-    assert left.keys() == others | (set() if is_open else {*FIXED, "bert:pytorch:A100:1:8:1"})
+    assert left.keys() == others | (set() if is_open else {*FIXED})
     assert "mlm accuracy ≥ 0.72" in left["target_mlm_accuracy"]
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(converted.cluster))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"cluster": "cluster.yaml"} | converted.run))
@@ -343,9 +342,6 @@ CASES:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("max_steps = -5", "does not fit end.max_steps: input should be greater than 0, found -5"),
-        ("warmup = 500", "does not fit schedule.warmup_ratio"),
-        ("seed = 1.5", "does not fit seed"),
         ("lr = '0.1'", "is not a number: '0.1'"),
         ("fp16 = 'O2'", "is neither True nor False: 'O2'"),
         ("amp = False", "False does not say which precision it is instead"),

@@ -18,7 +18,7 @@ from accelmark.spec.number_format import limit_percent
 if TYPE_CHECKING:
     from accelmark.cli.checks import Check
     from accelmark.compat.flagperf.convert import Converted
-    from accelmark.compat.flagperf.coverage import Coverage as Carried
+    from accelmark.compat.flagperf.parse import Coverage as Carried
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
     from accelmark.spec.plugins.catalog import Folder
 
@@ -56,7 +56,7 @@ def cases(
     if flagperf:
         if name or family:
             raise RequestError("--flagperf lists all models of FlagPerf: give neither a case nor --family")
-        from accelmark.compat.flagperf.coverage import coverage
+        from accelmark.compat.flagperf.parse import coverage
 
         carried = coverage()
         return Output(carried, lambda: _list_flagperf(carried))

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
-from accelmark.compat.flagperf.coverage import equivalent
+from accelmark.compat.flagperf.parse import equivalent
 from accelmark.results.claims import Claim, require_unit
 from accelmark.results.export import BENCHMARKS
 from accelmark.spec.errors import Problem, SpecError

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import accelmark
-from accelmark.compat.flagperf.coverage import equivalent
-from accelmark.compat.flagperf.parse import TABLES
+from accelmark.compat.flagperf.parse import TABLES, case_of_model
 from accelmark.results.figures import FigureName, figures_of
 from accelmark.results.rounds.summary import aggregate, worst
 from accelmark.results.schema import CaseResult, Point, RoundResult, Summary, finding, value
@@ -38,7 +37,6 @@ _TASK_LOG: Final = re.compile(r"start_(\w+)_task\.log")
 _HOST_LOGS: Final = {"cpu", "mem", "pwr"}
 _MAX_POINTS: Final = 500
 _UNKNOWN: Final = "FlagPerf's log does not have it"
-RULE: Final = "foreign-log"
 
 
 class _Event(NamedTuple):
@@ -62,9 +60,10 @@ def read_run(path: Path) -> dict[str, str]:
     for folder in sorted(path.glob("*/round*"), key=lambda folder: (folder.parent.name, len(folder.name), folder.name)):
         result = _round(folder)
         rounds[f"{result.key.slug}/{folder.name}"] = result
-    cases = []
-    for slug, names in groupby(rounds, key=lambda name: name.partition("/")[0]):
-        cases.append(_case(slug, {name: rounds[name] for name in names}))
+    cases = [
+        _case({name: rounds[name] for name in names})
+        for _, names in groupby(rounds, key=lambda name: name.partition("/")[0])
+    ]
     first = next(iter(rounds.values()))
     summary = Summary(
         accelmark_version=accelmark.__version__,
@@ -75,13 +74,12 @@ def read_run(path: Path) -> dict[str, str]:
         vendor=first.vendor,
         cases=tuple(cases),
     )
-    files = {f"{name}/{RESULT_FILE}": result.model_dump_json() + "\n" for name, result in rounds.items()}
-    return {f"{summary.run}/{name}": text for name, text in files.items()} | {
-        f"{summary.run}/{SUMMARY_FILE}": summary.model_dump_json(indent=1) + "\n"
-    }
+    files = {f"{name}/{RESULT_FILE}": result.model_dump_json() for name, result in rounds.items()}
+    files[SUMMARY_FILE] = summary.model_dump_json(indent=1)
+    return {f"{summary.run}/{name}": f"{text}\n" for name, text in files.items()}
 
 
-def _case(slug: str, rounds: Mapping[str, RoundResult]) -> CaseResult:
+def _case(rounds: Mapping[str, RoundResult]) -> CaseResult:
     results = list(rounds.values())
     first, reached = results[0], {result.converged for result in results}
     findings = tuple(finding.model_copy(update={"round": None}) for finding in first.findings)
@@ -123,6 +121,8 @@ def _round(folder: Path) -> RoundResult:
     thinned = steps[:: max(1, len(steps) // _MAX_POINTS)]
     last = steps[-1].value if steps else {}
     what = f"read from FlagPerf's log {folder.parent.name}/{folder.name}: not audited, and its settings are not known"
+    monitors = (file.name.removesuffix("_monitor.log") for file in sorted(nodes[0].glob("*_monitor.log")))
+    vendor = next((name for name in monitors if name not in _HOST_LOGS), "unknown")
     return RoundResult(
         key=key,
         task="train",
@@ -132,7 +132,7 @@ def _round(folder: Path) -> RoundResult:
         state="succeeded" if finished else "failed",
         reason=None if finished else "rank 0 logged no FINISHED",
         converged=finished.get("converged"),
-        vendor=_vendor(nodes[0]),
+        vendor=TABLES["vendors"].get(vendor, vendor),
         precision="unknown",
         started_at=datetime.fromtimestamp(events[0].time_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),
         figures={name: value(_number(given.get(name)), _UNKNOWN) for name in figures_of("train")},
@@ -147,7 +147,7 @@ def _round(folder: Path) -> RoundResult:
         num_steps=finished.get("global_steps") or last.get("global_steps") or 0,
         num_samples=finished.get("num_trained_samples") or last.get("num_trained_samples") or 0,
         num_devices=len(logs),
-        findings=(finding("open", RULE, "a run of AccelMark", what),),
+        findings=(finding("open", "foreign-log", "a run of AccelMark", what),),
     )
 
 
@@ -184,18 +184,11 @@ def _key(folder: Path, nodes: list[Path], nproc: int, events: list[_Event]) -> C
         model, (framework, _, version) = source[1], next(tasks, source[2]).partition("_")
         scale = _SCALE.search(name)
         hardware = scale[1] if scale is not None else "unknown"
-    carried = equivalent(model, "train")
     return CaseKey(
-        model=model if carried is None or carried.case is None else carried.case,
+        model=case_of_model(model, "train"),
         framework=framework,
         framework_version=version or None,
         hardware=hardware,
         nnodes=len(nodes),
         nproc=nproc,
     )
-
-
-def _vendor(node: Path) -> str:
-    names = (file.name.removesuffix("_monitor.log") for file in sorted(node.glob("*_monitor.log")))
-    name = next((name for name in names if name not in _HOST_LOGS), "unknown")
-    return str(TABLES["vendors"].get(name, name))

@@ -1,20 +1,22 @@
-"""Parse FlagPerf's files without executing them: assignments of literals in Python, or YAML."""
+"""Parse FlagPerf's files without executing them: assignments of literals in Python, or YAML; list its models."""
 
 from __future__ import annotations
 
 import ast
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Literal, TypeVar, final
 
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import load_yaml, read_text, read_yaml
 
 T = TypeVar("T")
 Values = dict[str, Any]
+Task = Literal["train", "infer"]
 _LONGEST: Final = 10_000
 """Characters of a text that is put together from others."""
 _LARGEST: Final = 1e30
@@ -23,6 +25,45 @@ _ASSIGNED: Final = re.compile(r"^([A-Za-z_]\w*)[ \t]*=[ \t]*", re.MULTILINE)
 _OPERATORS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 TABLES: Final = read_yaml(Path(__file__).with_name("settings.yaml"))
 """FlagPerf's settings and what AccelMark has in their place."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """A model of FlagPerf and its equivalent."""
+
+    task: Task
+    model: str
+    """Name in FlagPerf's keys."""
+    frameworks: str
+    """Frameworks that FlagPerf has it in."""
+    case: str | None
+    """The case that carries it, or its nearest equivalent; None: there is none."""
+    note: str
+    """What differs, or why no case carries it."""
+
+
+@cache
+def coverage() -> Sequence[Coverage]:
+    """Return all models of FlagPerf from ``coverage.yaml``, training first."""
+    table = read_yaml(Path(__file__).with_name("coverage.yaml"))
+    tasks: tuple[Task, Task] = ("train", "infer")
+    return tuple(
+        Coverage(task, row["model"], row.get("frameworks", ""), row["case"], row.get("note", ""))
+        for task in tasks
+        for row in table[task]
+    )
+
+
+def equivalent(model: str, task: Task) -> Coverage | None:
+    """Return the entry of a model in FlagPerf's keys, or None where it is none of FlagPerf's."""
+    return next((entry for entry in coverage() if (entry.model, entry.task) == (model, task)), None)
+
+
+def case_of_model(model: str, task: Task) -> str:
+    """Return the case that carries a model of FlagPerf, else the model's own name."""
+    covered = equivalent(model, task)
+    return model if covered is None or covered.case is None else covered.case
 
 
 @final
@@ -57,11 +98,9 @@ class Parsed:
     """The settings of one file, and its other statements."""
 
     file: str
-    values: dict[str, Any]
+    values: Values
     skipped: dict[str, str] = field(default_factory=dict)
     """Name (or ``line N``) -> why it could not be read as data."""
-    taken_whole: dict[str, str] = field(default_factory=dict)
-    """``line N`` -> the module of a ``from M import *`` in this line."""
 
     def settings(self) -> list[Given]:
         """Return every setting of the file."""
@@ -70,30 +109,24 @@ class Parsed:
 
 def parse_file(path: Path) -> Parsed:
     """Read a ``.py`` or ``.yaml`` file of FlagPerf; raise SpecError if it is neither or cannot be read."""
-    if path.is_dir():
-        raise SpecError([Problem(str(path), "", "is a directory", "name the files in it")])
+    text = read_text(path)
     if path.suffix in (".yaml", ".yml"):
-        text = read_text(path)
-        content = Parsed(str(path), load_yaml(_ASSIGNED.sub(r"\1: ", text), path))
+        parsed = Parsed(str(path), load_yaml(_ASSIGNED.sub(r"\1: ", text), path))
         for line in _ASSIGNED.finditer(text):
             number = text.count("\n", 0, line.start()) + 1
-            content.skipped[f"line {number}"] = f"is no YAML ({line[1]} = ...): read as {line[1]}: ..."
-        if content.values.get("CASES", {}) is None:
-            cases = {key: content.values.pop(key) for key in [*content.values] if ":" in str(key)}
-            content.values["CASES"] = cases or None
-        return content
-    if path.suffix != ".py":
-        raise SpecError([Problem(str(path), "", "is neither a .py nor a .yaml file")])
+            parsed.skipped[f"line {number}"] = f"is no YAML ({line[1]} = ...): read as {line[1]}: ..."
+        if parsed.values.get("CASES", {}) is None:  # its keys are not indented
+            parsed.values["CASES"] = {
+                key: parsed.values.pop(key) for key in [*parsed.values] if ":" in str(key)
+            } or None
+        return parsed
     parsed = Parsed(str(path), {})
     try:
-        for statement in ast.parse(path.read_bytes(), str(path)).body:
+        for statement in ast.parse(text, str(path)).body:
             _take(statement, parsed)
-    except OSError as error:
-        raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise SpecError(
-            [Problem(str(path), "", f"is not readable as Python: {error or type(error).__name__}")]
-        ) from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        what = f"is not readable as Python: {error or type(error).__name__}"
+        raise SpecError([Problem(str(path), "", what)]) from error
     return parsed
 
 
@@ -102,11 +135,9 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
     match statement:
         case ast.Import() | ast.Expr(value=ast.Constant()):  # or a docstring
             return
-        case ast.ImportFrom(module=module, names=[ast.alias(name="*")]):
-            parsed.taken_whole[line] = module or "."
         case ast.ImportFrom(module=module, names=aliases):
             names = ", ".join(alias.name for alias in aliases)
-            parsed.skipped[line] = f"takes {names} from {module or '.'}, which is not read"
+            parsed.skipped[line] = f"takes {names} from {module or '.'}, which is read only if it is imported, too"
         case (
             ast.Assign(targets=[ast.Name(id=name)], value=expression)
             | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as expression)
@@ -116,9 +147,8 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
                 parsed.values[name] = _literal(expression, parsed.values)
             except (ValueError, TypeError, SyntaxError, ArithmeticError):
                 parsed.values.pop(name, None)
-                parsed.skipped[name] = (
-                    f"the value is an expression, and the importer runs no code: {ast.unparse(expression)[:80]}"
-                )
+                written = ast.unparse(expression)[:80]
+                parsed.skipped[name] = f"the value is an expression, and the importer runs no code: {written}"
         case _:
             parsed.skipped[line] = "is code, not a setting"
 
@@ -159,17 +189,16 @@ def text(value: Any) -> str:
 
 
 def texts(value: Any) -> list[str]:
-    """Convert a list of strings, or a string separated by commas or blanks."""
-    if isinstance(value, str):
-        return [part for part in re.split(r"[,\s]+", value) if part]
-    if not isinstance(value, list | tuple):
+    """Convert a list of strings, or a string separated by commas or blanks; empty entries count as none."""
+    parts = re.split(r"[,\s]+", value) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
         raise TypeError("is neither a list nor text")
-    return [text(item) for item in value]
+    return [part for part in map(text, parts) if part]
 
 
 def whole(value: Any) -> int:
     """Convert an integer, or a string that contains one."""
-    written = "" if isinstance(value, float) else text(value)
+    written = text(value)
     if not written.isascii() or not written.isdigit():
         raise ValueError("is not a whole number")
     return int(written)
