@@ -18,8 +18,7 @@ from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.secret import without_userinfo
 
 ENVIRONMENT_FILE: Final = "environment_variables.sh"
-REQUIREMENTS_FILE: Final = "requirements.txt"
-BUILD_FILES: Final = ("setup.py", "pyproject.toml", "setup.cfg", "MANIFEST.in", "CMakeLists.txt", "README.md")
+_BUILD_FILES: Final = ("setup.py", "pyproject.toml", "setup.cfg", "MANIFEST.in", "CMakeLists.txt", "README.md")
 _SCALE: Final = re.compile(r".+x\d+x\d+")
 
 
@@ -27,14 +26,16 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
     """Return the contents of ``folder`` (``vendors/<v>/cases/<model>-<framework>``), None if it does not exist."""
     if not folder.is_dir():
         return None
-    csrc = folder / "csrc"
+    csrc, listed = folder / "csrc", configuration_file(folder, "requirements.txt")
+    written = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else ()
+    requirements = filter(None, (line.partition("#")[0].strip() for line in written))
     return AdaptationFiles(
         path=folder,
         is_extension=not (folder.parents[1] / "vendor.yaml").is_file(),
         sha256=tree_hash(folder, whole=True),
         extern={name: _lines(path, "#") for name, path in _files(folder / "extern") if path.suffix == ".py"},
-        kernels={name: _lines(path, "//") for name, path in _files(csrc) if path.name not in BUILD_FILES},
-        requirements=_requirements(configuration_file(folder, REQUIREMENTS_FILE)),
+        kernels={name: _lines(path, "//") for name, path in _files(csrc) if path.name not in _BUILD_FILES},
+        requirements=tuple(map(without_userinfo, requirements)),
         has_environment=configuration_file(folder, ENVIRONMENT_FILE).is_file(),
         has_build=any((csrc / name).is_file() for name in ("setup.py", "pyproject.toml")),
     )
@@ -42,7 +43,7 @@ def adaptation_files(folder: Path) -> AdaptationFiles | None:
 
 def requirements_file(*folders: Path | None) -> Path | None:
     """Return the first ``requirements.txt`` of ``folders``: a vendor's file replaces the case's."""
-    files = (configuration_file(folder, REQUIREMENTS_FILE) for folder in folders if folder is not None)
+    files = (configuration_file(folder, "requirements.txt") for folder in folders if folder is not None)
     return next(filter(Path.is_file, files), None)
 
 
@@ -62,14 +63,6 @@ def _lines(path: Path, comment: str) -> int:
     return sum(1 for line in map(str.strip, text.splitlines()) if line and not line.startswith(comment))
 
 
-def _requirements(path: Path) -> tuple[str, ...]:
-    if not path.is_file():
-        return ()
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    # for reports only; pip reads the file itself
-    return tuple(without_userinfo(line) for line in lines if line)
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -83,15 +76,11 @@ class Capabilities:
 
 def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
     """Detect capabilities from files of this host; return each with its file."""
-    capabilities = {}
-    for name, test in vendor.capabilities.items():
-        try:
-            text = test.file.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        if re.search(test.pattern, text):
-            capabilities[name] = str(test.file)
-    return capabilities
+    return {
+        name: str(test.file)
+        for name, test in vendor.capabilities.items()
+        if test.file.is_file() and re.search(test.pattern, test.file.read_text(encoding="utf-8", errors="replace"))
+    }
 
 
 def vendor_layers(
@@ -99,36 +88,31 @@ def vendor_layers(
 ) -> tuple[list[Layer], tuple[LayerFile, ...]]:
     """Return the vendor's layers for ``key``, weakest first, and which files were applied.
 
-    Files are in the folder or in its ``config/``. ``<stem>.yaml`` applies at every scale,
-    ``<stem>_<capability>.yaml`` where the device has the capability (several in alphabetical order),
-    ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale; ``stem`` is ``config`` or ``infer``. The
-    folders ``adaptations``, weakest first, need not exist; files of the second and later ones are named with their
-    directory. Raises SpecError if a file that applies cannot be read.
+    Files are in the folders ``adaptations``, weakest first, or in their ``config/``. ``<stem>.yaml`` (``stem`` is
+    ``config``, ``infer`` or ``serve``) applies at every scale, ``<stem>_<capability>.yaml`` where the device has the
+    capability, ``<stem>_<HW>x<nnodes>x<nproc>.yaml`` at that scale. Raises SpecError if a file that applies cannot be
+    read.
     """
     scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
+    lacking = f"(known: {', '.join(sorted(capabilities.sources)) or 'none'})"
+    lacking += f"; {capabilities.unknown}" if capabilities.unknown is not None else ""
     files: list[tuple[tuple[int, int], LayerFile, Path]] = []
     for place, folder in enumerate(adaptations):
         for path in sorted([*folder.glob(f"{stem}*.yaml"), *folder.glob(f"config/{stem}*.yaml")]):
+            suffix = path.stem.removeprefix(stem)
+            named = suffix.removeprefix("_")
+            if not suffix:
+                strength, applied, reason = 0, True, "applies at every scale"
+            elif suffix == named:
+                continue
+            elif _SCALE.fullmatch(named):
+                strength, applied, reason = 2, named == scale, f"the scale is {scale}"
+            else:
+                strength, applied = 1, named in capabilities.sources
+                reason = f"the device is not known to have {named} {lacking}"
+                reason = f"the device has {named} ({capabilities.sources[named]})" if applied else reason
             name = f"vendors/{vendor}/cases/{path.relative_to(folder.parent).as_posix()}"
             name += f" in {folder.parents[3]}" if place else ""
-            suffix = path.stem.removeprefix(stem)
-            if not suffix:
-                files.append(((place, 0), LayerFile(file=name, applied=True, reason="applies at every scale"), path))
-            elif _SCALE.fullmatch(suffix[1:]):
-                file = LayerFile(file=name, applied=suffix[1:] == scale, reason=f"the scale is {scale}")
-                files.append(((place, 2), file, path))
-            elif suffix.startswith("_"):
-                files.append(((place, 1), _capability_file(name, suffix[1:], capabilities), path))
-    applied = sorted((entry for entry in files if entry[1].applied), key=lambda entry: (entry[0], entry[2]))
-    return [Layer.of(file.file, read_yaml(path)) for _, file, path in applied], tuple(file for _, file, _ in files)
-
-
-def _capability_file(name: str, capability: str, capabilities: Capabilities) -> LayerFile:
-    source = capabilities.sources.get(capability)
-    if source is not None:
-        return LayerFile(file=name, applied=True, reason=f"the device has {capability} ({source})")
-    known = ", ".join(sorted(capabilities.sources)) or "none"
-    reason = f"the device is not known to have {capability} (known: {known})"
-    if capabilities.unknown is not None:
-        reason += f"; {capabilities.unknown}"
-    return LayerFile(file=name, applied=False, reason=reason)
+            files.append(((place, strength), LayerFile(file=name, applied=applied, reason=reason), path))
+    used = sorted((entry for entry in files if entry[1].applied), key=lambda entry: (entry[0], entry[2]))
+    return [Layer.of(file.file, read_yaml(path)) for _, file, path in used], tuple(file for _, file, _ in files)

@@ -77,22 +77,22 @@ def build_plan(
         command_line=command_line or {},
         data_dirs=data_dirs,
     )
-    planner = _Planner(run, is_partial=bool(earlier_problems), problems=[*earlier_problems, *unusable_parts(cluster)])
+    warnings = []
     if detected.others and run.is_here:
         others = ", ".join(detected.others)
-        planner.warnings.append(
-            f"this machine also has devices of {others}; {vendor_name} is measured: choose with --vendor"
-        )
-    if detected.problem is not None and run.is_here and run.is_detected_vendor:
-        planner.warnings.append(
-            f"devices of {vendor_name} cannot be read, so that chip and telemetry are unknown: {detected.problem}"
-        )
+        warnings.append(f"this machine also has devices of {others}; {vendor_name} is measured: choose with --vendor")
+    if detected.problem is not None and run.is_here:
+        what = "cannot be read, so that chip and telemetry are unknown"
+        warnings.append(f"devices of {vendor_name} {what}: {detected.problem}")
     if cluster.container is not None and not CONTAINER_ENGINES[cluster.container.engine].is_tried:
-        planner.warnings.append(
-            f"container.engine: AccelMark was not run with {cluster.container.engine}; its commands follow its "
-            "documentation: look at them with --dry-run"
-        )
-    planner.warnings += unread_plugins()
+        what = f"AccelMark was not run with {cluster.container.engine}; its commands follow its documentation"
+        warnings.append(f"container.engine: {what}: look at them with --dry-run")
+    planner = _Planner(
+        run,
+        is_partial=bool(earlier_problems),
+        problems=[*earlier_problems, *unusable_parts(cluster)],
+        warnings=[*warnings, *unread_plugins()],
+    )
     for case_request in request.cases:
         planner.add(case_request)
     if planner.problems or (planner.missing and not allow_missing_data):
@@ -122,11 +122,11 @@ class _Planner:
     is_partial: bool
     """Whether the cluster or the vendor is unknown."""
     problems: list[Problem]
+    warnings: list[str]
     missing: list[Problem] = field(default_factory=list)
     """Missing data, devices and framework versions."""
     absent: list[Problem] = field(default_factory=list)
     """Data directories that do not exist here; preflight reports them where nothing else is wrong."""
-    warnings: list[str] = field(default_factory=list)
     jobs: list[PlannedJob] = field(default_factory=list)
     planned: dict[str, str] = field(default_factory=dict)
     """Directory of a key's rounds -> the key as written."""
@@ -154,12 +154,11 @@ class _Planner:
 
     def _plan(self, key: CaseKey, request: CaseRequest) -> None:
         chip = self._chip(key)
-        folder = find("cases", key.model, self.run.where)
         asked = KeyRequest(
             run=self.run,
             key=key,
             request=request,
-            folder=folder,
+            folder=find("cases", key.model, self.run.where),
             case=load_case(key.model),
             capabilities=self._capabilities(chip),
             problems=self.problems,
@@ -178,24 +177,25 @@ class _Planner:
         first = _first_round(asked, planned, chip)
         command = tuple(module_command("python", planned.work.rank_module, "job.json"))
         hosts = enumerate(self.run.cluster.hosts[: key.nnodes])
-        nodes = tuple(PlannedNode(host=host.name, noderank=n, nproc=key.nproc, command=command) for n, host in hosts)
-        file = requirements_file(asked.adaptation, folder.path)
-        self.jobs += [
-            PlannedJob(
-                directory=f"{planned.directory}/round{number}",
-                job=first.model_copy(update={"round": number, "work": planned.work.for_round(number)}),
-                requires=tuple(_needs(asked, planned, first.framework)),
-                installs=tuple(requirement_names(file)) if file is not None else (),
-                layer_files=planned.layer_files,
-                nodes=nodes,
-            )
-            for number in range(1, key.repeat + 1)
-        ]
+        file = requirements_file(asked.adaptation, asked.folder.path)
+        job = PlannedJob(
+            directory="",
+            job=first,
+            requires=_needs(asked, planned, first.framework),
+            installs=tuple(requirement_names(file)) if file is not None else (),
+            layer_files=planned.layer_files,
+            nodes=tuple(PlannedNode(host=host.name, noderank=n, nproc=key.nproc, command=command) for n, host in hosts),
+        )
+        for number in range(1, key.repeat + 1):
+            spec = first.model_copy(update={"round": number, "work": planned.work.for_round(number)})
+            self.jobs.append(job.model_copy(update={"directory": f"{planned.directory}/round{number}", "job": spec}))
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else [])) if chip is not None else ()
-        sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}") if chip is not None else {}
+        sources: dict[str, str] = {}
+        if chip is not None:
+            named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else []))
+            sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}")
         if self.run.is_here:
             return Capabilities({**self.run.detected.capabilities, **sources})
         unknown = "capabilities of other machines are not detected: list them under the chip in vendor.yaml"
@@ -207,8 +207,7 @@ class _Planner:
         has_own = cluster.container is not None or cluster.environment_python(key.framework) is not None
         if wanted is None or not self.run.launcher.is_localhost or has_own:
             return
-        versions = map(installed_version, load_framework(key.framework).distributions)
-        version = next(filter(None, versions), None)
+        version = next(filter(None, map(installed_version, load_framework(key.framework).distributions)), None)
         if version is None or is_version(version, wanted):
             return
         what = f"names version {wanted} of {key.framework}, but {version} is installed"
@@ -256,17 +255,19 @@ class _Planner:
             self.missing.append(Problem(where, written, what, "lower the fifth part of the key"))
 
 
-def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> Iterator[Need]:
-    """Yield the packages that case, framework and work need."""
+def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> tuple[Need, ...]:
+    """Return the packages that case, framework and work need."""
     device = framework_device(asked.run.vendor, framework)
     declared = {
         f"case {asked.key.model}": asked.case.requires_for(framework),
         f"framework {framework}": (*load_framework(framework).requires, *device.requires),
         **planned.requires,
     }
-    for needed_by, requirements in declared.items():
-        for requirement in requirements:
-            yield Need(requirement=requirement, needed_by=needed_by, sdk=planned.sdks.get(requirement, ""))
+    return tuple(
+        Need(requirement=requirement, needed_by=needed_by, sdk=planned.sdks.get(requirement, ""))
+        for needed_by, requirements in declared.items()
+        for requirement in requirements
+    )
 
 
 def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:

@@ -31,13 +31,15 @@ _OF_CASE: Final = (
 
 def plan_inference(request: KeyRequest) -> PlannedWork:
     """Merge the inference settings of a key, and find its data and weights."""
-    case, run = require_task(request, "infer", request.case.infer), request.run
-    request.problems.extend(_scale_problems(request, case))
+    case, run, key = require_task(request, "infer", request.case.infer), request.run, request.key
+    if key.nnodes != 1 or (key.nproc != 1 and not case.generates):
+        one_device = f"{key.nproc} devices; only language models are split over several devices"
+        what = f"requests {f'{key.nnodes} hosts; inference runs on one' if key.nnodes != 1 else one_device}"
+        request.problems.append(Problem(request.where, str(key), what, f"write {key.model}:{key.framework}"))
     frameworks = catalog.inference_frameworks_of(request.case)
-    if request.key.framework not in frameworks:
-        what = f"the case {request.key.model!r} has no inference in framework {request.key.framework!r}"
-        hint = nearest(request.key.framework, frameworks)
-        request.problems.append(Problem(request.where, str(request.key), what, hint))
+    if key.framework not in frameworks:
+        what = f"the case {key.model!r} has no inference in framework {key.framework!r}"
+        request.problems.append(Problem(request.where, str(key), what, nearest(key.framework, frameworks)))
     # The command-line option for synthetic data uses the name of the training setting.
     named = {"synthetic" if key == "loader.synthetic" else key: value for key, value in run.command_line.items()}
     over = request.user_layers(named, _FILES)
@@ -45,19 +47,18 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     chosen = next((layer.values["compiler"] for layer in reversed(over) if "compiler" in layer.values), None)
     chosen = ENGINE_ALIASES.get(str(chosen), chosen)
     warnings = list(_unknown_engine(request, chosen))
-    layers, applied = vendor_layers(request.adaptations, run.vendor.name, request.key, request.capabilities, "infer")
-    spec = engines.get(str(chosen))
-    precisions = spec.precisions if spec is not None else ()
+    layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "infer")
+    precisions = engines[str(chosen)].precisions if chosen in engines else ()
     refused = {
         layer.name: f"{chosen!s} does not compute in {layer.values['precision']}"
         for layer in layers
         if precisions and layer.values.get("precision", precisions[0]) not in precisions
     }
-    marked = (
+    files = tuple(
         file.model_copy(update={"applied": False, "reason": refused[file.file]}) if file.file in refused else file
-        for file in applied
+        for file in files
     )
-    layers, applied = [layer for layer in layers if layer.name not in refused], tuple(marked)
+    layers = [layer for layer in layers if layer.name not in refused]
     resolved = resolve_inference(case, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
     if settings.compiler != chosen:
@@ -67,10 +68,18 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     engine = engines.get(settings.compiler or "")
     if engine is not None:
         request.problems.extend(_engine_problems(request, case, resolved, engine, engines))
-        warnings += _unknown_options(resolved, engine)
-    if request.key.nproc > 1 and (settings.synthetic or case.weights is None or "weights" in data_dirs):
-        request.problems.extend(_split_problems(request, settings, data_dirs, engines))
-    device = request.run.vendor.frameworks.get(request.key.framework)
+        for name in settings.engine_options if engine.options else ():  # an engine that declares none accepts any
+            if name not in engine.options:
+                where = f"{resolved.provenance[f'engine_options.{name}'].layer}: engine_options.{name}"
+                what = f"{settings.compiler} has no such option ({nearest(name, engine.options)})"
+                warnings.append(f"{where}: {what}")
+    if key.nproc > 1 and (settings.synthetic or case.weights is None or "weights" in data_dirs):
+        able = [name for name, spec in engines.items() if spec.uses(key.nproc)]
+        if settings.compiler is None or (engine is not None and settings.compiler not in able):
+            what = f"{settings.compiler or 'the framework'} computes on one device, the key requests {key.nproc}"
+            hint = f"engines of several devices: {', '.join(able) or 'none'}"
+            request.problems.append(Problem(request.where, "compiler", what, hint))
+    device = run.vendor.frameworks.get(key.framework)
     device_type = device.device_type if device is not None else "cpu"
     required = engine.requires_on(device_type, settings.engine_options) if engine is not None else ()
     has_weights = "weights" in data_dirs or any(request.folder.path.glob("*.safetensors"))
@@ -83,24 +92,14 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     )
     return PlannedWork(
         work=InferJob(**{name: getattr(case, name) for name in _OF_CASE}, settings=settings, notes=resolved.notes),
-        directory=f"{request.key.slug}-infer-{engine_words(settings)}",
+        directory=f"{key.slug}-infer-{engine_words(settings)}",
         data_dirs=data_dirs,
         provenance=resolved.provenance,
-        layer_files=applied,
+        layer_files=files,
         requires={needed_by: requirements for is_used, needed_by, requirements in needs if is_used},
         sdks=engine.sdks if engine is not None else {},
         warnings=(*warnings, *data_warnings),
     )
-
-
-def _scale_problems(request: KeyRequest, case: InferCaseSpec) -> Iterator[Problem]:
-    key, what = request.key, ""
-    if key.nnodes != 1:
-        what = f"requests {key.nnodes} hosts; inference runs on one"
-    elif key.nproc != 1 and not case.generates:
-        what = f"requests {key.nproc} devices; only language models are split over several devices"
-    if what:
-        yield Problem(request.where, str(key), what, f"write {key.model}:{key.framework}")
 
 
 def _unknown_engine(request: KeyRequest, name: object) -> Iterator[str]:
@@ -183,25 +182,6 @@ def _engine_problems(
         what = f"{name} computes on {', '.join(engine.device_types)}, the vendor's device is {device.device_type}"
         hint = able(lambda spec: not spec.device_types or device.device_type in spec.device_types)
         request.missing.append(Problem(layer_of["compiler"], "compiler", what, hint))
-
-
-def _unknown_options(resolved: Resolved[InferSettings], engine: EngineSpec) -> Iterator[str]:
-    """Yield the options that the engine does not declare; an engine that declares none accepts any."""
-    for name in resolved.settings.engine_options if engine.options else ():
-        if name not in engine.options:
-            where = f"{resolved.provenance[f'engine_options.{name}'].layer}: engine_options.{name}"
-            yield f"{where}: {resolved.settings.compiler} has no such option ({nearest(name, engine.options)})"
-
-
-def _split_problems(
-    request: KeyRequest, settings: InferSettings, data: Mapping[str, Path], engines: Mapping[str, EngineSpec]
-) -> Iterator[Problem]:
-    """Yield a problem where the engine uses fewer devices than the key requests."""
-    name, able = settings.compiler, [other for other, spec in engines.items() if spec.uses(request.key.nproc)]
-    if name is None or (name in engines and name not in able):
-        what = f"{name or 'the framework'} computes on one device, the key requests {request.key.nproc}"
-        hint = f"engines of several devices: {', '.join(able) or 'none'}"
-        yield Problem(request.where, "compiler", what, hint)
 
 
 def _data(request: KeyRequest, case: InferCaseSpec, settings: InferSettings) -> tuple[dict[str, Path], list[str]]:

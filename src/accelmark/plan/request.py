@@ -39,13 +39,13 @@ class Detected:
     """The chip's name for keys (``H100``, ``CPU``)."""
     chip: Chip | None
     num_devices: int | None
-    """null if ranks are not bound to devices (a CPU)."""
+    """None if ranks are not bound to devices (a CPU)."""
     ceilings: Ceilings | None = None
-    """Rates that ``accelmark probe`` measured on these devices; None without a probe."""
+    """Rates that ``accelmark probe`` measured."""
     is_present: bool = True
     """Whether devices of the vendor were found; otherwise ``hardware`` is only the vendor's name."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
-    """Detected capability of this machine (``amx_bf16``) -> the file that shows it."""
+    """Detected capability (``amx_bf16``) -> the file that shows it."""
     others: tuple[str, ...] = ()
     """Vendors of other accelerators of this machine, where the user named no vendor."""
     problem: str | None = None
@@ -121,13 +121,17 @@ class KeyRequest:
         A relative path starts at the directory of the run file, or at the current one. ``files`` maps settings that
         name a file to whether they may also be another word, which is kept where no such file exists.
         """
-        # The parent of "command line" as a path is the current directory.
-        layers = [(Layer.of(self.where, self.request.settings), Path(self.where).parent)]
-        layers.append((Layer("command line", command_line), Path()))
-        return [
-            Layer(layer.name, {key: _absolute(key, value, base, files) for key, value in layer.values.items()})
-            for layer, base in layers
-        ]
+        layers = [Layer.of(self.where, self.request.settings), Layer("command line", dict(command_line))]
+        made = []
+        for layer in layers:
+            values = dict(layer.values)
+            for key in files.keys() & values:
+                if isinstance(values[key], str):
+                    # The parent of "command line" as a path is the current directory.
+                    path = (Path(layer.name).parent / Path(values[key]).expanduser()).absolute()
+                    values[key] = values[key] if files[key] and not path.is_file() else str(path)
+            made.append(Layer(layer.name, values))
+        return made
 
     def data_dirs(self, case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
         """Return the directories of a case's data; append to ``missing`` where the user must name one."""
@@ -142,17 +146,15 @@ class KeyRequest:
     def data_of(self, names: Collection[str]) -> dict[str, Path]:
         """Return the directories of the named data sets, in the user's directory or to be fetched.
 
-        A known data set that the case does not declare for training is taken from the user's directory only where that
-        contains a directory of its name.
+        A known data set that only inference or serving names is in the user's directory only where that has its folder.
         """
         given, case = self.request.data, self.case
         dirs: dict[str, Path] = {}
         for entry in case.all_data:
             name = entry if isinstance(entry, str) else str(entry.get("name"))
-            is_declared = name in case.data_names
-            where = given if is_declared or (given is not None and (given / name).is_dir()) else None
             if name in names:
-                dirs |= self.data_dirs(case.model_copy(update={"data": (entry,)}), where)
+                is_there = name in case.data_names or (given is not None and (given / name).is_dir())
+                dirs |= self.data_dirs(case.model_copy(update={"data": (entry,)}), given if is_there else None)
         return dirs
 
     def benchmark_dirs(self, settings: BenchmarkSettings) -> dict[str, Path]:
@@ -168,13 +170,6 @@ class KeyRequest:
             hint = f"in the directory of --data: {clone}; or --set benchmarks=[], whose result is OPEN"
             self.missing.append(Problem(self.where, "benchmarks", f"no data of {name}: {where}", hint))
         return dirs
-
-
-def _absolute(key: str, value: Any, base: Path, files: Mapping[str, bool]) -> Any:
-    if key not in files or not isinstance(value, str):
-        return value
-    path = (base / Path(value).expanduser()).absolute()
-    return value if files[key] and not path.is_file() else str(path)
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +31,17 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
     base = Layer.of(request.case_file, case.settings)
     adapted, files = vendor_layers(request.adaptations, run.vendor.name, request.key, request.capabilities, "serve")
     over = [expanded for layer in (*adapted, *user) for expanded in (*_preset(layer), layer)]
-    server = _server([base, *over], request.where)
-    if server is not None:
-        server, options = adapted_server(server, run.vendor_folder)
+    named: dict[str, Any] = {}
+    for layer in (base, *over):
+        named |= layer.values
+    server = None
+    if named.get("endpoint") is None:
+        if not isinstance(name := named.get("server"), str):
+            what = "names neither a server nor an endpoint"
+            hint = "--server transformers, or --endpoint URL --model NAME"
+            raise SpecError([Problem(request.where, "server", what, hint)])
+        find("servers", name, request.where)
+        server, options = adapted_server(load_server(name), run.vendor_folder)
         over = [*options, *over]
     resolved = resolve_as(
         ServeSettings, base, over, mutable=case.mutable, is_open=run.options.open, defaults=option_layer(server)
@@ -47,6 +55,13 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         hint = "a directory in Hugging Face's layout"
         request.missing.append(Problem(request.where, str(request.key), what, hint))
     request.problems.extend(_problems(request, server, resolved))
+    warnings = []
+    if server is not None and server.tried is None:
+        what = f"follows the documentation of {server.title} and was never run"
+        warnings.append(f"servers/{server.name}/server.yaml {what}")
+    if settings.endpoint is not None:
+        what = "server, hardware and weights of the endpoint are stated by its operator"
+        warnings.append(f"{what}: the result is OPEN at best")
     needs = (
         (True, "accelmark serve", ("httptools>=0.6.2", "tokenizers>=0.20")),
         (settings.scenarios, "scenarios", LOADGEN_REQUIRES),
@@ -60,23 +75,8 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         provenance=resolved.provenance,
         layer_files=files,
         requires={needed_by: requirements for is_used, needed_by, requirements in needs if is_used},
-        warnings=tuple(_warnings(server, settings)),
+        warnings=tuple(warnings),
     )
-
-
-def _server(layers: Sequence[Layer], where: str) -> ServerSpec | None:
-    """Return the server that the strongest layer names; None with an endpoint."""
-    values: dict[str, Any] = {}
-    for layer in layers:
-        values |= layer.values
-    if values.get("endpoint") is not None:
-        return None
-    name = values.get("server")
-    if not isinstance(name, str):
-        what = "names neither a server nor an endpoint"
-        raise SpecError([Problem(where, "server", what, "--server transformers, or --endpoint URL --model NAME")])
-    find("servers", name, where)
-    return load_server(name)
 
 
 def _preset(layer: Layer) -> Iterator[Layer]:
@@ -141,13 +141,6 @@ def _problems(request: KeyRequest, server: ServerSpec | None, resolved: Resolved
         able = sorted(name for name, other in servers.items() if other.uses(key.nproc))
         what = f"requests {key.nproc} devices; {server.title} uses {server.max_devices}"
         yield Problem(where, str(key), what, f"servers of {key.nproc} devices: {', '.join(able)}")
-
-
-def _warnings(server: ServerSpec | None, settings: ServeSettings) -> Iterator[str]:
-    if server is not None and server.tried is None:
-        yield f"servers/{server.name}/server.yaml follows the documentation of {server.title} and was never run"
-    if settings.endpoint is not None:
-        yield "server, hardware and weights of the endpoint are stated by its operator: the result is OPEN at best"
 
 
 def _directory(slug: str, settings: ServeSettings) -> str:

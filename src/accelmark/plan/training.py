@@ -12,6 +12,7 @@ from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import REFINES, Layer, Provenance, Resolved, resolve, setting_defaults
 from accelmark.spec.parallelism import AXES, NAMES, Mesh, fitting, has_part
+from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.plugins.catalog import folders, frameworks_of, hooks_file, load_framework, load_trainer
 from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
 from accelmark.spec.settings.training import NEEDED_NAME, TrainSettings
@@ -26,27 +27,35 @@ def parallelism_problems(
 ) -> Iterator[Problem]:
     """Yield why the setting cannot be used.
 
-    Args:
-        key: of the job; a rank is a device.
-        supported: names and axes that the framework, or an external trainer, has.
-        splits: axis -> settings under ``model`` that its degree divides, as the case declares them.
-        where: layer that set the value.
+    ``supported`` are the names and axes that the framework, or an external trainer, has; ``splits`` the settings under
+    ``model`` that the degree of an axis divides, as the case declares them; ``where`` is the layer of the value.
     """
     mesh = settings.parallelism
+    names = [name for name in NAMES if name in supported]
+    axes = [name for name in supported if name not in NAMES]
+    able = ", ".join(names) + (f", or a mesh of {', '.join(axes)}" if axes else "")
     if not isinstance(mesh, Mesh):
         if mesh not in supported:
-            yield _refused(where, key, mesh, supported)
+            yield Problem(where, _KEY, f"{mesh} is refused by {key.framework}", f"it supports {able}")
         return
     for axis, degree in mesh.degrees().items():
         if degree == 1:
             continue
         if axis not in supported:
-            yield _refused(where, key, f"{axis}={degree}", supported)
+            yield Problem(where, _KEY, f"{axis}={degree} is refused by {key.framework}", f"it supports {able}")
         elif axis != "fsdp" and axis not in splits:
-            able = ", ".join(["dp", "fsdp", *splits])
-            yield Problem(where, _KEY, f"the case {key.model!r} cannot be split by {axis}", f"its axes: {able}")
+            hint = f"its axes: {', '.join(['dp', 'fsdp', *splits])}"
+            yield Problem(where, _KEY, f"the case {key.model!r} cannot be split by {axis}", hint)
         else:
-            yield from _indivisible(settings, key, axis, degree, splits.get(axis, ()), where)
+            sizes, pieces = (
+                {name: int(str(settings.model[name])) for name in splits.get(axis, ())},
+                _PIECES.get(axis, 1),
+            )
+            if wrong := [f"model.{name} {size}" for name, size in sizes.items() if size % (degree * pieces)]:
+                divisible = {name: size // pieces if size % pieces == 0 else 1 for name, size in sizes.items()}
+                fits = ", ".join(map(str, fitting(key.world_size, divisible)))
+                what = f"{axis}={degree}" + (f" ({pieces} pieces a rank)" if pieces > 1 else "")
+                yield Problem(where, _KEY, f"{what} does not divide {', '.join(wrong)}", f"{axis} that fits: {fits}")
     try:
         mesh.sized(key.world_size)
     except ValueError as error:
@@ -89,29 +98,10 @@ def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str
             yield Problem(origin.layer, key, f"applies to {_KEY} {needed}, found {parallelism}", hint)
 
 
-def _indivisible(
-    settings: TrainSettings, key: CaseKey, axis: str, degree: int, names: tuple[str, ...], where: str
-) -> Iterator[Problem]:
-    sizes, pieces = {name: int(str(settings.model[name])) for name in names}, _PIECES.get(axis, 1)
-    wrong = [f"model.{name} {size}" for name, size in sizes.items() if size % (degree * pieces)]
-    if wrong:
-        divisible = {name: size // pieces if size % pieces == 0 else 1 for name, size in sizes.items()}
-        fits = ", ".join(map(str, fitting(key.world_size, divisible)))
-        what = f"{axis}={degree} " if pieces == 1 else f"{axis}={degree} ({pieces} pieces a rank) "
-        yield Problem(where, _KEY, f"{what}does not divide {', '.join(wrong)}", f"{axis} that fits: {fits}")
-
-
-def _refused(where: str, key: CaseKey, value: str, supported: Collection[str]) -> Problem:
-    names = [name for name in NAMES if name in supported]
-    axes = [name for name in supported if name not in NAMES]
-    able = ", ".join(names) + (f", or a mesh of {', '.join(axes)}" if axes else "")
-    return Problem(where, _KEY, f"{value} is refused by {key.framework}", f"it supports {able}")
-
-
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""
 _COMMAND_LINE: Final = "command line"
-_OF_CASE: Final = ("unit", "target", "reference_loss", "min_repeats", "made_up_data")
+_OF_CASE: Final = ("unit", "units_per_sample", "target", "reference_loss", "min_repeats", "made_up_data")
 """Fields of a job that are the case's."""
 
 
@@ -132,23 +122,22 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     rules = run.options.rules
     mutable, fixed_by = (case.mutable, "") if rules is None else (rules.mutable, f"rules {rules.name}")
     resolved = resolve(base, [*layers, *user], mutable=mutable, is_open=run.options.open, fixed_by=fixed_by)
-    settings, units, warnings = resolved.settings, case.units_per_sample, []
+    settings, warnings = resolved.settings, []
+    requires: dict[str, tuple[str, ...]] = {}
     if trainer is not None:
-        request.problems.extend(_trainer_problems(request, trainer, resolved))
+        request.problems.extend(_trainer_problems(request, case, trainer, resolved))
         fixed = [name for name, origin in resolved.provenance.items() if origin.layer == request.case_file]
         if ignored := [name for name in fixed if not trainer.passes(name) and name not in _NOT_PASSED]:
             warnings.append(f"{trainer.name} is not given {', '.join(ignored)}: its own values apply")
         requires = {f"trainer {trainer.name}": trainer.requires}
     elif is_known:
-        request.problems.extend(_setting_problems(request, resolved))
+        request.problems.extend(_setting_problems(request, case, resolved))
         requires = load_framework(key.framework).needs_of(lambda name: resolved.provenance[name].value)
-    else:
-        requires = {}
+    common: dict[str, Any] = {name: getattr(case, name) for name in _OF_CASE} | {"settings": settings}
     if case.units_per_sample_key is not None:
-        units = int(str(settings.model[case.units_per_sample_key]))
-    common: dict[str, Any] = {"units_per_sample": units, "settings": settings}
-    common |= {name: getattr(case, name) for name in _OF_CASE}
-    common |= {} if rules is None else {"target": rules.target_of(case.target)}
+        common["units_per_sample"] = int(str(settings.model[case.units_per_sample_key]))
+    if rules is not None:
+        common["target"] = rules.target_of(case.target)
     can_differ = not settings.loader.synthetic or (request.adaptation / "extern").is_dir()
     return PlannedWork(
         work=TrainJob(**common, is_checked=can_differ) if trainer is None else ExternalJob(**common, trainer=trainer),
@@ -161,9 +150,9 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     )
 
 
-def _setting_problems(request: KeyRequest, resolved: Resolved[TrainSettings]) -> Iterator[Problem]:
+def _setting_problems(request: KeyRequest, case: TrainCaseSpec, resolved: Resolved[TrainSettings]) -> Iterator[Problem]:
     """Yield the combinations of settings that the framework, the device or the case does not support."""
-    provenance, framework = resolved.provenance, request.key.framework
+    settings, provenance, framework = resolved.settings, resolved.provenance, request.key.framework
     spec, capabilities = load_framework(framework), request.capabilities.sources
     for refused in spec.refused_settings:
         if refused.applies(lambda key: provenance[key].value, capabilities):
@@ -171,22 +160,14 @@ def _setting_problems(request: KeyRequest, resolved: Resolved[TrainSettings]) ->
                 if provenance[key].layer != "default":
                     what = f"{provenance[key].value} is refused by {framework}"
                     yield Problem(provenance[key].layer, key, what, refused.reason)
-    yield from _parallelism_problems(request, resolved, spec.parallelism)
-    yield from mesh_problems(resolved.settings, provenance)
+    yield from parallelism_problems(settings, request.key, spec.parallelism, case.mesh, provenance[_KEY].layer)
+    yield from mesh_problems(settings, provenance)
     user = (request.where, _COMMAND_LINE)
     yield from unused_settings(provenance, user)
     yield from without_effect(provenance, (request.case_file, *user))
     if (request.adaptation / "extern").is_dir() and hooks_file(framework) is None:
         what = f"{request.adaptation / 'extern'}: framework {framework} has no hooks to replace"
         yield Problem(request.where, str(request.key), what, "remove the folder")
-
-
-def _parallelism_problems(
-    request: KeyRequest, resolved: Resolved[TrainSettings], supported: Sequence[str]
-) -> Iterator[Problem]:
-    splits = require_task(request, "train", request.case.train).mesh
-    layer = resolved.provenance["parallelism"].layer
-    return parallelism_problems(resolved.settings, request.key, supported, splits, layer)
 
 
 def without_effect(provenance: Mapping[str, Provenance], layers: Sequence[str]) -> Iterator[Problem]:
@@ -204,10 +185,10 @@ def without_effect(provenance: Mapping[str, Provenance], layers: Sequence[str]) 
 
 
 def _trainer_problems(
-    request: KeyRequest, trainer: TrainerSpec, resolved: Resolved[TrainSettings]
+    request: KeyRequest, case: TrainCaseSpec, trainer: TrainerSpec, resolved: Resolved[TrainSettings]
 ) -> Iterator[Problem]:
     """Yield why the trainer cannot run the request."""
-    key, where = request.key, f"trainer {trainer.name}"
+    key, where, provenance = request.key, f"trainer {trainer.name}", resolved.provenance
     if key.model not in trainer.cases:
         what = f"the trainer {trainer.name} has no arguments for the case {key.model!r}"
         yield Problem(request.where, str(key), what, f"it trains: {', '.join(trainer.cases)}")
@@ -215,17 +196,18 @@ def _trainer_problems(
     for name in trainer.settings:
         if name not in known and not name.startswith("model."):
             yield Problem(where, f"settings.{name}", "unknown setting", nearest(name, known))
-    for setting, origin in resolved.provenance.items():
+    for setting, origin in provenance.items():
         is_changed = origin.layer not in (request.case_file, "default")
         if is_changed and not trainer.passes(setting) and setting not in _NOT_PASSED:
             hint = f"it is given: {', '.join(trainer.settings) or 'no setting'}"
             yield Problem(origin.layer, setting, f"the trainer {trainer.name} has no argument for it", hint)
     if trainer.passes("parallelism"):
-        yield from _parallelism_problems(request, resolved, trainer.parallelism)
+        layer = provenance[_KEY].layer
+        yield from parallelism_problems(resolved.settings, key, trainer.parallelism, case.mesh, layer)
     if not {"samples", "tokens"} & trainer.log.step_groups() and not trainer.passes("batch_size"):
         what = "is not passed on, and log.step has neither samples nor tokens: throughput would be unknown"
         yield Problem(where, "batch_size", what)
-    known_names = {"setting": resolved.provenance, "data": request.case.data_names}
+    known_names = {"setting": provenance, "data": request.case.data_names}
     for part in (trainer.command, trainer.resume, trainer.cases.get(key.model, ())):
         for name in placeholders(part):
             kind, _, named = name.partition(":")

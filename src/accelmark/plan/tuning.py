@@ -32,8 +32,6 @@ _BATCHES: Final = (0.25, 0.5, 1, 2, 4)
 _DURATION: Final = "inference_duration_s"
 _ROUND_S: Final = 15.0
 """Value of this setting in the rounds of a search, which are many, unless it is given."""
-_EVERYWHERE: Final = ("fp32", "int8")
-"""Precisions that every device computes in."""
 
 
 @final
@@ -73,6 +71,9 @@ def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
         raise RequestError(f"--tune searches settings of an engine, and {reason}")
     if len(settings.scenarios) > 1:
         raise RequestError("--tune compares one figure: name one scenario, or none")
+    choices = tuple(choice for choice in _choices(first.job, settings, machine) if len(choice.values) > 1)
+    if not choices:
+        raise RequestError("--tune has nothing to try: every setting that it searches was given")
     rounds = max(first.job.key.repeat, 3)
     scenario = next(iter(settings.scenarios), None)
     figure = _FIGURES[scenario] if scenario else _WITHOUT_SCENARIO[settings.optimized_for]
@@ -82,14 +83,12 @@ def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
         budget_s=budget.time_s,
         max_trials=budget.num_trials,
         num_rounds=rounds,
-        choices=tuple(choice for choice in _choices(first.job, settings, machine) if len(choice.values) > 1),
+        choices=choices,
         settings_file=budget.settings_file and budget.settings_file.expanduser().absolute(),
     )
-    if not tuning.choices:
-        raise RequestError("--tune has nothing to try: every setting that it searches was given")
-    limit_s = plan.timeout_s or budget.time_s
     jobs = _rounds(first, "as shipped", first.directory.rpartition("/")[0], rounds)
-    return plan.model_copy(update={"tuning": tuning, "jobs": tuple(jobs), "timeout_s": limit_s})
+    limit_s = plan.timeout_s or budget.time_s
+    return plan.model_copy(update={"tuning": tuning, "jobs": jobs, "timeout_s": limit_s})
 
 
 def with_trial(plan: Plan, settings: InferSettings) -> Plan:
@@ -113,7 +112,8 @@ def with_tuned_rounds(plan: Plan, settings: InferSettings) -> Plan:
 
 def settings_of(job: PlannedJob) -> InferSettings:
     """Return the settings of a job of a search."""
-    return _work(job).settings
+    assert isinstance(job.job.work, InferJob)  # noqa: S101 - only inference is tuned
+    return job.job.work.settings
 
 
 def vendor_values(shipped: JobSpec, tuned: JobSpec) -> dict[str, Any]:
@@ -142,11 +142,9 @@ def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterato
         for name, provenance in job.provenance.items()
         if provenance.layer != "default" and not provenance.layer.startswith(("cases/", "vendors/"))
     }
-    engines = {
-        name: spec
-        for name, spec in sorted(machine.engines.items(), key=lambda entry: entry[0] != settings.compiler)
-        if _is_usable(name, spec, settings, job) and ("compiler" not in given or name == settings.compiler)
-    }
+    engines = {name: spec for name, spec in machine.engines.items() if name == settings.compiler}
+    if "compiler" not in given:
+        engines |= {name: spec for name, spec in machine.engines.items() if _is_usable(name, spec, settings, job)}
     yield Choice(
         values=tuple(
             {"compiler": name, "precision": precision}
@@ -172,17 +170,15 @@ def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterato
 
 def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, job: JobSpec) -> bool:
     """Return whether an engine is installed and can do the case's task."""
-    if name == settings.compiler:
-        return True
     needs = [Need(requirement=text, needed_by=f"engine {name}") for text in spec.requires_on(job.device_type, {})]
-    assert isinstance(job.work, InferJob)  # noqa: S101 - only inference is tuned
     is_able = spec.uses(job.key.nproc) and (spec.generates or not settings.generate_batches)
-    return is_able and (spec.iterates or not job.work.iterative) and not missing(needs)
+    is_iterative = isinstance(job.work, InferJob) and job.work.iterative
+    return is_able and (spec.iterates or not is_iterative) and not missing(needs)
 
 
 def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool:
     """Return whether the device computes in a precision, as far as its chip or its capabilities show."""
-    if precision in _EVERYWHERE or precision == job.work.precision:
+    if precision in ("fp32", "int8", job.work.precision):
         return True
     if job.chip is not None:
         return getattr(job.chip.peaks, precision, None) is not None
@@ -191,22 +187,11 @@ def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool
     return any(name.endswith(f"_{precision}") for name in machine.capabilities.sources)
 
 
-def _work(job: PlannedJob) -> InferJob:
-    assert isinstance(job.job.work, InferJob)  # noqa: S101 - only inference is tuned
-    return job.job.work
-
-
-def _rounds(job: PlannedJob, role: TrialRole, base: str, num_rounds: int) -> list[PlannedJob]:
+def _rounds(job: PlannedJob, role: TrialRole, base: str, num_rounds: int) -> tuple[PlannedJob, ...]:
     key = job.job.key.model_copy(update={"repeat": num_rounds})
-    return [
-        job.model_copy(
-            update={
-                "directory": f"{base}/round{number}",
-                "job": job.job.model_copy(update={"key": key, "round": number, "role": role}),
-            }
-        )
-        for number in range(1, num_rounds + 1)
-    ]
+    numbers = range(1, num_rounds + 1)
+    specs = [job.job.model_copy(update={"key": key, "round": number, "role": role}) for number in numbers]
+    return tuple(job.model_copy(update={"directory": f"{base}/round{spec.round}", "job": spec}) for spec in specs)
 
 
 def _with_settings(job: PlannedJob, settings: InferSettings, layer: str = TUNING_LAYER) -> PlannedJob:
@@ -219,5 +204,5 @@ def _with_settings(job: PlannedJob, settings: InferSettings, layer: str = TUNING
             continue
         replaced = (*old.replaced, (old.layer, old.value)) if old is not None else ()
         provenance[name] = Provenance(value=value, layer=layer, replaced=replaced)
-    work = _work(job).model_copy(update={"settings": settings})
+    work = job.job.work.model_copy(update={"settings": settings})
     return job.model_copy(update={"job": job.job.model_copy(update={"work": work, "provenance": provenance})})
