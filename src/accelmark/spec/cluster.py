@@ -32,8 +32,7 @@ class HostSpec(FiniteSpec):
     interface: str | None = None
     """Network interface between ranks; null: the one that routes to host 0."""
     service_ports: tuple[int, ...] = ()
-    """Ports for servers of the framework on this host (FlagPerf's HOSTS_PORTS). The framework's launch gets the first;
-    preflight checks that all are free."""
+    """Ports for the framework's servers on this host (FlagPerf's HOSTS_PORTS); its launch gets the first."""
 
     @field_validator("address", "user")
     @classmethod
@@ -96,13 +95,11 @@ class ContainerSpec(FiniteSpec):
     image: str | None = None
     """An image to use unchanged; null: build the vendor's image."""
     image_file: Path | None = None
-    """An image archive on the hosts, loaded where ``image`` is missing. Apptainer runs it unchanged (a ``.sif`` file or
-    a directory), and so do Enroot and Pyxis (a ``.sqsh`` file)."""
+    """An image archive on the hosts, loaded where ``image`` is missing; ``.sif`` and ``.sqsh`` files run unchanged."""
     shm_size: str | None = None
     """Size of ``/dev/shm`` as the engine takes it: ``16g``."""
     options: tuple[str, ...] = ()
-    """Further options, one argument each, of the engine's ``run`` (Apptainer: ``exec``, Enroot: ``start``, Pyxis:
-    ``srun``)."""
+    """Further options of the engine's ``run`` (``exec``, ``start`` or ``srun``), one argument each."""
     build_options: tuple[str, ...] = ()
     """Further options of the engine's ``build``, one argument each."""
     mounts: tuple[str, ...] = ()

@@ -53,11 +53,7 @@ class SearchRules(RuleSet):
 
 
 class RunRules(RuleSet):
-    """Rules of a run that trains. A result is VALID where its target is reached and only ``mutable`` settings differ.
-
-    By rules that AccelMark does not ship a result is OPEN at best. The page ranks the cases by model FLOP/s of all
-    devices, forward and backward, over the whole training time.
-    """
+    """Rules of a run that trains: VALID where the target is reached and only ``mutable`` settings differ."""
 
     target: Target | None = None
     """Target in place of those of the cases that are less strict, or have none; null: those of the cases."""

@@ -38,8 +38,7 @@ MUTABLE_GROUPS: Final = {
     ),
     "batch_recipe": ("optimizer.lr", "schedule.warmup_steps", "evaluate.every_steps"),
 }
-"""Names in ``mutable`` -> the settings that they allow: how samples are divided into batches, how a chip computes, and
-what follows the global batch by the rules of MLPerf."""
+"""Names in ``mutable`` -> the settings that they allow."""
 
 
 class Target(Spec):
@@ -151,18 +150,11 @@ class TrainCaseSpec(Spec):
     reduced: dict[str, Any] = Field(default_factory=dict)
     """Settings of a model so small that it trains a few steps on any machine; tests and campaigns use them."""
     zero_gradients: tuple[str, ...] = ()
-    """Ends of PyTorch's names of weights whose gradient is zero except for rounding, such as a key's bias in attention.
-
-    An optimizer that divides by the gradient's size moves them by rounding alone: ``check case`` does not compare them.
-    """
+    """Ends of PyTorch's names of weights with a gradient of rounding alone, which ``check case`` does not compare."""
     mesh: dict[Annotated[str, Field(pattern="^(tp|pp|cp|ep)$")], tuple[str, ...]] = Field(default_factory=dict)
     """Axes of a mesh along which the model can be split -> the keys under ``model`` that their degree divides."""
     mutable: tuple[str, ...]
-    """Dotted settings that a vendor, a run file or the command line may change; ``a`` allows all of ``a.*``.
-
-    ``batch``, ``execution`` and ``batch_recipe`` stand for groups of settings. ``threads``, ``log_every_steps``,
-    ``checkpoint`` and ``loader`` need not be listed.
-    """
+    """Settings that may be changed; ``a`` allows ``a.*``; ``batch``, ``execution``, ``batch_recipe`` are groups."""
 
     @model_validator(mode="before")
     @classmethod

@@ -102,8 +102,7 @@ class FrameworkSpec(Spec):
     numeric_variables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Variables that make the framework compute in another precision than declared -> values that do not."""
     caches: dict[str, str] = Field(default_factory=dict)
-    """Variable -> subdirectory of the node directory for a compiler cache, so that each round starts with empty caches;
-    a variable that is already set is not changed."""
+    """Variable -> directory of its compiler cache in the node's directory, so that each round starts without."""
     parallelism: tuple[str, ...] = ("ddp",)
     """Values of the setting ``parallelism`` that the framework supports: names, and axes of a mesh."""
     setting_requires: tuple[SettingNeeds, ...] = ()
@@ -213,11 +212,7 @@ class LaunchRecord(Spec):
 
 
 class FrameworkLaunch(Protocol):
-    """The module ``launch.py`` of a framework's folder.
-
-    A launch that starts several ranks writes a :class:`LaunchRecord` to ``ranks.json`` in the node directory
-    (``ACCELMARK_NODE_DIR``); without that file its own exit code counts for all of them.
-    """
+    """The module ``launch.py``. A launch of several ranks writes a :class:`LaunchRecord` to the node's directory."""
 
     def launch(self, place: HostPlace) -> Launch:
         """Return the process that starts the ranks of ``place``."""
@@ -257,9 +252,5 @@ _RUN: Final = (
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
-    """Return the command for ``python -m module``, but without the working directory on ``sys.path``.
-
-    A vendor's ``json.py`` in a job's directory would be imported in place of Python's. ``python -P -m`` does the same,
-    and needs Python 3.11.
-    """
+    """Return the command for ``python -m module`` without the working directory on ``sys.path`` (-P of Python 3.11)."""
     return [python, "-c", _RUN, module, *arguments]

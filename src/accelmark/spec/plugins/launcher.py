@@ -85,11 +85,7 @@ def parse_cluster(values: Mapping[str, Any], where: str) -> ClusterSpec:
 
 
 def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -> list[Problem]:
-    """Return what is wrong with ``vendor``, ``launcher`` and the settings of launchers in a cluster file.
-
-    Settings of launchers other than the one named are allowed, so that a file stays valid when ``launcher`` changes.
-    ``where`` is the file, and ``prefix`` (with its dot) the prefix of its keys, for errors.
-    """
+    """Return what is wrong with ``vendor``, ``launcher`` and launchers' settings; ``prefix`` precedes keys."""
     given = {name: value for name, value in values.items() if name not in ClusterSpec.model_fields}
     launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)
     known = ClusterSpec.model_fields.keys() | option_names()

@@ -77,11 +77,7 @@ def missing(
     given: Sequence[str] = (),
     python: Sequence[int] = sys.version_info[:2],
 ) -> list[Missing]:
-    """Return the requirements that are not met.
-
-    ``version_of`` returns the installed version of a package; ``given`` will be installed before the ranks start;
-    ``python`` is the version of their Python.
-    """
+    """Return the requirements that are not met; ``given`` will be installed, ``python`` is the ranks' version."""
     from packaging.utils import canonicalize_name
 
     brought = set(map(canonicalize_name, given))
@@ -111,19 +107,13 @@ def missing_text(missing: Iterable[Missing]) -> str:
 
 
 def pip_install(wanted: Iterable[str], python: str = sys.executable, index: str | None = None) -> str:
-    """Return the command that installs packages for a Python, by default this one.
-
-    ``index`` is a further package index.
-    """
+    """Return the command that installs packages for a Python; ``index`` is a further package index."""
     options = [] if index is None else ["--extra-index-url", index]
     return shlex.join([python, "-m", "pip", "install", *options, *wanted])
 
 
 def install_command(found: Iterable[Missing], python: str = sys.executable, index: str | None = None) -> str:
-    """Return the command that installs missing packages; a need that names an extra of AccelMark installs it.
-
-    ``index`` is a further package index.
-    """
+    """Return the command that installs missing packages; a need that names an extra of AccelMark installs it."""
     wanted: dict[str, None] = {}
     for missed in found:
         is_extra = missed.need.requirement.startswith(f"{_OWN}[")
@@ -186,10 +176,7 @@ def _groups(requirement: str) -> Iterator[list[Requirement]]:
 
 
 def _own_extra(extra: str) -> Iterator[Requirement]:
-    """Yield the packages of an extra of AccelMark (empty: those that it always needs).
-
-    They are read from the checkout's ``pyproject.toml``, or from the installed metadata.
-    """
+    """Yield the packages of an extra (empty: the base), from the checkout's ``pyproject.toml`` or the metadata."""
     from packaging.requirements import Requirement
 
     try:

@@ -24,10 +24,7 @@ Regex = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_compi
 
 
 class Peaks(Spec):
-    """Dense peak rates of one chip in TFLOP/s (int8 in TOP/s); null where its maker states none.
-
-    Never with sparsity. Where a chip has vector and matrix units for a precision, the faster counts.
-    """
+    """Dense peak rates of one chip in TFLOP/s (int8: TOP/s), never with sparsity; null where its maker states none."""
 
     fp64: PositiveFloat | None = None
     fp32: PositiveFloat | None = None

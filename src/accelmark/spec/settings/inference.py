@@ -52,10 +52,7 @@ _MAX_CHARACTERS: Final = 200
 
 
 def calculate(text: str) -> float:
-    """Return the value of arithmetic on numbers, such as ``2*512*0.33e9``: parsed, never evaluated as code.
-
-    Raises ValueError if it is anything else, longer than 200 characters, or not finite.
-    """
+    """Return the value of arithmetic on numbers, parsed and never evaluated as code; raises ValueError for all else."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"is longer than {_MAX_CHARACTERS} characters")
     with raising(ValueError, "is not arithmetic on numbers", SyntaxError, ArithmeticError):
@@ -100,7 +97,7 @@ class BenchmarkSettings(FiniteSpec):
     benchmarks: tuple[Benchmark, ...] = ()
     """Tasks of lm-evaluation-harness that the engine or server answers; needs ``--data`` with their data."""
     benchmark_limit: PositiveInt | None = None
-    """Questions of each task or subject; null: all, without which the result is OPEN."""
+    """Questions of each task or subject; null: all; with a limit the result is OPEN."""
     benchmark_timeout_s: PositiveFloat = 14_400.0
     """Longest duration of a task."""
 
@@ -138,8 +135,7 @@ class InferSettings(BenchmarkSettings):
     precision: InferPrecision = "fp32"
     """Precision of the engine. FlagPerf's ``fp16: true`` is read as ``fp16``, ``fp16: false`` as ``fp32``."""
     compiler: Annotated[str | None, BeforeValidator(lambda given: ENGINE_ALIASES.get(given, given))] = None
-    """Name of the engine; null ends the run after the framework's validation. FlagPerf's ``torchtrt`` is read as
-    ``torch_tensorrt``."""
+    """Name of the engine (``torchtrt`` is ``torch_tensorrt``); null ends the run after the framework's validation."""
     num_workers: int = Field(default=0, ge=0)
     """Worker processes that read data; 0: the main process reads it."""
     log_freq: PositiveInt = 30
@@ -147,11 +143,9 @@ class InferSettings(BenchmarkSettings):
     repeat: PositiveInt = 1
     """Passes over the data; the engine makes more where these are shorter than ``inference_duration_s``."""
     inference_duration_s: float = Field(default=40.0, ge=0)
-    """Time for which the engine computes in its passes together, at least; whole passes are added until then. 0: only
-    ``repeat`` passes."""
+    """Least time of computation in all passes: whole passes are added until then. 0: only ``repeat`` passes."""
     no_validation: bool = False
-    """Skip the model, its validation in the framework and the export; needs ``exist_onnx_path``, which may be any
-    word where ``exist_compiler_path`` is given."""
+    """Skip the model, its validation and the export; needs ``exist_onnx_path`` (any word with an engine file)."""
     exist_onnx_path: str | None = None
     """An ONNX file to compile instead of exporting one; any value but null skips the export."""
     exist_compiler_path: str | None = None
@@ -161,12 +155,9 @@ class InferSettings(BenchmarkSettings):
     threads: PositiveInt | None = None
     """CPU threads; null: the number of cores that this process may use."""
     optimize_for: OptimizeFor | None = None
-    """What the engine is compiled and called for: ``throughput`` lets an engine that can compute several calls at the
-    same time, ``latency`` one after the other. Null: ``latency`` if the scenarios single_stream or multi_stream are
-    measured, else ``throughput``."""
+    """Compute several calls at a time, or one; null: ``latency`` if streams are measured, else ``throughput``."""
     engine_timeout_s: PositiveFloat = 1500.0
-    """Longest wait for the engine: for its compilation, and for a window of calls. A rank that logs nothing for 1,800 s
-    is ended without naming the step."""
+    """Longest wait for the engine: for its compilation, and for a window of calls."""
     max_batches: PositiveInt | None = None
     """Use the first batches of the data only (marks the run)."""
     synthetic: bool = False
@@ -198,8 +189,7 @@ class InferSettings(BenchmarkSettings):
     generate_compared: int = Field(default=16, ge=0)
     """Generated answers that are compared with the framework's greedy answers."""
     generate_scenarios: tuple[Literal["server", "offline"], ...] = ()
-    """LoadGen scenarios with token latencies that an engine generates for, in batches of the largest of
-    ``generate_batches``, with prompts and answers of the first lengths."""
+    """LoadGen scenarios with token latencies: the largest batch, prompts and answers of the first lengths."""
     generate_ttft_ms: PositiveFloat | None = None
     """Limit of the time to first token of the Server scenario; MLPerf's for Llama 3.1 8B is 2000."""
     generate_tpot_ms: PositiveFloat | None = None
@@ -266,7 +256,7 @@ class InferCaseSpec(FiniteSpec):
     metric: str
     """Name of the accuracy that the case's ``metrics`` returns."""
     metric_title: str = ""
-    """What it is, with its unit where it has one: ``perplexity per token``. Empty: its name."""
+    """Its meaning with its unit, such as ``perplexity per token``; empty: its name."""
     tolerance: float = Field(ge=0)
     """Largest valid difference between the metric in the engine and in the framework."""
     tolerance_why: str
@@ -281,15 +271,13 @@ class InferCaseSpec(FiniteSpec):
     optional_data: tuple[str, ...] = ()
     """Data sets that are used if the given data directory contains them."""
     weights: str | None = None
-    """Path of trained weights below the given data directory: a file, without which a run measures speed only, or a
-    directory in Hugging Face's layout, without which it is refused."""
+    """Trained weights below the data directory: a file (without it: speed only) or a Hugging Face directory."""
     configurations: dict[str, Any]
     """Defaults of :class:`InferSettings`."""
     generates: bool = False
     """Whether the case is a language model, whose weights are a directory in Hugging Face's layout."""
     iterative: bool = False
-    """Whether the model computes an answer in steps that depend on each other, such as tokens or denoising: engines
-    that compile one static graph cannot run it, and answers are compared step by step."""
+    """Whether an answer takes dependent steps (tokens, denoising), which one static graph does not compute."""
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
     """Task of lm-evaluation-harness -> published accuracy of these weights; one of them must be reproduced."""
     parameters: dict[str, Scalar] = Field(default_factory=dict)
@@ -362,8 +350,5 @@ def choice_option(options: Mapping[str, EngineOption], name: str, choices: Mappi
 
 
 def streams_option(options: Mapping[str, EngineOption]) -> int:
-    """Return ``engine_options.streams``, the number of calls at the same time (1).
-
-    Raises RequestError: it is not an integer of at least 1.
-    """
+    """Return ``engine_options.streams``, the number of calls at the same time (1); raises RequestError."""
     return number_option(options, "streams", 1, least=1)

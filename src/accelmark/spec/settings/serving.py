@@ -33,8 +33,7 @@ class Lengths(FiniteSpec):
     """Distribution of a number of tokens per request."""
 
     distribution: Literal["fixed", "uniform", "lognormal"] = "fixed"
-    """``fixed``: always ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: with ``mean`` and ``stdev``, cut to
-    ``min`` and ``max``."""
+    """``fixed``: ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: ``mean`` and ``stdev``, cut to both."""
     mean: PositiveInt = 64
     """Mean number of tokens; not used by ``uniform``."""
     stdev: NonNegativeFloat = 0.0
@@ -57,8 +56,7 @@ class PromptSettings(FiniteSpec):
     """Prompts and the requested lengths of answers."""
 
     source: Literal["text", "jsonl", "sharegpt"] = "text"
-    """``text``: windows of the case's text; ``jsonl``: one request per line (``prompt`` or ``messages``, and optionally
-    ``output_tokens``); ``sharegpt``: conversations in ShareGPT's layout."""
+    """Windows of the case's text, JSON lines (``prompt`` or ``messages``), or ShareGPT conversations."""
     file: str | None = None
     """File of prompts; null: the case's text."""
     input: Lengths = Lengths()
@@ -66,8 +64,7 @@ class PromptSettings(FiniteSpec):
     output: Lengths = Lengths()
     """Tokens per answer, where the source does not state them."""
     output_length: Literal["pinned", "natural"] | None = None
-    """``pinned``: every answer has exactly the requested number of tokens; ``natural``: at most that number; null:
-    pinned with a server that is started, natural with an endpoint, for which it is not known how lengths are pinned."""
+    """Answers of exactly (pinned) or at most (natural) the length; null: pinned, and natural with an endpoint."""
     shared_prefix_tokens: NonNegativeInt = 0
     """Tokens at the start of the prompt that many prompts share, which shows the effect of a prefix cache."""
     num_prefixes: PositiveInt = 1
@@ -86,8 +83,7 @@ class LoadSettings(FiniteSpec):
     """The load: one stage for each concurrency (``closed``) or rate (open arrivals)."""
 
     arrival: Arrival = "closed"
-    """``closed``: a new request starts when one ends; ``constant``, ``poisson``, ``gamma``: at times that do not depend
-    on the answers; ``trace``: at the times of a file."""
+    """``closed``: a request starts when one ends; ``trace``: at a file's times; else independent of the answers."""
     concurrency: tuple[PositiveInt, ...] = (1, 4, 16)
     """Requests in progress in each stage of a closed load."""
     rates: tuple[PositiveFloat, ...] = ()
@@ -97,8 +93,7 @@ class LoadSettings(FiniteSpec):
     trace: str | None = None
     """JSON lines with ``timestamp`` (s), ``input_tokens`` and ``output_tokens`` of each request."""
     lengths: tuple[tuple[PositiveInt, PositiveInt], ...] = ()
-    """(tokens of the prompts, tokens of the answers): every concurrency or rate is measured with each; empty:
-    ``prompts`` sets the lengths."""
+    """(prompt's, answer's tokens) with which each concurrency or rate is measured; empty: by ``prompts``."""
     duration_s: PositiveFloat = 30.0
     """Time in which requests of a stage are started; those in progress are waited for."""
     max_requests: PositiveInt | None = None
@@ -106,8 +101,7 @@ class LoadSettings(FiniteSpec):
     warmup_requests: NonNegativeInt = 4
     """Requests before the first stage, which are in no figure."""
     search: bool = False
-    """After the stages, search the highest rate that holds the SLO, with Poisson arrivals unless another open arrival
-    is set."""
+    """After the stages, search the highest rate that holds the SLO (Poisson, unless an open arrival is set)."""
     processes: PositiveInt = 1
     """Client processes, which share the load."""
 
@@ -144,8 +138,7 @@ class Slo(FiniteSpec):
     """Service level objective: limits that a share of the requests must hold, each where it is not null."""
 
     preset: str | None = None
-    """MLPerf's limits of a model, by the name in ``SLO_PRESETS``; other settings of ``slo`` in the same layer or a
-    stronger one replace them."""
+    """MLPerf's limits of a model, by the name in ``SLO_PRESETS``; other settings of ``slo`` replace them."""
     ttft_ms: PositiveFloat | None = None
     """Greatest time to first token (ms)."""
     tpot_ms: PositiveFloat | None = None
@@ -190,8 +183,7 @@ class ServeSettings(BenchmarkSettings):
     seed: int | None = None
     """Seed of prompts, lengths and arrivals; null: drawn when the run starts."""
     scenarios: tuple[TokenScenario, ...] = ()
-    """Scenarios of MLCommons LoadGen with token latencies, after the stages of ``load``; ``server`` searches the
-    highest rate that holds ``slo.ttft_ms`` and ``slo.tpot_ms``."""
+    """LoadGen scenarios after the stages; ``server`` searches the highest rate that holds ``slo``."""
     scenario_duration_s: PositiveFloat = 60.0
     """Least duration of one run of LoadGen; below MLPerf's 600 s a run is labelled functional."""
     scenario_queries: PositiveInt = 500
@@ -259,5 +251,4 @@ class ServeCaseSpec(FiniteSpec):
         "benchmark_timeout_s", "threads", "load", "slo", "scenarios", "scenario_duration_s", "scenario_queries",
         "request_timeout_s", "start_timeout_s",
     )  # fmt: skip
-    """Settings that a run may change; ``a`` allows all of ``a.*``. By default all but prompts, their seed
-    and ``num_compared``."""
+    """Settings that a run may change; ``a`` allows all of ``a.*``; default: all but prompts, seed, ``num_compared``."""

@@ -129,19 +129,15 @@ class CheckpointSettings(FiniteSpec):
     """Checkpoints in the run directory, from which a run resumes with the same loss."""
 
     every_steps: PositiveInt | None = None
-    """Optimizer steps between checkpoints to resume from, in addition to those for the replay, from which a run resumes
-    too; null: only those."""
+    """Optimizer steps between checkpoints to resume from, besides those for the replay; null: only those."""
     keep: PositiveInt = 1
     """Number of checkpoints kept; older ones are deleted."""
     asynchronous: bool = False
-    """Training continues while files are written, from a copy in host memory. One checkpoint at most is being written;
-    the one before it stays until it is complete."""
+    """Continue training while one checkpoint is written, from a copy in host memory."""
     replay_mib: int = Field(default=512, ge=0)
-    """Disk space of a round for pairs of checkpoints, between which steps are replayed after it; 0: none, which makes a
-    result OPEN."""
+    """Disk space of a round for checkpoints between which steps are replayed; 0: none, and the result is OPEN."""
     replay_all: bool = False
-    """Replay every pair of checkpoints after the round, not only drawn ones of 128 steps in all: up to as long as
-    training itself."""
+    """Replay between all checkpoints, not only 128 drawn steps: takes up to as long as training itself."""
 
 
 class LoaderSettings(FiniteSpec):
@@ -156,8 +152,7 @@ class LoaderSettings(FiniteSpec):
     synthetic: bool = False
     """Use synthetic data of the same shapes: speed only, no accuracy (marks the run)."""
     tolerate_bad_samples: int = Field(default=0, ge=0)
-    """Training samples, of data that is read sample by sample, that each rank may find unreadable: they are named, and
-    the next readable one takes their place (marks the run)."""
+    """Unreadable training samples that each rank names and skips, if data is read by sample (marks the run)."""
 
 
 _ZERO_3_ONLY: Final = (
@@ -168,11 +163,7 @@ _ZERO_1_AND_2_ONLY: Final = ("allgather_bucket_size", "round_robin_gradients")
 
 
 class ZeroSettings(FiniteSpec):
-    """DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), used by ``parallelism: deepspeed`` only.
-
-    Except for ``offload``, names and meanings are those of ``zero_optimization`` in DeepSpeed's configuration; null
-    leaves its default.
-    """
+    """DeepSpeed's ZeRO (arXiv:1910.02054), by the names in its configuration; null: its default."""
 
     stage: Literal[1, 2, 3] = 3
     """Ranks share the optimizer state (1), also the gradients (2), also the parameters (3)."""
@@ -213,26 +204,22 @@ class PipelineSettings(FiniteSpec):
     """The pipeline of a mesh with ``pp``, used with it only."""
 
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    """Order of forward and backward passes: one of each in turn (Narayanan et al. 2021, arXiv:2104.04473), or all
-    forward passes first (Huang et al. 2019, arXiv:1811.06965), which keeps the activations of all microbatches."""
+    """Forward and backward passes in turn (arXiv:2104.04473), or all forward passes first (arXiv:1811.06965)."""
     microbatches: PositiveInt | None = None
-    """Parts of each batch that pass through the stages one after the other; null: the fewest with which a step has one
-    for each stage. More shorten the time that stages wait."""
+    """Parts of a batch that pass through the stages in turn; null: the fewest that give each stage one in a step."""
 
 
 class TrainSettings(FiniteSpec):
     """All settings of a training run."""
 
     batch_size: PositiveInt
-    """Samples in one forward pass of a device, or of the devices that share a model's layers (tp, pp, cp); the global
-    batch is this times their number times accumulation."""
+    """Samples in one forward pass of a device, or of the devices that share a model's layers (tp, pp, cp)."""
     eval_batch_size: PositiveInt = 256
     """Samples per device in one batch of an evaluation."""
     gradient_accumulation_steps: PositiveInt = 1
     """Batches per optimizer step on each device."""
     precision: Precision = "fp32"
-    """Precision of matrix products; weights are fp32, and bf16 and fp16 use autocast. ``fp8``: of the linear layers in
-    the model's repeated blocks, all else as with bf16."""
+    """Precision of matrix products; weights are fp32. fp8: linear layers of repeated blocks, all else as with bf16."""
     parallelism: Parallelism = "ddp"
     """How the model is spread over the ranks: ``ddp`` replicates it, ``fsdp2`` shards it over all ranks, ``hsdp`` over
     those of each host, ``deepspeed`` by ``zero``, a mesh such as ``{fsdp: 4, tp: 2}`` by its axes dp, fsdp, tp, pp, cp,
@@ -246,8 +233,7 @@ class TrainSettings(FiniteSpec):
     activation_checkpointing: Annotated[
         Checkpointing, BeforeValidator(_switch, json_schema_input_type=Checkpointing | bool)
     ] = "off"
-    """Activation checkpointing: ``full`` recomputes each block in the backward pass, ``selective`` all but matrix
-    products and attention. ``true`` and ``false`` mean ``full`` and ``off``."""
+    """Recomputation in the backward pass: ``full`` of a block, ``selective`` but matrix products and attention."""
     attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
     """Preferred kernel of scaled dot-product attention; ``auto``: the framework chooses."""
     gradient_clip_norm: PositiveFloat | None = None

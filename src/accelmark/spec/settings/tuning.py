@@ -68,9 +68,8 @@ def next_trial(
 ) -> InferSettings | None:
     """Return the settings to try next; None where no change of a single choice is better than the best settings.
 
-    Coordinate descent: the best value of one choice after the other, from the settings as shipped. The search is
-    repeated from its start with the ``scores`` of earlier trials (:func:`identity` -> score, the higher the better,
-    minus infinity for a trial that failed), so that it continues after an interruption as it would have without.
+    Coordinate descent, repeated from its start with the ``scores`` of earlier trials (:func:`identity` -> score,
+    the higher the better), so that an interrupted search goes on.
     """
     try:
         _descend(shipped, choices, scores)
@@ -80,10 +79,7 @@ def next_trial(
 
 
 def changed(settings: InferSettings, changes: Mapping[str, Any], shipped: InferSettings) -> InferSettings | None:
-    """Return settings with ``changes``; None where they are not possible together.
-
-    With another engine they have no options, with that of the settings as shipped its options.
-    """
+    """Return settings with ``changes``; None where they are not possible together. Options go with their engine."""
     values = settings.model_dump()
     if "compiler" in changes and changes["compiler"] != settings.compiler:
         own = changes["compiler"] == shipped.compiler
