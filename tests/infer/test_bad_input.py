@@ -91,7 +91,7 @@ def test_out_of_memory_says_batch_device_and_what_to_try() -> None:
         typed = classify(error, context)
         assert end_reason_of(typed) == "out_of_memory"
         assert "cuda" in str(typed)
-        assert "batch 64; try batch_size 32" in str(typed)
+        assert "batch 64; try a smaller batch_size" in str(typed)
 
 
 def test_a_real_failed_allocation_is_out_of_memory(
@@ -105,7 +105,9 @@ def test_a_real_failed_allocation_is_out_of_memory(
         return [torch.empty(2**60, dtype=torch.uint8)]
 
     monkeypatch.setattr("accelmark.infer.case.InferCase.model_forward", greedy)
-    assert "try batch_size 8" in _failed(take(make_job(compiler=None)), InferStep.VALIDATE, "out_of_memory")
+    assert "batch 16; try a smaller batch_size" in _failed(
+        take(make_job(compiler=None)), InferStep.VALIDATE, "out_of_memory"
+    )
 
 
 @pytest.mark.parametrize("synthetic", [False, True])

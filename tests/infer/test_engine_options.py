@@ -323,8 +323,7 @@ def _complete(
 
     context = Context("scenario offline", "acme", 3, "cpu")
     engine: Any = device
-    queue = RequestQueue(engine, look, batch_size=3, padded=False, context=context, overlapped=True)
-    queue.complete = complete
+    queue = RequestQueue(engine, look, complete, batch_size=3, padded=False, context=context, overlapped=True)
     with queue:
         queue.issue([_Query(number, 100 + number) for number in range(num_queries)])
         assert done.wait(60)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Optional, final
 
@@ -24,7 +25,7 @@ from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.slots import Rows, rows_of
-from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor, switch_option
 
 Source = Literal["onnx", "model", "either"]
@@ -32,12 +33,8 @@ CALIBRATION_ITEMS: Final = 32
 """Items that int8 is calibrated on, at least."""
 Done = Callable[[list[Tensor], Optional[Exception]], None]
 """Gets the outputs of a call, or the exception that it raised."""
-
 TimedCall = tuple[list[Tensor], float, float]
 """Outputs, begin and end of a call in s."""
-
-_EXTERNAL_WEIGHTS: Final = ".data"
-"""Suffix of the exporter's file for weights that are too large for an ONNX file."""
 DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -116,7 +113,6 @@ class Engine(ABC):
         self.concurrency = 1
         """Calls that are computed at the same time. An engine with more sets it in its constructor; it is then called
         from as many threads, and excludes no time."""
-        self._pool: ThreadPoolExecutor | None = None
         self.file: Path | None = None
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
         if request.precision not in self.precisions:
@@ -139,10 +135,7 @@ class Engine(ABC):
         """
 
     def submit(self, inputs: list[Tensor], done: Done) -> None:
-        """Start a call in a thread, and return at once; ``done`` is called from any thread when it has ended.
-
-        At most ``concurrency`` calls run at the same time.
-        """
+        """Start a call in a thread; ``done`` is called from any thread when it ended. At most ``concurrency`` run."""
 
         def call() -> None:
             try:
@@ -152,7 +145,7 @@ class Engine(ABC):
             else:
                 done(outputs, None)
 
-        self._threads().submit(call)
+        self._threads.submit(call)
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
         """Compute calls, ``concurrency`` at the same time; return outputs, begin and end of each (``perf_counter``).
@@ -166,11 +159,11 @@ class Engine(ABC):
             outputs, _ = self(inputs)
             return outputs, begin, time.perf_counter()
 
-        return list(self._threads().map(timed, calls))
+        return list(self._threads.map(timed, calls))
 
+    @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        self._pool = self._pool or ThreadPoolExecutor(self.concurrency, "calls")
-        return self._pool
+        return ThreadPoolExecutor(self.concurrency, "calls")
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
         """Yield the likeliest next token of each row, ``num_tokens`` times, as soon as it is known.
@@ -217,9 +210,8 @@ class Engine(ABC):
     def keep(self, path: Path) -> None:
         """Record ``path`` as the compiled engine, and write its fingerprint to a file next to it."""
         self.file = path
-        fingerprint_file(path).write_text(
-            json.dumps(self.fingerprint(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(self.fingerprint(), indent=2, sort_keys=True) + "\n"
+        path.with_name(f"{path.name}.json").write_text(text, encoding="utf-8")
 
     def device_memory_mib(self) -> float | None:
         """Return the engine's peak device memory, or None if its runtime does not report it."""
@@ -230,23 +222,13 @@ class Engine(ABC):
         return
 
     def onnx_file(self) -> Path:
-        """Return the ONNX file to compile.
-
-        Raises:
-            RequestError: there is none.
-            InferenceError: it is empty.
-        """
+        """Return the ONNX file to compile. Raises RequestError: there is none."""
         if self.request.onnx_path is None:
             raise RequestError(f"{self.name} compiles an ONNX file: set exist_onnx_path to null or to a file")
-        if self.request.onnx_path.stat().st_size == 0:
-            raise InferenceError(f"{self.request.onnx_path}: is an empty file; export it again", "corrupt_model")
         return self.request.onnx_path
 
     def torch_model(self) -> nn.Module:
-        """Return the PyTorch model to compile, in the constructor: its process does not keep it.
-
-        Raises RequestError: there is none.
-        """
+        """Return the PyTorch model to compile, in the constructor. Raises RequestError: there is none."""
         if self.request.model is None:
             raise RequestError(f"{self.name} compiles the PyTorch model: set no_validation to false")
         return self.request.model
@@ -254,21 +236,13 @@ class Engine(ABC):
     def engine_file(self) -> Path | None:
         """Return the compiled engine to load, or None when it must be compiled.
 
-        Raises InferenceError: there is no such file, or its fingerprint differs.
+        Raises InferenceError: its fingerprint differs.
         """
         path = self.request.engine_path
-        if path is None:
-            return None
-        if not path.exists():
-            raise InferenceError(f"{path}: exist_compiler_path does not exist", "incompatible_engine")
-        fingerprint = fingerprint_file(path)
-        if not fingerprint.is_file():
+        if path is None or not (file := path.with_name(f"{path.name}.json")).is_file():
             return path
-        try:
-            recorded = dict(json.loads(fingerprint.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            problem = f"{fingerprint}: not an engine's fingerprint; compile the engine again"
-            raise InferenceError(problem, "incompatible_engine") from error
+        with raising(RequestError, f"{file}: not an engine's fingerprint; compile the engine again", ValueError):
+            recorded = json.loads(file.read_text(encoding="utf-8"))
         differing = [
             f"{key} {recorded.get(key)!r} instead of {value!r}"
             for key, value in self.fingerprint().items()
@@ -308,19 +282,13 @@ class Engine(ABC):
         return InferenceError(f"{problem} ({shortened(error, 300)})", "incompatible_engine")
 
 
-def fingerprint_file(path: Path) -> Path:
-    """Return the path of an engine file's fingerprint."""
-    return path.with_name(f"{path.name}.json")
-
-
 def device_name(device: torch.device, device_type: str) -> str:
     """Return the name of an accelerator, the CPU with its widest vector extension, or the device type."""
     if device_type != device.type:
         return device_type
     if device.type == "cpu":
         return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    module = torch.get_device_module(device)
-    return str(module.get_device_name(device))
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def as_list(outputs: object) -> list[Tensor]:
@@ -331,7 +299,7 @@ def as_list(outputs: object) -> list[Tensor]:
     parts = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
     if parts is None or not all(isinstance(each, Tensor) for each in parts):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
-    return [part for part in parts if isinstance(part, Tensor)]
+    return parts
 
 
 def check_outputs(result: object, engine: str, items: int | None = None, rows: Rows | None = None) -> None:
@@ -342,20 +310,20 @@ def check_outputs(result: object, engine: str, items: int | None = None, rows: R
     Raises InferenceError: it is not (list of tensors on the CPU, seconds), or not the rows of these items.
     """
     outputs = result[0] if isinstance(result, tuple) and len(result) == 2 else None
-    if not isinstance(outputs, (list, tuple)) or not outputs or not all(map(_is_cpu_tensor, outputs)):
+    if (
+        not isinstance(outputs, (list, tuple))
+        or not outputs
+        or not all(isinstance(output, Tensor) and output.device.type == "cpu" for output in outputs)
+    ):
         problem = f"returns {shortened(result, 100)}; it must return (outputs, seconds), a list of tensors on the CPU"
         raise InferenceError(f"engine {engine}: {problem}")
     for output in outputs:
-        if items is not None and (not output.ndim or output.shape[0] != items):
+        if items is not None and output.shape[:1] != (items,):
             problem = f"returns {output.shape[0] if output.ndim else 'no'} rows for {items} items"
             raise InferenceError(f"engine {engine}: {problem}; export the model with a dynamic batch", "wrong_shape")
     if rows is not None and rows_of(outputs) != rows:
         problem = f"returns {rows_of(outputs)}, in its warm-up {rows}"
         raise InferenceError(f"engine {engine}: {problem} (types and shapes of an item)", "wrong_shape")
-
-
-def _is_cpu_tensor(output: object) -> bool:
-    return isinstance(output, Tensor) and output.device.type == "cpu"
 
 
 def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
@@ -373,43 +341,29 @@ def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
 def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:
     """Check that the outputs of several calls, all still referenced, do not share memory.
 
-    Raises InferenceError: two calls share memory, so that the later one has overwritten the outputs of the earlier one.
+    Raises InferenceError: they do, so that the later one has overwritten the outputs of the earlier one.
     """
-    spans = sorted(
-        (output.data_ptr(), output.data_ptr() + output.nbytes, number)
-        for number, outputs in enumerate(calls)
-        for output in outputs
-        if output.nbytes
-    )
-    reached, owner = 0, -1
-    for begin, end, number in spans:
-        if begin < reached and number != owner:
-            raise InferenceError(
-                f"engine {engine}: outputs of two calls share memory; outputs belong to the caller, "
-                "so copy a buffer that the next call overwrites"
-            )
-        if end > reached:
-            reached, owner = end, number
+    owners: dict[int, int] = {}
+    for number, outputs in enumerate(calls):
+        for output in outputs:
+            if output.nbytes and owners.setdefault(output.untyped_storage().data_ptr(), number) != number:
+                raise InferenceError(
+                    f"engine {engine}: outputs of two calls share memory; outputs belong to the caller, "
+                    "so copy a buffer that the next call overwrites"
+                )
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file with its external weights, or over the files of a directory.
-
-    Raises DataError: ``path`` does not exist.
-    """
-    if not path.exists():
-        raise DataError(f"{path}: does not exist, so it cannot be hashed")
+    """Return the SHA-256 of a file with its external weights (``.data``), or over the files of a directory."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path, path.with_name(f"{path.name}.data")]
     digest = hashlib.sha256()
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-    else:
-        files = [file for file in (path, path.with_name(path.name + _EXTERNAL_WEIGHTS)) if file.is_file()]
     for file in files:
-        of_file = hashlib.sha256()
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                of_file.update(block)
-        digest.update(of_file.digest())
+        if file.is_file():
+            of_file = hashlib.sha256()
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    of_file.update(block)
+            digest.update(of_file.digest())
     return digest.hexdigest()
 
 
@@ -479,22 +433,19 @@ class TorchEngine(Engine):
 
     def placed_model(self) -> nn.Module:
         """Return the model on the device and in the precision; it shares the weights that are there already."""
+
+        def placed(tensor: Tensor) -> Tensor:
+            on_device = tensor.detach().to(self.device)
+            return on_device.to(self.dtype) if tensor.is_floating_point() else on_device
+
         model = self.torch_model()
-        placed: dict[int, object] = {id(each): nn.Parameter(self._placed(each), False) for each in model.parameters()}
-        placed |= {id(buffer): self._placed(buffer) for buffer in model.buffers()}
-        copied: nn.Module = copy.deepcopy(model, placed)  # of the modules: their tensors are in ``placed``
+        tensors: dict[int, object] = {id(each): nn.Parameter(placed(each), False) for each in model.parameters()}
+        tensors |= {id(buffer): placed(buffer) for buffer in model.buffers()}
+        copied: nn.Module = copy.deepcopy(model, tensors)  # of the modules: their tensors are in ``tensors``
         return copied.to(self.device)  # a language model keeps its rotary frequencies in fp32 by it
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        on_device = tensor.detach().to(self.device)
-        return on_device.to(self.dtype) if tensor.is_floating_point() else on_device
-
     def model_on_device(self) -> nn.Module:
-        """Return the placed model in eval mode.
-
-        On accelerators, models with two-dimensional convolutions use the channels-last format, which is faster, unless
-        ``engine_options.channels_last`` is false; on the CPU they do if it is true.
-        """
+        """Return the placed model in eval mode and in the memory format of ``engine_options.channels_last``."""
         model = self.placed_model().eval()
         matrices = (parameter for parameter in model.parameters() if parameter.ndim > 1)
         self.matrix_types = dict(Counter(str(matrix.dtype).removeprefix("torch.") for matrix in matrices))

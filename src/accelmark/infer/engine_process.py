@@ -1,7 +1,7 @@
 """The processes of an engine: the rank starts them, sends them commands, and times them by the rank's clock.
 
-A command is a pickled call of a method of :class:`accelmark.infer.worker.Worker`. A reply is JSON, since the rank must
-not unpickle data that a vendor's code could have written.
+A command is a pickled call of a method of :class:`accelmark.infer.worker.Worker`; a reply is JSON, so that the rank
+unpickles nothing that a vendor's code wrote.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _START_S: Final = 300.0
 _END_S: Final = 10.0
 """Time for a process to end by itself."""
 _BROKEN_S: Final = 1.0
-"""Time in which a dead process is looked for after another one has failed, since its death may be the cause."""
+"""Time in which a dead process is looked for after another one has failed."""
 _WITHHELD: Final = ("ACCELMARK_NODE_DIR", *RANK_VARIABLES)
 
 Call = tuple[int, int]
@@ -56,11 +56,11 @@ class TimedWindow:
     took_s: float
     """By the clock of this process, from the command to the last output in shared memory."""
     calls_s: Sequence[float]
-    """Durations of the calls, by the clock of the engine's process."""
+    """Durations of the calls; like ``computed_s`` by the clock of the engine's process."""
     excluded_s: Sequence[float]
     """Part of each call that the engine reports as not inference."""
     computed_s: float
-    """From the beginning of the first call to the end of the last, by the clock of the engine's process."""
+    """From the beginning of the first call to the end of the last."""
     outputs: list[Tensor]
     """Copies of the outputs, with the rows of all calls in their order."""
 
@@ -84,6 +84,13 @@ class EngineProcess:
     All of them get the same commands. The first one answers and its memory has the outputs; the others confirm.
     """
 
+    slots: Slots
+    answers: Slots
+    shared: Tensor
+    """Memory with the layout of ``slots``, which the engine reads."""
+    staged: Tensor
+    """Memory of this process with the same layout, for the framework's comparison."""
+
     def __init__(
         self,
         engine: str,
@@ -101,10 +108,6 @@ class EngineProcess:
         """Calls that the engine computes at the same time."""
         self.is_busy = False
         """Whether a reply is missing."""
-        self.slots: Slots
-        self.answers: Slots
-        self.staged: Tensor
-        """Memory of this process with the layout of the inputs, for the framework's comparison."""
         self._values: list[Any] = []
         """Replies of all processes to the last command."""
         self._inputs = create_memory()
@@ -115,26 +118,22 @@ class EngineProcess:
             variables = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(self._store.port)}
             variables |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
         for rank in range(num_devices):
-            place = RankPlace(rank, rank, num_devices, num_devices)
             log = self.log if rank == 0 else log_dir / f"engine.rank{rank}.out.log"
-            rank_variables = {**variables, **place.variables()} if num_devices > 1 else {}
-            name = "its process" if num_devices == 1 else f"its process of rank {rank}"
-            self._children.append(self._start(worker, log, rank_variables, name))
+            environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD} | variables
+            name = "its process"
+            if num_devices > 1:
+                name = f"its process of rank {rank}"
+                environment |= RankPlace(rank, rank, num_devices, num_devices).variables()
+            outputs = create_memory()
+            ours, theirs = socket.socketpair()
+            descriptors = (theirs.fileno(), self._inputs, outputs)
+            command = module_command(sys.executable, worker, *map(str, descriptors), str(os.getpid()))
+            with theirs, log.open("ab") as stream:
+                process = Popen(
+                    command, pass_fds=descriptors, env=environment, stdin=DEVNULL, stdout=stream, stderr=stream
+                )
+            self._children.append(_Child(process, Connection(ours.detach()), outputs, name))
         self.limit_replies(max(timeout_s, _START_S))
-
-    def _start(self, worker: str, log: Path, variables: Mapping[str, str], name: str) -> _Child:
-        """Start ``python -m WORKER CONNECTION INPUTS OUTPUTS PARENT``."""
-        outputs = create_memory()
-        ours, theirs = socket.socketpair()
-        descriptors = (theirs.fileno(), self._inputs, outputs)
-        command = module_command(sys.executable, worker, *map(str, descriptors), str(os.getpid()))
-        inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
-        with theirs, log.open("ab") as stream:
-            process = Popen(
-                command, pass_fds=descriptors, env={**inherited, **variables}, stdin=DEVNULL, stdout=stream,
-                stderr=stream,
-            )  # fmt: skip
-        return _Child(process, Connection(ours.detach()), outputs, name)
 
     @property
     def pids(self) -> list[int]:
@@ -183,7 +182,7 @@ class EngineProcess:
         return details
 
     def allocate_inputs(self, slots: Slots, warm: Call, batch: Sequence[Tensor]) -> None:
-        """Provide memory for inputs; ``batch`` is the first slot's content, ``warm`` the call before each window."""
+        """Provide memory for inputs: ``batch`` in the first slot, ``warm`` the call before each window."""
         self.slots = slots
         os.ftruncate(self._inputs, slots.size)
         self.shared = mapped(self._inputs)
@@ -207,10 +206,7 @@ class EngineProcess:
         self.call("allocate_outputs", self.answers)
 
     def stage(self, slot: int, inputs: Sequence[Tensor], num_calls: int = 1) -> None:
-        """Write the items of calls of equal size to ``staged``, which the engine cannot see before the window.
-
-        The first call gets ``slot``, the next one the slot after it.
-        """
+        """Write the items of calls of equal size to ``staged``, from ``slot`` on; the engine sees them in the window."""
         size = inputs[0].shape[0] // num_calls
         for view, tensor in zip_strict(self.slots.blocks(self.staged, slot, num_calls, size), inputs):
             view.copy_(tensor.view_as(view))
@@ -221,10 +217,7 @@ class EngineProcess:
         return [block[slots, places] for block in blocks]
 
     def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
-        """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``.
-
-        Raises AccelmarkError: the engine failed.
-        """
+        """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``."""
         self.call("prepare", calls, warm=warm)
         end = (max(slot for slot, _ in calls) + 1) * self.slots.slot_bytes
         self.shared[:end].copy_(self.staged[:end])  # not before: an engine could compute ahead of the clock
@@ -237,25 +230,16 @@ class EngineProcess:
         return TimedWindow(took_s, durations, excluded, max(ends) - min(begins), outputs)
 
     def pick(self, indices: Sequence[int]) -> list[Tensor]:
-        """Compute one call of items of the first slot; return its outputs, which the next call overwrites.
-
-        Raises AccelmarkError: the engine failed.
-        """
+        """Compute one call of items of the first slot; return its outputs, which the next call overwrites."""
         self.call("pick", indices)
         return self.outputs_of(0, len(indices))
 
     def start(self, slot: int, indices: Sequence[int]) -> None:
-        """Start a call of items of the first slot, with its outputs in a slot that no running call uses.
-
-        Raises AccelmarkError: the engine's process ended.
-        """
+        """Start a call of items of the first slot, with its outputs in a slot that no running call uses."""
         self._send("start", slot, indices)
 
     def ended(self) -> int:
-        """Wait until a call that was started has ended; return its slot, whose outputs :meth:`outputs_of` returns.
-
-        Raises AccelmarkError: a call failed.
-        """
+        """Wait until a call that was started has ended; return the slot of its outputs. Raises as :meth:`call`."""
         slot: int = self._received(self._children[0])["part"]
         self.is_busy = False
         return slot
@@ -280,20 +264,17 @@ class EngineProcess:
         if num_steps != num_tokens:
             raise InferenceError(f"engine {self.engine}: generated {num_steps} tokens instead of {num_tokens}")
 
-    def round_trip_s(self, times: int = 100) -> float:
+    def round_trip_s(self) -> float:
         """Return the median duration of a command that does nothing, and its reply."""
         durations = []
-        for _ in range(times):
+        for _ in range(100):
             began = time.perf_counter()
             self.call("echo")
             durations.append(time.perf_counter() - began)
-        return sorted(durations)[times // 2]
+        return sorted(durations)[50]
 
     def usage(self) -> Mapping[str, Any]:
-        """Return the largest peak of memory of a device that the engine reports, and of resident memory together.
-
-        The latter is the sum over the engine's processes, as the kernel counts it; None where it does not.
-        """
+        """Return the largest peak memory of a device, and the sum of the processes' peak resident memory; or None."""
         self.call("device_memory_mib")
         device = [value for value in self._values if value is not None]
         resident: list[float] = []
@@ -349,10 +330,7 @@ class EngineProcess:
         self.is_busy = False
 
     def _received(self, child: _Child) -> dict[str, Any]:
-        """Return the next message of a process.
-
-        Raises AccelmarkError: it has none, or reports a failure; where another process has ended, that is the cause.
-        """
+        """Return the next message of a process. Raises AccelmarkError: it has none, or reports a failure."""
         try:
             message: dict[str, Any] = json.loads(child.connection.recv_bytes())
         except BlockingIOError:
@@ -365,6 +343,7 @@ class EngineProcess:
         return message
 
     def _fail(self, error: Exception) -> NoReturn:
+        """Raise ``error``, or that another process has ended, which is its cause then."""
         until_s = time.monotonic() + (_BROKEN_S if len(self._children) > 1 else 0.0)
         while time.monotonic() < until_s:
             for child in self._children:
@@ -381,14 +360,12 @@ class EngineProcess:
         return InferenceError(f"{problem}, so it was ended; see {self.log}")
 
     def _end_error(self, child: _Child) -> InferenceError:
-        """Return the error of a process that ended, or closed its connection."""
         try:
-            code = child.process.wait(_END_S)
+            code: int | None = child.process.wait(_END_S)
         except TimeoutExpired:
-            how = "closed the connection"
-        else:
-            how = f"ended with exit code {code}"
-            if code < 0:
-                name = signal.Signals(-code).name
-                how = f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+            code = None
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            how = f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         return InferenceError(f"engine {self.engine}: {child.name} {how} in {self.activity}; see {self.log}")

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-import torch
-
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
 from accelmark.spec.log.inference import InferEndReason
 
@@ -51,32 +49,33 @@ class Context:
     device: str
 
 
-_MEMORY: Final = re.compile(
-    r"out of memory|bad_alloc|^MemoryError|can't allocate memory|failed to allocate memory|Cannot allocate memory"
-    r"|OutOfMemory|allocation of .* failed",
-    re.IGNORECASE,
-)
-_OPERATORS: Final = (
-    re.compile(r"Could not find an implementation for (?:the node )?[\w./:-]*?(?P<op>\w+)\(\d+\)"),
-    re.compile(r"No Op registered for (?P<op>\w+)"),
-    re.compile(r"(?P<op>\w+)(?:\(-?\d+\))? is not a registered function/op"),
-    re.compile(r"does not support the following ONNX operations: (?P<op>[\w.:, ]+)"),
-    re.compile(r"No conversion rule found for operations: (?P<op>[\w.:, ]+)"),
-    re.compile(r"No importer registered for op: (?P<op>\w+)"),
-    re.compile(r"Unsupported operator (?P<op>[\w.:]+)"),
-)
-_CORRUPT: Final = re.compile(
-    r"protobuf parsing failed|InvalidProtobuf|ModelProto does not have a graph|Error parsing message|invalid ?graph"
-    r"|Unable to read the model|failed to parse|Missing opset|Failed to load model because protobuf",
-    re.IGNORECASE,
-)
-_SHAPE: Final = re.compile(
-    r"Got invalid dimensions|Invalid rank for input|Unexpected input data type|shapes? cannot be multiplied"
-    r"|expected input.* to have \d+ channels|size mismatch|incompatible with|is not compatible|shape mismatch"
-    r"|Expected \d+-dimensional|Expected \d+D|must match the size|invalid for input of size|index out of range in self"
-    r"|are incompatible|shape\.compatible|tensor size doesn't match|not compatible with the model|input tensor shape",
-    re.IGNORECASE,
-)
+_KINDS: Final[dict[InferEndReason, tuple[str, str]]] = {
+    "out_of_memory": (
+        r"out of memory|bad_alloc|MemoryError|can't allocate memory|failed to allocate memory|Cannot allocate memory"
+        r"|OutOfMemory|allocation of .* failed",
+        "out of memory at batch {size}; try a smaller batch_size, more memory or a narrower precision",
+    ),
+    "unsupported_operator": (
+        r"Could not find an implementation for|No Op registered for|is not a registered function/op"
+        r"|does not support the following ONNX operations|No conversion rule found for operations"
+        r"|No importer registered for op|Unsupported operator",
+        "an operator is not supported; choose another engine, or replace the operator in the model ({text})",
+    ),
+    "corrupt_model": (
+        r"protobuf parsing failed|InvalidProtobuf|ModelProto does not have a graph|Error parsing message|invalid ?graph"
+        r"|Unable to read the model|failed to parse|Missing opset|Failed to load model because protobuf",
+        "the model file is not readable; export it again ({text})",
+    ),
+    "wrong_shape": (
+        r"Got invalid dimensions|Invalid rank for input|Unexpected input data type|shapes? cannot be multiplied"
+        r"|expected input.* to have \d+ channels|size mismatch|incompatible with|is not compatible|shape mismatch"
+        r"|Expected \d+-dimensional|Expected \d+D|must match the size|invalid for input of size"
+        r"|index out of range in self|are incompatible|shape\.compatible|tensor size doesn't match"
+        r"|not compatible with the model|input tensor shape",
+        "the inputs do not match the model; compare their shapes and types with the exported model ({text})",
+    ),
+}
+"""End reason -> the words of runtimes in such an error, and its cause and remedy."""
 
 
 def classify(error: BaseException, context: Context) -> AccelmarkError:
@@ -85,23 +84,11 @@ def classify(error: BaseException, context: Context) -> AccelmarkError:
         return error
     text = str(error) if isinstance(error, EngineExceptionError) else f"{type(error).__name__}: {error}"
     place = f"{context.engine} on {context.device}, {context.activity}"
-    first = shortened(text, 400)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or _MEMORY.search(text):
-        remedy = f"try batch_size {context.batch_size // 2}"
-        if context.batch_size == 1:
-            remedy = "the model itself does not fit; use a device with more memory or a narrower precision"
-        return InferenceError(f"{place}: out of memory at batch {context.batch_size}; {remedy}", "out_of_memory")
-    for pattern in _OPERATORS:
-        if match := pattern.search(text):
-            problem = f"operator {match.group('op').strip()} is not supported"
-            hint = "choose another engine, or replace the operator in the model"
-            return InferenceError(f"{place}: {problem}; {hint} ({first})", "unsupported_operator")
-    if _CORRUPT.search(text):
-        return InferenceError(f"{place}: the model file is not readable; export it again ({first})", "corrupt_model")
-    if _SHAPE.search(text):
-        hint = "compare their shapes and types with the exported model"
-        return InferenceError(f"{place}: the inputs do not match the model; {hint} ({first})", "wrong_shape")
-    return InferenceError(f"{place}: {first}")
+    for end_reason, (words, problem) in _KINDS.items():
+        if re.search(words, text, re.IGNORECASE):
+            problem = problem.format(size=context.batch_size, text=shortened(text, 400))
+            return InferenceError(f"{place}: {problem}", end_reason)
+    return InferenceError(f"{place}: {shortened(text, 400)}")
 
 
 def shortened(text: object, limit: int) -> str:

@@ -24,15 +24,7 @@ from accelmark.infer.failures import Context, classify
 from accelmark.infer.slots import Slots, rows_of
 from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, search_rate
 from accelmark.serving.load.progress import LoadReporter
-from accelmark.serving.loadgen.mlperf import (
-    DETAIL_FILE,
-    MLPERF_MIN_DURATION_S,
-    LoadGenLog,
-    Query,
-    library,
-    read_log,
-    start_test,
-)
+from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, Query, library, read_log, start_test
 from accelmark.serving.request import LoadGenSettings
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
@@ -42,8 +34,6 @@ from accelmark.spec.settings.inference import ScenarioName
 _PROBES: Final = 5
 _MAX_TRIES: Final = 10
 _HEADROOM: Final = 1.2
-_SLACK: Final = 1.1
-"""LoadGen's own factor on the samples of the Offline scenario."""
 _MAX_ITEMS: Final = 1024
 _MAX_BYTES: Final = 256 * 2**20
 _CHECKS: Final = 12
@@ -73,7 +63,7 @@ class Scenarios:
         self.samples = AnswerSamples(self.library)
         self.round_trip_us = self.checked.process.round_trip_s() * 1e6
         self.progress = LoadReporter(self.checked.emit)
-        self.later_s = sum(self._planned_s(name) for name in self.settings.scenarios)
+        self.later_s = 0.0
         """Planned duration of the scenarios that have not begun."""
 
     def run(self) -> Iterator[ScenarioResult]:
@@ -84,9 +74,11 @@ class Scenarios:
             "multi_stream": lambda: self._stream("multi_stream", self.settings.multi_stream_samples),
             "server": self._server,
         }
-        for name in self.settings.scenarios:
+        names = self.settings.scenarios
+        for place, name in enumerate(names):
+            num_later = sum(EXPECTED_STEPS if later == "server" else 1 for later in names[place + 1 :])
+            self.later_s = num_later * self.minimum.min_duration_s
             self.samples = AnswerSamples(self.library)
-            self.later_s -= self._planned_s(name)
             yield kinds[name]()
 
     def _offline(self) -> ScenarioResult:
@@ -94,7 +86,7 @@ class Scenarios:
         for _ in range(2):  # again where the estimate was too low for the minimum duration
             # LoadGen advises to expect more than the measured rate.
             expected = replace(self.minimum, queries_per_s=rate * _HEADROOM)
-            log = self._run("offline", expected, self.log_dir("offline"), self._run_s("offline"))
+            log = self._measured("offline", expected, self._log_dir("offline"))
             if log.long_enough:
                 break
             rate = log.number("result_samples_per_second") or rate * _HEADROOM
@@ -107,7 +99,7 @@ class Scenarios:
         if name == "multi_stream":
             least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
             expected, percentile = replace(expected, min_queries=least), "p99"
-        log = self._run(name, expected, self.log_dir(name), self._run_s(name))
+        log = self._measured(name, expected, self._log_dir(name))
         figure = log.latencies_ms(per_query=samples > 1).get(percentile)
         return self._result(name, log, f"latency_{percentile}_ms", figure, expected)
 
@@ -118,10 +110,8 @@ class Scenarios:
         logs: dict[float, LoadGenLog] = {}
 
         def meets_bound(rate: float, steps_left: int) -> bool:
-            expected = replace(minimum, queries_per_s=rate)
-            log_dir = self.log_dir("server") / f"try{len(logs) + 1:02}_qps_{rate:.3f}"
-            run_s = max(self.minimum.min_duration_s, least / rate)
-            logs[rate] = self._run("server", expected, log_dir, run_s, steps_left * run_s)
+            log_dir = self._log_dir("server") / f"try{len(logs) + 1:02}_qps_{rate:.3f}"
+            logs[rate] = self._measured("server", replace(minimum, queries_per_s=rate), log_dir, steps_left)
             return logs[rate].bound_met
 
         best = search_rate(meets_bound, FIRST_SHARE * self._rate(), max_steps=_MAX_TRIES).rate
@@ -132,41 +122,17 @@ class Scenarios:
         tried = tuple((rate, log.bound_met) for rate, log in logs.items())
         return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tried, "reason": reason})
 
-    def log_dir(self, name: ScenarioName) -> Path:
-        """Return the directory of LoadGen's logs of a scenario."""
+    def _log_dir(self, name: ScenarioName) -> Path:
         return self.node_dir / "loadgen" / name
 
-    def _planned_s(self, name: ScenarioName) -> float:
-        return self._run_s(name) * (EXPECTED_STEPS if name == "server" else 1)
-
-    def _run_s(self, name: ScenarioName) -> float:
-        """Return the expected duration of LoadGen's run, from the shortest call of the warm-up."""
-        settings, call_s = self.settings, self.checked.call_s
-        at_once = settings.batch_size * self.checked.process.concurrency
-        num_calls = {
-            "offline": settings.scenario_queries / at_once,
-            "single_stream": settings.scenario_queries,
-            "multi_stream": max(settings.scenario_queries, settings.multi_stream_queries),
-            "server": max(settings.scenario_queries, settings.server_queries) / at_once,
-        }[name]
-        shortest_s = self.minimum.min_duration_s * (_HEADROOM * _SLACK if name == "offline" else 1.0)
-        return max(shortest_s, num_calls * call_s)
-
-    def _run(
-        self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path, run_s: float, later_s: float = 0.0
+    def _measured(
+        self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path, steps_left: int = 0
     ) -> LoadGenLog:
-        """Run LoadGen for about ``run_s``; ``later_s`` of this scenario follow."""
-        self.progress.begin(SCENARIO_PHASES[name], run_s, later_s + self.later_s)
+        """Run LoadGen in performance mode; ``steps_left`` further runs of this scenario are likely."""
+        run_s = self.minimum.min_duration_s
+        self.progress.begin(SCENARIO_PHASES[name], run_s, steps_left * run_s + self.later_s)
         self._run_loadgen(name, expected, self.samples.take, log_dir)
-        return read_log(log_dir / DETAIL_FILE)
-
-    def _accuracy(self, name: ScenarioName, expected: LoadGenSettings) -> AnswerCheck | None:
-        """Answer every item in LoadGen's accuracy mode; return the comparison with the framework's answers."""
-        if self.checked.reference is None:
-            return None
-        every = AnswerSamples(self.library, share=1.0)
-        self._run_loadgen(name, expected, every.take, self.log_dir(name) / "accuracy", accuracy=True)
-        return every.compared()
+        return read_log(log_dir)
 
     def _run_loadgen(
         self, name: ScenarioName, expected: LoadGenSettings, look: Look, log_dir: Path, *, accuracy: bool = False
@@ -176,29 +142,27 @@ class Scenarios:
         Raises AccelmarkError: the engine failed, or LoadGen is not installed.
         """
         lg = library()
-        queue = self._queue(name, expected, look)
-        queue.complete = lambda queries: lg.QuerySamplesComplete(
-            [lg.QuerySampleResponse(query.id, 0, 0) for query in queries]
-        )
-        with queue:
-            start_test(lg, name, expected, queue.issue, len(self.library), log_dir, accuracy=accuracy)
-        queue.raise_failure()
-
-    def _queue(self, name: ScenarioName, expected: LoadGenSettings, look: Look) -> RequestQueue:
         batched, process = name in ("offline", "server"), self.checked.process
 
         def take(indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
             look(indices, outputs)
             self.progress.add(len(indices))
 
-        return RequestQueue(
+        def complete(queries: Sequence[Query]) -> None:
+            lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, 0, 0) for query in queries])
+
+        queue = RequestQueue(
             process,
             take,
+            complete,
             overlapped=batched and process.concurrency > 1,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
             context=replace(self.context, activity=f"scenario {name}"),
         )
+        with queue:
+            start_test(lg, name, expected, queue.issue, len(self.library), log_dir, accuracy=accuracy)
+        queue.raise_failure()
 
     def _rate(self) -> float:
         """Return an estimate of the most items per second."""
@@ -220,7 +184,11 @@ class Scenarios:
         self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None, expected: LoadGenSettings
     ) -> ScenarioResult:
         samples = self.samples.compared()
-        accuracy = self._accuracy(name, expected)
+        accuracy = None
+        if self.checked.reference is not None:  # every item in LoadGen's accuracy mode
+            every = AnswerSamples(self.library, share=1.0)
+            self._run_loadgen(name, expected, every.take, self._log_dir(name) / "accuracy", accuracy=True)
+            accuracy = every.compared()
         size = self.settings.batch_size if name in ("offline", "server") else expected.samples_per_query
         check = self.library.repeat_check(size) if self.settings.repeat_check else None
         return ScenarioResult.model_validate(
@@ -231,7 +199,7 @@ class Scenarios:
                 "figure": figure,
                 "figure_name": figure_name,
                 "latencies_ms": log.latencies_ms(per_query=name == "multi_stream"),
-                "log_dir": str(self.log_dir(name).relative_to(self.node_dir)),
+                "log_dir": str(self._log_dir(name).relative_to(self.node_dir)),
                 "reason": log.reason,
                 "crossing_us": self.round_trip_us,
                 "accuracy_answers": accuracy,
@@ -355,20 +323,19 @@ class RequestQueue:
     """
 
     def __init__(
-        self, engine: EngineProcess, look: Look, *, batch_size: int, padded: bool, context: Context,
-        overlapped: bool = False,
+        self, engine: EngineProcess, look: Look, complete: Callable[[Sequence[Query]], None], *, batch_size: int,
+        padded: bool, context: Context, overlapped: bool = False,
     ) -> None:  # fmt: skip
-        """Create the queue; ``complete`` must be set before queries are issued.
+        """Create the queue; ``complete`` is called with completed queries.
 
         A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
         """
         self.engine = engine
         self.look = look
+        self.complete = complete
         self.batch_size = batch_size
         self.padded = padded
         self.overlapped = overlapped
-        self.complete: Callable[[Sequence[Query]], None] = lambda queries: None
-        """Called with completed queries."""
         self.context = context
         self.failure: BaseException | None = None
         self._waiting: deque[Query] = deque()
@@ -397,26 +364,18 @@ class RequestQueue:
             self._waiting.extend(queries)
             self._change.notify()
 
-    def _call(self, indices: list[int]) -> Sequence[Tensor]:
-        return self.engine.pick(self._full(indices))
-
-    def _full(self, indices: list[int]) -> list[int]:
-        return indices + indices[-1:] * (self.batch_size - len(indices)) if self.padded else indices
-
     def raise_failure(self) -> None:
         """Raise the engine's error, if it failed."""
         if self.failure is not None:
             raise classify(self.failure, self.context) from self.failure
 
+    def _full(self, indices: list[int]) -> list[int]:
+        return indices + indices[-1:] * (self.batch_size - len(indices)) if self.padded else indices
+
     def _run(self) -> None:
-        try:  # before LoadGen measures
-            self._call([0] * self.batch_size)
-            if not self.padded:
-                self._call([0])
-        except Exception as error:  # noqa: BLE001 - raised in __enter__
-            self.failure = error
-        finally:
-            self._warmed.set()
+        # Before LoadGen measures; __enter__ raises a failure.
+        self._attempt(lambda: [self.engine.pick(self._full([0] * size)) for size in {self.batch_size, 1}])
+        self._warmed.set()
         if self.overlapped:
             self._process_overlapped()
         else:
@@ -470,7 +429,7 @@ class RequestQueue:
     def _process(self) -> None:
         while taken := self._next_queries():
             indices = [query.index for query in taken]
-            outputs = self._attempt(partial(self._call, indices))
+            outputs = self._attempt(partial(self.engine.pick, self._full(indices)))
             self.complete(taken)
             if outputs:
                 self.look(indices, outputs)

@@ -1,4 +1,4 @@
-"""Memory that the rank and an engine's process share, and the layout of tensors in it."""
+"""Memory that the rank and an engine's process share, and the layout of tensors in it: aligned, in slots."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from torch import Tensor
 from accelmark.spec.backports import zip_strict
 
 _ALIGNMENT = 64
-"""Bytes; compiled kernels assume aligned inputs."""
-
+"""Bytes."""
 Rows = tuple[tuple[str, tuple[int, ...]], ...]
 """Element type and shape of an item, for each tensor of a batch."""
 
 
 def create_memory() -> int:
-    """Return the descriptor of an empty file in memory without a name: nothing to clean up, no limit of /dev/shm."""
+    """Return the descriptor of an empty file without a name, in memory on Linux."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("accelmark")
     with tempfile.TemporaryFile() as file:

@@ -1,8 +1,8 @@
 """``python -m accelmark.infer.worker CONNECTION INPUTS OUTPUTS PARENT``: the process of an engine.
 
-It gets shapes, indices and inputs, never labels, a data set or a job, and runs the only code of the run that a vendor
-writes. The numbers that it reports count as far as the rank's own clock and comparisons confirm them. With several
-devices each has a process, and the variables of ``RankPlace`` say which one this is; all but the first send no outputs.
+It gets shapes, indices and inputs, never labels, a data set or a job. The numbers that it reports count as far as the
+rank's own clock and comparisons confirm them. With several devices each has a process, which the variables of
+``RankPlace`` identify; all but the first send no outputs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import (
-    Engine,
-    EngineRequest,
-    check_outputs,
-    check_separate_memory,
-    file_hash,
-    takes_model,
-)
+from accelmark.infer.engine import Engine, EngineRequest, check_outputs, check_separate_memory, file_hash, takes_model
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError, described
 from accelmark.infer.language_model import load_model
@@ -48,7 +41,6 @@ from accelmark.spec.plugins.framework import RankPlace
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 _OWN_ENGINES: Final = "accelmark.infer.engines."
-Reply = Callable[[dict[str, Any]], None]
 
 
 class Worker:
@@ -62,11 +54,10 @@ class Worker:
     results: list[Any]
     """Outputs of the window's calls, until its times are reported."""
     begins: list[float]
-    """When each call of the window began, and ended."""
+    """When each call of the window began."""
     ends: list[float]
-    excluded: list[float]
 
-    def __init__(self, inputs: int, outputs: int, reply: Reply) -> None:
+    def __init__(self, inputs: int, outputs: int, reply: Callable[[dict[str, Any]], None]) -> None:
         """Take the descriptors of the memory of inputs and outputs, and a function that sends a message."""
         self.place = RankPlace.from_environment()
         self._descriptors = inputs, outputs
@@ -88,10 +79,7 @@ class Worker:
 
     @torch.inference_mode(False)  # compilers refuse parameters that were created in it
     def compile(self, modules: list[tuple[FolderRef, str]]) -> dict[str, Any]:
-        """Compile the model, or load an engine; return the engine's details.
-
-        The request is in the memory of inputs; ``modules`` have the classes of its model.
-        """
+        """Compile the model, or load an engine, as requested in the memory of inputs; return the engine's details."""
         self.device.prepare(self.place)
         for folder, module in modules:
             folder_module(folder, module)
@@ -99,9 +87,7 @@ class Worker:
         with mmap.mmap(self._descriptors[0], 0, access=mmap.ACCESS_READ) as file:
             request: EngineRequest = torch.load(file, weights_only=False, map_location="cpu")  # type: ignore[arg-type]
         device = self.device
-        request = replace(
-            request, device=device.device, threads=device.threads, num_devices=self.place.world_size
-        )  # fmt: skip
+        request = replace(request, device=device.device, threads=device.threads, num_devices=self.place.world_size)
         directory = request.model_dir
         if directory is not None and self.place.world_size == 1 and takes_model(self.kind.reads, request):
             request = replace(request, model=load_model(directory))
@@ -127,7 +113,7 @@ class Worker:
         if not self.kind.__module__.startswith(_OWN_ENGINES):
             path = Path(inspect.getfile(self.kind))
             lines = map(str.strip, path.read_text(encoding="utf-8", errors="replace").splitlines())
-            hashes["engine_code"] = "/".join(PurePath(path).parts[-2:])
+            hashes["engine_code"] = "/".join(path.parts[-2:])
             hashes["engine_code_lines"] = sum(1 for line in lines if line and not line.startswith("#"))
             hashes["engine_code_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
         return hashes
@@ -218,9 +204,8 @@ class Worker:
     def score(self, tokens: list[list[int]], continuations: list[list[list[int]]]) -> list[list[tuple[float, bool]]]:
         """Return the log-likelihood of each continuation in nats, and whether greedy decoding gives it.
 
-        Args:
-            tokens: for each prompt its tokens and its continuations' but the last token; all of one length.
-            continuations: for each prompt its continuations, all of one length, which differ in the last token only.
+        Continuations have one length, those of a prompt differ in the last token only; ``tokens`` are each prompt's and
+        its continuations' but that last token, all of one length.
         """
         length = len(continuations[0][0])
         logits = self.engine.logits(torch.tensor(tokens), length).float()

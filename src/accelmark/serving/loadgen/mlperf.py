@@ -17,7 +17,6 @@ MIN_TOKENS: Final = 2
 """Fewest tokens of an answer that LoadGen takes."""
 MLPERF_MIN_DURATION_S: Final = 600.0
 """Minimum duration of a run by MLPerf's rules."""
-DETAIL_FILE: Final = "mlperf_log_detail.txt"
 _PREFIX: Final = ":::MLLOG "
 _PERCENTILES: Final = {"p50": "50.00", "p90": "90.00", "p99": "99.00", "p99.9": "99.90"}
 _REASONS: Final = (
@@ -168,8 +167,9 @@ def _nothing(*_: object) -> None:
     """Do nothing: all items are in memory, and no query is delayed."""
 
 
-def read_log(path: Path) -> LoadGenLog:
+def read_log(log_dir: Path) -> LoadGenLog:
     """Read LoadGen's detailed log. Raises RunError: it is missing or in another format."""
+    path = log_dir / "mlperf_log_detail.txt"
     values: dict[str, Any] = {}
     with raising(RunError, f"{path}: not a log of LoadGen", OSError, ValueError, KeyError):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, LoadPlan, search_rate
-from accelmark.serving.loadgen.mlperf import (
-    DETAIL_FILE,
-    MIN_TOKENS,
-    MLPERF_MIN_DURATION_S,
-    LoadGenLog,
-    library,
-    read_log,
-)
+from accelmark.serving.loadgen.mlperf import MIN_TOKENS, MLPERF_MIN_DURATION_S, LoadGenLog, library, read_log
 from accelmark.serving.request import Load, LoadGenRun, LoadGenSettings
 from accelmark.serving.stages import Stages
 from accelmark.spec.log.events import Event
@@ -128,7 +121,7 @@ class TokenScenarios:
         )
         stage, requests = self.stages.run(load, self.plan.fresh_requests())
         num_failed = int((~(requests.is_ok & (requests.tokens >= MIN_TOKENS))).sum())  # an unknown number is NaN
-        return _Run(read_log(log_dir / DETAIL_FILE), stage, num_failed, log_dir)
+        return _Run(read_log(log_dir), stage, num_failed, log_dir)
 
     def _result(
         self, name: TokenScenario, run: _Run, tokens_per_s: float | None, queries_per_s: float | None
