@@ -33,7 +33,7 @@ import torch
 
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
-from accelmark.infer.checked_pass import CheckedPass
+from accelmark.infer.measure import CheckedPass
 from accelmark.infer.run import InferenceRun
 from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
 from accelmark.results.rounds.inference import phase_figures

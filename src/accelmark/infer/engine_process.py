@@ -206,7 +206,7 @@ class EngineProcess:
         self.call("allocate_outputs", self.answers)
 
     def stage(self, slot: int, inputs: Sequence[Tensor], num_calls: int = 1) -> None:
-        """Write the items of calls of equal size to ``staged``, from ``slot`` on; the engine sees them in the window."""
+        """Write the items of calls of equal size to ``staged`` from ``slot`` on; the engine cannot see them yet."""
         size = inputs[0].shape[0] // num_calls
         for view, tensor in zip_strict(self.slots.blocks(self.staged, slot, num_calls, size), inputs):
             view.copy_(tensor.view_as(view))

@@ -1,21 +1,29 @@
-"""Run the data through the framework batch by batch; time it, and score it as engines are scored."""
+"""Measure a case: in the framework batch by batch, and in an engine's process with its answers and caches checked."""
 
 from __future__ import annotations
 
 import math
+import random
+import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
+from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
+from accelmark.infer.engine import check_excluded_time
+from accelmark.infer.engine_process import EngineProcess, TimedWindow
 from accelmark.infer.failures import InferenceError
+from accelmark.infer.slots import Slots, rows_of
+from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.inference import ForwardWindow, InferEvaluation, Phase, WarmUp
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, RepeatCheck, WarmUp
 from accelmark.spec.model import Spec
 
 Forward = Callable[[list[Tensor]], list[Tensor]]
@@ -23,6 +31,35 @@ Forward = Callable[[list[Tensor]], list[Tensor]]
 Emit = Callable[[Event, Spec], None]
 _MAX_HELD_BYTES: Final = 32 * 2**20
 """Maximum size of outputs that are kept to be evaluated together."""
+_WINDOW_S: Final = 0.5
+"""About the duration of a window, where memory allows it; a window crosses to the engine's process once."""
+_CONCURRENT_WINDOW_S: Final = 2.0
+"""The same for calls at the same time: at the end of a window some streams are idle while others finish theirs."""
+_STREAM_CALLS: Final = 50
+"""Least number of calls of each stream in such a window, if it is not longer than the passes: 1 % for that end."""
+_MAX_BYTES: Final = 256 * 2**20
+"""Largest size of a window's inputs, and of its outputs."""
+_MAX_CALLS: Final = 10_000
+_BLOCK_BYTES: Final = 2**20
+"""About the size of the inputs that are perturbed together: they stay in the processor's caches."""
+_CHECKS: Final = 12
+"""Largest number of batches that are computed again, at random places of the passes: a tenth of all, fewer where that
+would take longer than ``_CHECKS_S``, and at least ``_FEWEST_CHECKS``."""
+_FEWEST_CHECKS: Final = 6
+_CHECKS_S: Final = 3.0
+_CHECK_S: Final = 0.0005
+"""Least duration of the repeated calls."""
+_LONG_CALL_S: Final = 0.02
+"""Duration of a call from which cold caches and waking threads do not show."""
+_SHORTFALL: Final = 0.1
+"""Part of the duration by which the passes may be shorter."""
+_COMPARED: Final = 32
+"""About the least number of items that the framework computes together for the comparison."""
+_SAMPLE: Final = 0.1
+"""Largest share of the answers after the first pass that are compared."""
+_MOST_SAMPLED: Final = 256
+"""About the largest number of these, each of another call: as many miss wrong answers of 2 % of the calls in 0.6 % of
+runs."""
 
 
 @final
@@ -32,11 +69,6 @@ class Measured:
 
     windows: tuple[ForwardWindow, ...]
     metrics: Mapping[str, float | None]
-
-    @property
-    def nonfinite_batches(self) -> int:
-        """Batches whose outputs contain NaN or infinity."""
-        return sum(window.nonfinite_batches for window in self.windows)
 
 
 @final
@@ -75,7 +107,16 @@ class Score:
 def measure(forward: Forward, batches: InferBatches, case: InferCase, emit: Emit) -> Measured:
     """Warm the framework up, run ``settings.repeat`` passes over ``batches``, and emit windows and the evaluation."""
     settings = case.settings
-    _warm_up(forward, next(iter(batches)), settings.warmup_batches, emit)
+    first = next(iter(batches))
+
+    def call_ms() -> float:
+        began = time.perf_counter()
+        forward(list(first.inputs))
+        return (time.perf_counter() - began) * 1000
+
+    first_ms = call_ms()
+    calls_ms = tuple(call_ms() for _ in range(settings.warmup_batches))
+    emit(Event.WARMUP, WarmUp(phase="validation", first_call_ms=first_ms, calls_ms=calls_ms))
     score = Score(case)
     planned_items = settings.repeat * batches.num_items
     windows: list[ForwardWindow] = []
@@ -83,10 +124,10 @@ def measure(forward: Forward, batches: InferBatches, case: InferCase, emit: Emit
         window = _Window(pass_number, planned_items, score)
         for batch in batches:
             window.compute(forward, batch)
-            if len(window.items) + len(window.held) == settings.log_freq:
+            if len(window.latency_ms) == settings.log_freq:
                 windows.append(window.closed(emit))
                 window = _Window(pass_number, planned_items, score)
-        if window.items or window.held:
+        if window.latency_ms:
             windows.append(window.closed(emit))
     num_items = sum(sum(window.items) for window in windows)
     metrics = score.metrics()
@@ -94,22 +135,9 @@ def measure(forward: Forward, batches: InferBatches, case: InferCase, emit: Emit
     return Measured(tuple(windows), metrics)
 
 
-def _warm_up(forward: Forward, batch: InferBatch, num_calls: int, emit: Emit) -> None:
-    def call_ms() -> float:
-        began = time.perf_counter()
-        forward(list(batch.inputs))
-        return (time.perf_counter() - began) * 1000
-
-    first_ms = call_ms()
-    calls_ms = tuple(call_ms() for _ in range(num_calls))
-    emit(Event.WARMUP, WarmUp(phase="validation", first_call_ms=first_ms, calls_ms=calls_ms))
-
-
 @final
 class _Window:
     """Up to ``log_freq`` batches of the framework, whose outputs are evaluated together."""
-
-    phase: Phase = "validation"
 
     def __init__(self, pass_number: int, planned_items: int, score: Score) -> None:
         self.pass_number = pass_number
@@ -146,7 +174,7 @@ class _Window:
         """Evaluate the kept outputs, and write the window as an event."""
         self._settle()
         window = ForwardWindow(
-            phase=self.phase,
+            phase="validation",
             pass_number=self.pass_number,
             items=tuple(self.items),
             latency_ms=tuple(self.latency_ms),
@@ -172,3 +200,296 @@ def is_finite(outputs: Sequence[Tensor]) -> bool:
         math.isfinite(output.sum(dtype=torch.float32).item()) or bool(torch.isfinite(output).all())
         for output in floating
     )
+
+
+@final
+@dataclass(frozen=True)
+class _Chunk:
+    """Items of one window, which are staged in the slots of their calls."""
+
+    order: Tensor
+    """For each item of the calls its place among those that were read."""
+    labels: Tensor | None
+    """In the order of the calls."""
+    sizes: list[int]
+    """Items of each call."""
+
+    def calls(self) -> Iterator[slice]:
+        """Yield the rows of each call."""
+        begin = 0
+        for size in self.sizes:
+            yield slice(begin, begin + size)
+            begin += size
+
+
+@final
+class CheckedPass:
+    """The measured passes of an engine over changed and reordered inputs.
+
+    ``reference`` computes inputs in the framework, in fp32; None without it. ``iterative``: the model is an
+    ``IterativeModel``, whose steps ``reference`` computes again from the engine's.
+    """
+
+    def __init__(
+        self,
+        case: InferCase,
+        batches: InferBatches,
+        process: EngineProcess,
+        reference: Forward | None,
+        emit: Emit,
+        *,
+        iterative: bool = False,
+    ) -> None:
+        self.case = case
+        self.settings = case.settings
+        self.batches = batches
+        self.process = process
+        self.reference = reference
+        self.emit = emit
+        self.seed = secrets.randbits(63)  # after the compilation, so that nothing was compiled for it
+        self.generator = Generator().manual_seed(self.seed)
+        self.chance = random.Random(self.seed)
+        self.iterative = iterative
+        self.answers = Answers(iterative=iterative)
+        self.num_not_compared = 0
+        self.score = Score(case)
+        self.compared_score, self.expected_score = Score(case), Score(case)
+        """Of engine and framework, over the inputs of the first pass."""
+        self.num_scored = 0
+        self.call_s = 0.0
+        self.read: list[Tensor] = []
+        """The items of a window before their perturbation, as they were read."""
+        self.window_calls = 1
+        self.window_passes = 1
+        """Passes that are computed in one window, where a pass is shorter than a window should be."""
+        self.check_calls = 1
+        self.measured_s = 0.0
+        """Duration of the windows so far."""
+        self.planned_items = 0
+        self.repeated_ms: list[list[float]] = []
+
+    def run(self) -> tuple[Measured, RepeatCheck | None, AnswerCheck | None]:
+        """Warm up and measure; return the measurement and both checks. Raises AccelmarkError: the engine failed."""
+        self._warm_up(next(iter(self.batches)))
+        windows: list[ForwardWindow] = []
+        num_passes = 0
+        while number := self._num_passes(num_passes):
+            self.planned_items = (num_passes + number) * self.batches.num_items
+            # The first pass has windows of its own, since all of it is compared.
+            alone = int(num_passes == 0)
+            spans = list(pairwise([*range(alone), *range(alone, number, self.window_passes), number]))
+            places = iter(self._places([end - first for first, end in spans]))
+            for first, end in spans:
+                for chunk, load_s in self._chunks(end - first):
+                    windows.append(self._window(chunk, num_passes + first + 1, load_s))
+                    for _ in range(next(places, 0)):
+                        self._compute_again(chunk)
+            num_passes += number
+        num_items = sum(sum(window.items) for window in windows)
+        metrics = self.score.metrics()
+        self.emit(Event.EVALUATE, InferEvaluation(phase="inference", num_items=num_items, metrics=metrics))
+        check = repeat_check(self.repeated_ms) if self.settings.repeat_check else None
+        if check is not None:
+            self.emit(Event.REPEAT_CHECK, check)
+        answers = None
+        if self.reference is not None:
+            answers = self.answers.result(
+                seed=self.seed,
+                num_not_compared=self.num_not_compared,
+                framework_metrics=self.expected_score.metrics(),
+                engine_metrics=self.compared_score.metrics(),
+                num_scored=self.num_scored,
+            )
+            self.emit(Event.ANSWER_CHECK, answers)
+        return Measured(tuple(windows), metrics), check, answers
+
+    def _warm_up(self, batch: InferBatch) -> None:
+        """Compute a batch, and the size of a pass's last one; then lay memory out for windows of the right length."""
+        process, size = self.process, batch.num_items
+        process.allocate_inputs(Slots(rows_of(batch.inputs), size, 1), (0, size), batch.inputs)
+        rest = self.batches.num_items % size
+        rows, first_s = process.warm_up([(0, size)])
+        process.warm_up([(0, rest)] * bool(rest) + [(0, size)] * 2)
+        calls_ms = tuple(process.warm_up([(0, size)])[1] * 1000 for _ in range(self.settings.warmup_batches))
+        self.emit(Event.WARMUP, WarmUp(phase="inference", first_call_ms=first_s * 1000, calls_ms=calls_ms))
+        process.allocate_outputs(rows, size)
+        call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
+        largest = max(sum(process.slots.item_bytes()), sum(process.answers.item_bytes()), 1) * size
+        least_s = _WINDOW_S
+        if process.concurrency > 1:
+            least_s = max(_CONCURRENT_WINDOW_S, min(_STREAM_CALLS * call_s, self.settings.inference_duration_s))
+        # About how many calls a window should have, where memory allows it.
+        wanted = max(self.settings.log_freq, math.ceil(least_s * process.concurrency / call_s))
+        most = max(1, min(_MAX_BYTES // largest, _MAX_CALLS))
+        num_batches, num_passes = -(-self.batches.num_items // size), self._num_passes(0)
+        per_pass = _num_windows(num_batches, wanted, most)
+        if per_pass == 1:
+            num_windows = _num_windows(num_passes, wanted / num_batches, max(1, most // num_batches))
+            self.window_passes = math.ceil(num_passes / num_windows)
+        self.window_calls = math.ceil(num_batches * self.window_passes / per_pass)
+        self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
+        process.allocate_inputs(Slots(rows_of(batch.inputs), size, self.window_calls), (0, size), batch.inputs)
+        num_items = size * self.window_calls
+        process.allocate_outputs(rows, num_items)
+        self.read = [torch.empty(num_items, *tensor.shape[1:], dtype=tensor.dtype) for tensor in batch.inputs]
+
+    def _num_passes(self, made: int) -> int:
+        """Return the number of further passes after ``made``; none where the engine has computed for long enough."""
+        num_calls = -(-self.batches.num_items // self.settings.batch_size)
+        pass_s = self.measured_s / made if made else num_calls * self.call_s / self.process.concurrency
+        left_s = self.settings.inference_duration_s - self.measured_s
+        if made and left_s <= _SHORTFALL * self.settings.inference_duration_s:
+            return 0
+        return max(0 if made else self.settings.repeat, math.ceil(left_s / max(pass_s, 1e-9)))
+
+    def _places(self, passes: Sequence[int]) -> list[int]:
+        """Return how often a batch is computed again after each window; ``passes`` have windows of their own."""
+        per_pass = -(-self.batches.num_items // self.settings.batch_size)
+        totals = [per_pass * num_passes for num_passes in passes]
+        calls = [min(self.window_calls, total - at) for total in totals for at in range(0, total, self.window_calls)]
+        most = min(_CHECKS, sum(calls) // 10, int(_CHECKS_S / ((REPEAT_CALLS + 1) * self.check_calls * self.call_s)))
+        number = max(_FEWEST_CHECKS, most) if self.settings.repeat_check else 0
+        chosen = Counter(self.chance.choices(range(len(calls)), calls, k=number))
+        return [chosen[window] for window in range(len(calls))]
+
+    def _chunks(self, num_passes: int) -> Iterator[tuple[_Chunk, float]]:
+        """Yield the items of each window of passes, and the seconds that reading them took."""
+        iterator = chain.from_iterable(iter(self.batches) for _ in range(num_passes))
+        while True:
+            load_s, sizes, labels = 0.0, list[int](), list[Tensor]()
+            while len(sizes) < self.window_calls:
+                began = time.perf_counter()
+                batch = next(iterator, None)
+                load_s += time.perf_counter() - began
+                if batch is None:
+                    break
+                rows = slice(sum(sizes), sum(sizes) + batch.num_items)
+                for memory, tensor in zip_strict(self.read, batch.inputs):
+                    memory[rows] = tensor
+                sizes.append(batch.num_items)
+                labels += [] if batch.labels is None else [batch.labels]
+            if not sizes:
+                return
+            yield self._mixed(sizes, torch.cat(labels) if labels else None), load_s
+
+    def _mixed(self, sizes: list[int], labels: Tensor | None) -> _Chunk:
+        """Stage the items read, perturbed and in random order; the place of a smaller batch is random, too."""
+        order = torch.randperm(sum(sizes), generator=self.generator)
+        self.chance.shuffle(sizes)
+        chunk = _Chunk(order, None if labels is None else labels[order], sizes)
+        most = max(1, _BLOCK_BYTES // (sum(self.process.slots.item_bytes()) * max(sizes)))
+        calls = list(chunk.calls())
+        for slot, number in _blocks(sizes, most):
+            rows = slice(calls[slot].start, calls[slot + number - 1].stop)
+            self.process.stage(slot, self._perturbed(order[rows]), number)
+        return chunk
+
+    def _perturbed(self, places: Tensor) -> tuple[Tensor, ...]:
+        """Return the items read at these places, perturbed."""
+        chosen = tuple(tensor.index_select(0, places) for tensor in self.read)
+        return self.case.perturbed(InferBatch(chosen, None), self.generator)
+
+    def _window(self, chunk: _Chunk, pass_number: int, load_s: float) -> ForwardWindow:
+        timed = self._timed(chunk.sizes)
+        self.measured_s += timed.took_s - sum(timed.excluded_s)
+        began = time.perf_counter()
+        self.score.add(timed.outputs, chunk.labels)
+        nonfinite = 0
+        if not is_finite(timed.outputs):
+            nonfinite = sum(not is_finite([output[rows] for output in timed.outputs]) for rows in chunk.calls())
+        scored_s = time.perf_counter() - began
+        # The clock of the engine's process counts only as far as its calls fill the window by this clock.
+        scale = timed.took_s * 1000 / max(timed.computed_s, 1e-9)
+        window = ForwardWindow(
+            phase="inference",
+            pass_number=pass_number,
+            items=tuple(chunk.sizes),
+            latency_ms=tuple((call - other) * scale for call, other in zip_strict(timed.calls_s, timed.excluded_s)),
+            not_inference_ms=tuple(other * scale for other in timed.excluded_s),
+            wall_ms=(load_s + timed.took_s + scored_s) * 1000,
+            nonfinite_batches=nonfinite,
+            crossing_ms=(timed.took_s - timed.computed_s) * 1000,
+            computed_ms=timed.took_s * 1000 if self.process.concurrency > 1 else None,
+            planned_items=self.planned_items,
+        )
+        self.emit(Event.FORWARD, window)
+        self._compare(chunk, timed.outputs, whole=pass_number == 1)
+        return window
+
+    def _timed(self, sizes: Sequence[int]) -> TimedWindow:
+        """Compute a call of each size on the staged items."""
+        timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
+        for other_s, took_s in zip_strict(timed.excluded_s, timed.calls_s):
+            check_excluded_time(other_s, took_s, self.process.engine)
+        return timed
+
+    def _compare(self, chunk: _Chunk, outputs: Sequence[Tensor], *, whole: bool) -> None:
+        """Compare the answers of ``whole`` windows, or one of each of a sample of their calls, with the framework's."""
+        reference = self.reference
+        if reference is None:
+            return
+        places = torch.arange(sum(chunk.sizes)) if whole else self._sample(chunk)
+        self.num_not_compared += sum(chunk.sizes) - len(places)
+        slots = torch.arange(len(chunk.sizes)).repeat_interleave(torch.tensor(chunk.sizes))
+        begins = torch.tensor([call.start for call in chunk.calls()])
+        size = self.settings.batch_size
+        for rows in torch.split(places, size if self.iterative else max(size, _COMPARED)):
+            inputs = self.process.staged_items(slots[rows], rows - begins[slots[rows]])
+            answers = [output[rows] for output in outputs]
+            followed = answers if self.iterative else []
+            expected = reference([*inputs, *followed])
+            unchanged: list[Tensor] = []
+            if self.answers.needs_unchanged:
+                unchanged = reference([*(tensor.index_select(0, chunk.order[rows]) for tensor in self.read), *followed])
+            self.answers.add(answers, expected, unchanged)
+            if whole and chunk.labels is not None:
+                reference_answers = reference(inputs) if self.iterative else expected
+                self.expected_score.add(reference_answers, chunk.labels[rows])
+                self.compared_score.add(answers, chunk.labels[rows])
+                self.num_scored += len(rows)
+
+    def _sample(self, chunk: _Chunk) -> Tensor:
+        """Return the place of a random item of each of a random sample of the calls: an engine gains by whole calls."""
+        calls = list(chunk.calls())
+        size, most = self.settings.batch_size, _MOST_SAMPLED * self.settings.batch_size / self.planned_items
+        chosen = self.chance.sample(calls, max(1, round(min(1.0, _SAMPLE * size, most) * len(calls))))
+        return torch.tensor([self.chance.randrange(call.start, call.stop) for call in chosen])
+
+    def _compute_again(self, chunk: _Chunk) -> None:
+        """Compute items that are new to the engine, and then the same items again, each time in a window of its own."""
+        size, num_items = max(chunk.sizes), sum(chunk.sizes)
+        number = min(self.check_calls, num_items // size)
+        places = torch.randperm(num_items, generator=self.generator)[: number * size]
+        # Left out: threads of an earlier computation, such as the framework's, may still spin.
+        self.process.stage(0, self._perturbed(places), number)
+        self._timed([size] * number)
+        inputs = self._perturbed(places)
+        taken: list[list[float]] = []
+        compared: list[list[Tensor]] = []
+        for repetition in range(REPEAT_CALLS):
+            self.process.stage(0, inputs, number)
+            timed = self._timed([size] * number)
+            taken.append([timed.took_s, sum(timed.excluded_s)])
+            if repetition in (0, REPEAT_CALLS - 1):
+                compared.append(timed.outputs)
+        if self.reference is not None:
+            expected = [] if self.iterative else self.reference([*inputs])
+            for outputs in compared:
+                self.answers.add(outputs, expected or self.reference([*inputs, *outputs]))
+        # Time that the engine excludes from the first call only may be work that a cache saves later.
+        least_s = min(other_s for _, other_s in taken)
+        self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])
+
+
+def _blocks(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the number of calls of equal size that follow each other, at most ``most`` of them."""
+    first = 0
+    for place in range(1, len(sizes) + 1):
+        if place == len(sizes) or sizes[place] != sizes[first] or place - first == most:
+            yield first, place - first
+            first = place
+
+
+def _num_windows(total: int, preferred: float, most: int) -> int:
+    """Return the number of windows of equal length, since the end of a short last one would weigh more."""
+    return max(1, round(total / preferred), math.ceil(total / most))

@@ -8,7 +8,8 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from accelmark.datasets.verify import DataReads
 from accelmark.frameworks.pytorch.model.identity import module_hash, num_parameters, structure_hash, weights_hash
 from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
-from accelmark.infer.checked_pass import CheckedPass
 from accelmark.infer.device import ComputeDevice
 from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest, Source, file_hash, takes_model
 from accelmark.infer.engine_process import EngineProcess
@@ -29,7 +29,7 @@ from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, InferenceError, classify, end_reason_of
 from accelmark.infer.generation import generate
 from accelmark.infer.language_model import CausalModel, LanguageModelCase
-from accelmark.infer.measure import Emit, Forward, Measured, measure
+from accelmark.infer.measure import CheckedPass, Emit, Measured, measure
 from accelmark.infer.onnx_files import import_exporter
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.rounds.inference import invalid_reasons, phase_figures
@@ -46,14 +46,7 @@ from accelmark.spec.errors import (
 )
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import DataRead, Event
-from accelmark.spec.log.inference import (
-    AnswerCheck,
-    InferEndReason,
-    InferFinished,
-    RepeatCheck,
-    StageBegin,
-    StageEnd,
-)
+from accelmark.spec.log.inference import AnswerCheck, InferEndReason, InferFinished, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
 from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
@@ -141,15 +134,6 @@ class InferenceRun:
         """Details of the current step."""
         self.unhashed = False
         """Whether the engine's hashes are not yet computed."""
-        self._actions: dict[InferStep, Callable[[], object]] = {
-            InferStep.INITIALISE: self._initialise,
-            InferStep.CREATE: self._create,
-            InferStep.VALIDATE: self._validate,
-            InferStep.EXPORT: self._export,
-            InferStep.COMPILE: self._compile,
-            InferStep.INFER: self._infer,
-            InferStep.SUMMARISE: self._summarise,
-        }
 
     def run(self) -> InferFinished:
         """Run the steps and return the value of the last event.
@@ -173,35 +157,31 @@ class InferenceRun:
 
     def _run_step(self, step: InferStep, skipped: str | None) -> None:
         self.step, self.details = step, {}
-        if skipped is not None:
-            self._end("skipped", 0.0, skipped)
-            return
-        context = self._context(f"step {step.number} ({step})")
-        if self.process is not None:
-            self.process.activity = context.activity
-        self.emit(Event.STAGE_BEGIN, StageBegin(step=step, number=step.number, engine=context.engine))
-        began = time.perf_counter()
-        try:
-            self._actions[step]()
-        except Exception as error:  # noqa: BLE001 - a case or an engine may raise anything
-            classified = classify(error, context)
-            if classified is not error:
-                traceback.print_exception(error, file=sys.stderr)
-            self._end("failed", time.perf_counter() - began, str(classified))
-            self.failure = step, classified
-            return
-        took = time.perf_counter() - began
-        if self.unhashed and self.process is not None:  # excluded from the duration
-            self.details |= self.process.call("hashes")
-            self.unhashed = False
-        if step is InferStep.COMPILE:
-            self.compile_s = took
-        self._end("done", took, None)
-
-    def _end(self, state: Literal["done", "skipped", "failed"], duration_s: float, reason: str | None) -> None:
-        step = self.step
+        state: Literal["done", "skipped", "failed"] = "skipped"
+        took_s, reason = 0.0, skipped
+        if skipped is None:
+            context = self._context(f"step {step.number} ({step})")
+            if self.process is not None:
+                self.process.activity = context.activity
+            self.emit(Event.STAGE_BEGIN, StageBegin(step=step, number=step.number, engine=context.engine))
+            began = time.perf_counter()
+            try:
+                getattr(self, f"_{step}")()
+            except Exception as error:  # noqa: BLE001 - a case or an engine may raise anything
+                classified = classify(error, context)
+                if classified is not error:
+                    traceback.print_exception(error, file=sys.stderr)
+                state, took_s, reason = "failed", time.perf_counter() - began, str(classified)
+                self.failure = step, classified
+            else:
+                state, took_s = "done", time.perf_counter() - began
+                if self.unhashed and self.process is not None:  # excluded from the duration
+                    self.details |= self.process.call("hashes")
+                    self.unhashed = False
+                if step is InferStep.COMPILE:
+                    self.compile_s = took_s
         ended = StageEnd(
-            step=step, number=step.number, state=state, duration_s=duration_s, reason=reason, details=self.details
+            step=step, number=step.number, state=state, duration_s=took_s, reason=reason, details=self.details
         )
         self.emit(Event.STAGE_END, ended)
 
@@ -234,11 +214,10 @@ class InferenceRun:
         return self.facts
 
     def _facts_if_importable(self) -> EngineFacts | None:
-        """Return the engine's stated properties; None where the compile step reports why it cannot be imported."""
-        try:
+        """Return the engine's facts; None where the compile step reports why it cannot be imported."""
+        with suppress(AccelmarkError, EngineExceptionError):
             return self._engine_facts()
-        except (AccelmarkError, EngineExceptionError):
-            return None
+        return None
 
     def _engine_process(self) -> EngineProcess:
         assert self.process is not None  # noqa: S101 - without a compiler these steps are skipped
@@ -257,8 +236,9 @@ class InferenceRun:
         self.details |= {"items": batches.num_items, "partial": self.partial}
         if not self.settings.no_validation:
             self.model = case.create_model().eval()
-            self.details |= {"parameters": num_parameters(self.model), "trained": case.trained}
             self.details |= {
+                "parameters": num_parameters(self.model),
+                "trained": case.trained,
                 "parameter_hash": structure_hash(self.model),
                 "module_hash": module_hash(self.model),
                 "weights_hash": weights_hash(self.model),
@@ -299,12 +279,11 @@ class InferenceRun:
         check_engine(facts, self.infer, self.job.key.nproc)
         if settings.generate_batches and not isinstance(self.case, LanguageModelCase):
             raise RequestError("generate_batches: the case is not a language model; remove the setting")
-        known = facts.known_options
-        for name in sorted(set(settings.engine_options).difference(known)) if known is not None else ():
-            problem = f"unknown option of the engine {settings.compiler} ({nearest(name, known or ())})"
-            self.emit(
-                Event.WARNING, Note(severity="warning", where="settings", key=f"engine_options.{name}", what=problem)
-            )
+        known = settings.engine_options if facts.known_options is None else facts.known_options
+        for name in sorted(set(settings.engine_options).difference(known)):
+            problem = f"unknown option of the engine {settings.compiler} ({nearest(name, known)})"
+            key = f"engine_options.{name}"
+            self.emit(Event.WARNING, Note(severity="warning", where="settings", key=key, what=problem))
         request = self._request(settings.precision)
         # The process reads a language model from its files, as several processes do.
         if self.job.key.nproc > 1 or request.model_dir is not None or not takes_model(facts.reads, request):
@@ -319,17 +298,8 @@ class InferenceRun:
             began = time.perf_counter()
             self._compile()
             self.details["load_s"] = time.perf_counter() - began
-        self._measure(process)
-        self.model = None  # generation uses the memory of the host and of the device
-        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
-            served = self.case.served
-            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
-            self.details |= process.usage()
-
-    def _measure(self, process: EngineProcess) -> None:
-        """Run the measured passes and the scenarios, next to the framework's model in fp32."""
         engine = self._framework("fp32") if self.model is not None else None
-        reference: Forward | None = engine.call if engine is not None else None
+        reference = None if engine is None else engine.call
         try:
             with torch.inference_mode():
                 checked = CheckedPass(
@@ -337,13 +307,18 @@ class InferenceRun:
                 )
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
-                if self.settings.scenarios:
+                if settings.scenarios:
                     fixed = self._engine_facts().fixed_batch
                     for result in Scenarios(checked, fixed, self.node_dir, self._context("scenarios")).run():
                         self.emit(Event.SCENARIO, result)
         finally:
             if engine is not None:
                 engine.close()
+        self.model = None  # generation uses the memory of the host and of the device
+        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
+            served = self.case.served
+            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
+            self.details |= process.usage()
 
     @cached_property
     def example(self) -> tuple[Tensor, ...]:
@@ -381,9 +356,8 @@ class InferenceRun:
         )
 
     def _summarise(self) -> None:
-        if self.failure is None:
-            self.finished = self.summary("completed", None)
-        else:
+        self.finished = self.summary("completed", None)
+        if self.failure is not None:
             step, error = self.failure
             self.finished = self.summary(end_reason_of(error), str(error), step)
 
@@ -392,21 +366,16 @@ class InferenceRun:
     ) -> InferFinished:
         """Return the value of FINISHED from the results so far."""
         settings, metric = self.settings, self.infer.metric
-        measured = [phase for phase in (self.validation, self.inference) if phase is not None]
-        validation, inference = (
-            phase_figures(phase.windows if phase else (), settings.batch_size, "not measured")
-            for phase in (self.validation, self.inference)
-        )
-        val_acc, infer_acc = (
-            phase.metrics.get(metric) if phase else None for phase in (self.validation, self.inference)
-        )
+        phases = [phase or Measured((), {}) for phase in (self.validation, self.inference)]
+        validation, inference = (phase_figures(phase.windows, settings.batch_size, "not measured") for phase in phases)
+        val_acc, infer_acc = (phase.metrics.get(metric) for phase in phases)
         reasons = invalid_reasons(
             metric=metric,
             validation=val_acc,
             inference=infer_acc,
             tolerance=self.infer.tolerance,
             reference=None if self.partial else self.infer.reference,
-            nonfinite_batches=sum(phase.nonfinite_batches for phase in measured),
+            nonfinite_batches=sum(window.nonfinite_batches for phase in phases for window in phase.windows),
             repeat_check=self.check,
             answers=self.answers,
             precision=settings.precision,
@@ -440,9 +409,7 @@ class InferenceRun:
 def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
     """Create the case of a language model, or else ``Case`` of the folder's ``infer_<framework>.py``.
 
-    A language model that the case packages is written below ``node_dir``.
-
-    Raises RunError: there is no such file, or it defines no ``Case``.
+    A language model that the case packages is written below ``node_dir``. Raises RunError: there is no ``Case``.
     """
     if infer.generates:
         return LanguageModelCase(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
@@ -491,37 +458,22 @@ def check_engine(engine: EngineFacts, infer: InferJob, num_devices: int) -> None
         InferenceError: the file of ``exist_compiler_path`` does not exist.
     """
     settings = infer.settings
-    existing, onnx, name = settings.exist_compiler_path, settings.exist_onnx_path, settings.compiler
-    advice = "choose another engine (--compiler eager)"
-    most = engine.max_devices
-    problems = (
-        (
-            existing is not None and not engine.loads,
-            f"exist_compiler_path: the engine {name} cannot load a compiled engine; remove the setting",
-        ),
-        (
-            existing is None and engine.reads == "onnx" and onnx is not None and file_at(onnx) is None,
-            f"exist_onnx_path: {onnx} is not a file, and {name} compiles an ONNX file",
-        ),
-        (
-            infer.iterative and not engine.iterates,
-            f"the engine {name} compiles one static graph; the case's answers take dependent steps; {advice}",
-        ),
-        (
-            bool(settings.generate_batches) and not engine.generates,
-            f"generate_batches: the engine {name} generates no text; {advice}, or set generate_batches to []",
-        ),
-        (
-            bool(settings.generate_batches and settings.benchmarks) and not engine.has_logits,
-            f"benchmarks: the engine {name} returns no logits (method logits); {advice}, or set benchmarks to []",
-        ),
-        (
-            most is not None and num_devices > most,
-            f"the engine {name} computes on {most} of {num_devices} devices; {advice}, or lower nproc in the key",
-        ),
-    )
-    for is_wrong, message in problems:
-        if is_wrong:
-            raise RequestError(message)
+    existing, onnx, most = settings.exist_compiler_path, settings.exist_onnx_path, engine.max_devices
+    problem = None
+    if existing is not None and not engine.loads:
+        problem = "cannot load a compiled engine (exist_compiler_path)"
+    elif existing is None and engine.reads == "onnx" and onnx is not None and file_at(onnx) is None:
+        problem = f"compiles an ONNX file, and exist_onnx_path is none: {onnx}"
+    elif infer.iterative and not engine.iterates:
+        problem = "compiles one static graph, and the case's answers take dependent steps"
+    elif settings.generate_batches and not engine.generates:
+        problem = "generates no text (generate_batches)"
+    elif settings.generate_batches and settings.benchmarks and not engine.has_logits:
+        problem = "returns no logits (benchmarks)"
+    elif most is not None and num_devices > most:
+        problem = f"computes on {most} of {num_devices} devices"
+    if problem is not None:
+        advice = "change the setting, or choose another engine (--compiler eager)"
+        raise RequestError(f"the engine {settings.compiler} {problem}; {advice}")
     if existing is not None and not Path(existing).expanduser().exists():
         raise InferenceError(f"{existing}: exist_compiler_path does not exist", "incompatible_engine")

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.case import InferBatch
-from accelmark.infer.checked_pass import CheckedPass
 from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.failures import Context, classify
+from accelmark.infer.measure import CheckedPass
 from accelmark.infer.slots import Slots, rows_of
 from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, search_rate
 from accelmark.serving.load.progress import LoadReporter
