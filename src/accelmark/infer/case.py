@@ -54,26 +54,18 @@ class InferBatches(Protocol):
     @property
     def num_items(self) -> int:
         """Items of one pass."""
-        ...
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass over the data, in the same order each time."""
-        ...
 
 
 @final
-@dataclass(frozen=True)
 class InMemoryBatches:
     """A data set in memory, as tensors."""
 
-    inputs: Sequence[Tensor]
-    labels: Tensor
-    batch_size: int
-
-    @property
-    def num_items(self) -> int:
-        """Number of items in one pass."""
-        return len(self.labels)
+    def __init__(self, inputs: Sequence[Tensor], labels: Tensor, batch_size: int) -> None:
+        self.inputs, self.labels, self.batch_size = inputs, labels, batch_size
+        self.num_items = len(labels)
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass; every batch is a copy, as with a data loader."""
@@ -88,15 +80,13 @@ class LoaderBatches:
 
     def __init__(self, dataset: Dataset[Any], settings: InferSettings) -> None:
         self.num_items = len(dataset)  # type: ignore[arg-type] # a map-style data set has a length
-        self.loader: Iterable[InferBatch] = ()
-        if self.num_items:
-            self.loader = DataLoader(
-                dataset,
-                batch_size=settings.batch_size,
-                num_workers=settings.num_workers,
-                collate_fn=_collate,
-                persistent_workers=settings.num_workers > 0,
-            )
+        self.loader: DataLoader[InferBatch] = DataLoader(
+            dataset,
+            batch_size=settings.batch_size,
+            num_workers=settings.num_workers,
+            collate_fn=_collate,
+            persistent_workers=settings.num_workers > 0,
+        )
 
     def __iter__(self) -> Iterator[InferBatch]:
         """Start a pass."""
@@ -210,8 +200,8 @@ class InferCase(ABC):
     def perturbed(self, batch: InferBatch, generator: Generator) -> tuple[Tensor, ...]:
         """Return the inputs of a batch, slightly changed, so that no answer for them can be known beforehand.
 
-        By default noise of 1 % of their standard deviation is added to inputs of floating-point numbers. A case with
-        integer inputs only overrides this, for example with :func:`swap_neighbours`.
+        By default noise of 1 % of their standard deviation is added to floating-point inputs. A case with integer
+        inputs only overrides this, for example with :func:`swap_neighbours`.
         """
         return tuple(_with_noise(each, generator) if each.is_floating_point() else each for each in batch.inputs)
 
@@ -255,13 +245,11 @@ class ClassificationCase(InferCase):
 class IterativeModel(nn.Module, ABC):
     """A model that makes an answer step by step, such as the tokens of a decoder or the steps of a denoiser.
 
-    Rounding in one step changes all later ones, so whole answers of two precisions are not comparable. The model
-    therefore returns what each step computed, and can compute the same steps again: its forward takes the case's
-    inputs and, optionally, the outputs of an earlier call after them. With those it returns its outputs for the same
-    steps, each computed from the inputs and from what the earlier call returned for the steps before it. So the
-    framework, in fp32, checks every step of an engine: floating-point outputs by their error, and integers, which are
-    the choices of the steps, by the share that it would have chosen too. The choice of a step after the end of an
-    answer is ``IGNORED``.
+    Rounding in one step changes all later ones, so the framework, in fp32, checks every step of an engine by itself.
+    The model returns what each step computed: floating-point outputs, which are compared by their error, and integers,
+    the choices of the steps, by the share that the framework would have chosen too (``IGNORED`` after an answer's end).
+    Its forward takes the case's inputs and, optionally, the outputs of an earlier call after them. With those it
+    returns its outputs for the same steps, each computed from what the earlier call returned for the steps before it.
     """
 
     @abstractmethod

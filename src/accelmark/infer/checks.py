@@ -32,11 +32,9 @@ _RESOLUTION_MS: Final = 0.05
 """Time of a call that repetition may save without a cache of outputs: an honest model of 0.04 ms a call was reported to
 repeat 1.9 times as fast, by the processor's own caches. Not measured on further models."""
 _MIN_BATCHES: Final = 4
-_FIRST: Final = 1
-_EARLY: Final = 2
 _FALSE_ALARMS: Final = Fraction(2, 1000)
 """Maximum probability of a false alarm, independent of other load."""
-_LEVELS: Final = {_FIRST: Fraction(16, 10000), _EARLY: Fraction(4, 10000)}
+_LEVELS: Final = {1: Fraction(16, 10000), 2: Fraction(4, 10000)}
 """Significance level of each test: the first call against the others, the first two against the others."""
 
 
@@ -117,16 +115,13 @@ def _finite(value: float) -> float | None:
 def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
     """Compare the time of each batch's first computation with its repetitions, to detect a cache.
 
-    Modelled on MLPerf's compliance test TEST04, including its limit of 10 %.
+    Modelled on MLPerf's compliance test TEST04, including its limit of 10 %. ``calls_ms`` has ``REPEAT_CALLS``
+    durations of each batch, in their order and by the rank's clock.
 
-    ``calls_ms`` has ``REPEAT_CALLS`` durations of each batch, in their order and by the rank's clock. Before each of
-    them the inputs are copied and another batch is computed, so that caches of the processor and waking threads favour
-    none. A batch is compared with itself only, since items differ in work.
-
-    Disturbance by other processes is handled by a test. In each batch every early call is compared with every later
-    one and counts as slower when it took over ``REPEAT_LIMIT`` times as long; the counts are added over all batches.
-    Without a cache each order of a batch's five calls is equally likely, which gives the exact distribution of the sum
-    (a one-sided Mann-Whitney test, stratified by batch). Two tests are made:
+    In each batch every early call is compared with every later one and counts as slower when it took over
+    ``REPEAT_LIMIT`` times as long; the counts are added over all batches. Without a cache each order of a batch's calls
+    is equally likely, which gives the exact distribution of the sum (a one-sided Mann-Whitney test, stratified by
+    batch). Two tests are made:
 
     * the first call against the other four, at 0.0016: detects a cache that answers from the second call on;
     * the first two calls against the other three, at 0.0004: detects a cache that stores items at their second call.
@@ -139,17 +134,18 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
     if number < _MIN_BATCHES:
         reason = f"needs at least {_MIN_BATCHES} batches, {number} were computed again"
         return RepeatCheck(
-            fresh_ms=None,
-            same_ms=None,
-            speedup=None,
-            limit=REPEAT_LIMIT,
-            suspicious=False,
-            num_batches=number,
+            fresh_ms=None, same_ms=None, speedup=None, limit=REPEAT_LIMIT, suspicious=False, num_batches=number,
             reason=reason,
-        )
-    late_ms = [statistics.median(calls[_EARLY:]) for calls in calls_ms]
+        )  # fmt: skip
+    late_ms = [statistics.median(calls[2:]) for calls in calls_ms]
     speedup = statistics.median(calls[0] / late for calls, late in zip_strict(calls_ms, late_ms))
-    chance = _p_value(calls_ms)
+    # An upper bound of the probability that either test is as extreme as this without a cache.
+    chance = Fraction(1)
+    for early, level in _LEVELS.items():
+        slower = sum(_count_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
+        orders = _orders_by_sum(early, number)
+        at_least = Fraction(sum(count for total, count in orders.items() if total >= slower), sum(orders.values()))
+        chance = min(chance, at_least * _FALSE_ALARMS / level)
     fresh_ms, same_ms = statistics.median(calls[0] for calls in calls_ms), statistics.median(late_ms)
     return RepeatCheck(
         fresh_ms=fresh_ms,
@@ -163,24 +159,9 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
     )
 
 
-def _p_value(calls_ms: Sequence[Sequence[float]]) -> Fraction:
-    """Return an upper bound of the probability that either test is as extreme as this without a cache."""
-    bounds = []
-    for early, level in _LEVELS.items():
-        slower = sum(_count_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
-        bounds.append(_at_least(slower, early, len(calls_ms)) * _FALSE_ALARMS / level)
-    return min(Fraction(1), *bounds)
-
-
 def _count_slower(calls: Sequence[float], early: int, limit: float) -> int:
     """Count the pairs of an early and a later call in which the early one took over ``limit`` times as long."""
     return sum(one > limit * other for one in calls[:early] for other in calls[early:])
-
-
-def _at_least(slower: int, early: int, number: int) -> Fraction:
-    """Return the probability of at least ``slower`` pairs over ``number`` batches if all orders are equally likely."""
-    sums = _orders_by_sum(early, number)
-    return Fraction(sum(count for total, count in sums.items() if total >= slower), sum(sums.values()))
 
 
 @cache

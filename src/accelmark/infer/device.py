@@ -70,21 +70,17 @@ class ComputeDevice:
             if self.device.type != self.device_type:
                 raise RuntimeError(f"unknown device type {self.device_type!r}")
             if place.world_size > 1:
-                self._join(place)
+                if self.device.type != "cpu":
+                    self.device = torch.device(self.device.type, place.local_rank)
+                    torch.get_device_module(self.device).set_device(self.device)
+                store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+                join_ranks(self.collectives, place, self.device, needed=True, store=store)
             torch.empty(1, device=self.device)
         except (ImportError, RuntimeError, AssertionError) as error:
             if self.required:
                 problem = f"PyTorch cannot use device {self.device_type!r} ({shortened(error, 200)})"
                 remedy = "install its PyTorch support, or set no_validation with exist_onnx_path"
                 raise InferenceError(f"{problem}; {remedy}", "engine_missing") from error
-
-    def _join(self, place: RankPlace) -> None:
-        if self.device.type != "cpu":
-            self.device = torch.device(self.device.type, place.local_rank)
-            torch.get_device_module(self.device).set_device(self.device)
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False)
-        join_ranks(self.collectives, place, self.device, needed=True, store=store)
 
     def pin(self, memory: Tensor) -> None:
         """Page-lock memory that is mapped, for asynchronous copies to an accelerator."""

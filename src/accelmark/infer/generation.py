@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -81,16 +82,15 @@ class _Batch(NamedTuple):
 
 
 @final
+@dataclass(frozen=True)
 class EngineClient:
     """Sends batches to an engine; times are on the clock of this process, where tokens arrive."""
 
-    def __init__(self, process: EngineProcess, encode: Encode, decode: Decode, live_batch: int = 1) -> None:
-        """Take the engine's process and the tokenizer; submitted requests are computed ``live_batch`` at a time."""
-        self.process = process
-        self._encode = encode
-        self.decode = decode
-        self.live_batch = live_batch
-        """Submitted requests that are computed at a time at most."""
+    process: EngineProcess
+    encode: Encode
+    decode: Decode
+    live_batch: int = 1
+    """Queries of LoadGen that are computed at a time at most."""
 
     def run_stage(
         self,
@@ -112,14 +112,14 @@ class EngineClient:
         size = load.concurrency or 1
         took_ns = 1
         for _ in range(2):
-            warm_up = self.batch(list(islice(planned, size)))
+            warm_up = self._batch(islice(planned, size))
             before_ns = time.monotonic_ns()
             self._generate(warm_up, watch)
             took_ns = max(time.monotonic_ns() - before_ns, 1)
         num_queries = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
         batches: list[_Batch] = []
         while len(batches) < num_queries and len(chosen := list(islice(planned, size))) == size:
-            batches.append(self.batch(chosen))
+            batches.append(self._batch(chosen))
         begin_ns = due_ns = time.monotonic_ns()
         done = []
         for batch in batches:
@@ -128,9 +128,7 @@ class EngineClient:
             due_ns = arrivals_ns[-1]
         for batch, batch_due_ns, batch_ns, answers in done:
             for request, answer in zip_strict(batch.requests, answers):
-                text = self.decode(answer)
-                ended = _record(request, load.stage, begin_ns, batch_due_ns, batch_due_ns, batch, batch_ns, text)
-                record(request, ended, text)
+                self._record(record, load, request, batch, answer, begin_ns, batch_due_ns, batch_due_ns, batch_ns)
         return load.ended(begin_ns, (due_ns - begin_ns) / 1e9, size * len(batches))
 
     def _run_loadgen(
@@ -155,21 +153,13 @@ class EngineClient:
         num_requests = 0
         threading.Thread(target=work, name="loadgen", daemon=True).start()
         while taken := self._waiting_queries(waiting, watch):
-            batch = self.batch(list(islice(requests, len(taken))))
-            sent_ns, times_ns, steps = time.monotonic_ns(), list[int](), list[Tensor]()
-            for at_ns, tokens in self.process.generate(batch.tokens, batch.num_tokens):
-                if not times_ns:
-                    for query, _ in taken:
-                        first(query)
-                times_ns.append(at_ns)
-                steps.append(tokens)
-                watch()
+            batch = self._batch(islice(requests, len(taken)))
+            sent_ns = time.monotonic_ns()
+            times_ns, answers = self._generate(batch, watch, [query for query, _ in taken])
             end_ns, num_requests = times_ns[-1], num_requests + len(taken)
-            answers = torch.stack(steps, 1).tolist()
             for request, (query, due_ns), answer in zip_strict(batch.requests, taken, answers):
                 done(query, len(answer))
-                text = self.decode(answer)
-                record(request, _record(request, load.stage, begin_ns, due_ns, sent_ns, batch, times_ns, text), text)
+                self._record(record, load, request, batch, answer, begin_ns, due_ns, sent_ns, times_ns)
         return load.ended(begin_ns, (end_ns - begin_ns) / 1e9, num_requests)
 
     def _waiting_queries(
@@ -184,45 +174,54 @@ class EngineClient:
                     taken.append(waiting.get())
                 return [query for query in taken if query is not None]
 
-    def batch(self, requests: Sequence[PlannedRequest]) -> _Batch:
+    def _batch(self, chosen: Iterable[PlannedRequest]) -> _Batch:
         """Return requests of the same lengths as a batch."""
-        tokens = torch.tensor([self._encode(str(request.content)) for request in requests])
+        requests = list(chosen)
+        tokens = torch.tensor([self.encode(str(request.content)) for request in requests])
         return _Batch(requests, tokens, requests[0].requested_tokens)
 
-    def _generate(self, batch: _Batch, watch: Callable[[], None]) -> tuple[list[int], list[list[int]]]:
+    def _generate(
+        self, batch: _Batch, watch: Callable[[], None], queries: Sequence[int] = ()
+    ) -> tuple[list[int], list[list[int]]]:
         """Return when the tokens of each step arrived (``time.monotonic_ns``), and the answers."""
         times_ns, steps = list[int](), list[Tensor]()
         for at_ns, tokens in self.process.generate(batch.tokens, batch.num_tokens):
+            if not times_ns:
+                for query in queries:
+                    first(query)
             times_ns.append(at_ns)
             steps.append(tokens)
             watch()  # thousands of tokens take minutes
         return times_ns, torch.stack(steps, 1).tolist()
 
-
-def _record(
-    request: PlannedRequest,
-    stage: int,
-    begin_ns: int,
-    due_ns: int,
-    sent_ns: int,
-    batch: _Batch,
-    arrivals_ns: Sequence[int],
-    text: str,
-) -> RequestRecord:
-    times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in arrivals_ns]
-    return RequestRecord(
-        stage=stage,
-        number=request.number,
-        prompt=request.prompt,
-        due_s=(due_ns - begin_ns) / 1e9,
-        sent_s=(sent_ns - begin_ns) / 1e9,
-        first_s=times_us[0] / 1e6,
-        end_s=times_us[-1] / 1e6,
-        gaps_us=tuple(later - earlier for earlier, later in pairwise(times_us)),
-        status="ok",
-        finish_reason="length",
-        input_tokens=batch.tokens.shape[1],
-        output_tokens=len(times_us),
-        requested_tokens=request.requested_tokens,
-        text_sha256=hashlib.sha256(text.encode()).hexdigest(),
-    )
+    def _record(
+        self,
+        record: Record,
+        load: Load,
+        request: PlannedRequest,
+        batch: _Batch,
+        answer: list[int],
+        begin_ns: int,
+        due_ns: int,
+        sent_ns: int,
+        arrivals_ns: Sequence[int],
+    ) -> None:
+        text = self.decode(answer)
+        times_us = [round((at_ns - begin_ns) / 1e3) for at_ns in arrivals_ns]
+        ended = RequestRecord(
+            stage=load.stage,
+            number=request.number,
+            prompt=request.prompt,
+            due_s=(due_ns - begin_ns) / 1e9,
+            sent_s=(sent_ns - begin_ns) / 1e9,
+            first_s=times_us[0] / 1e6,
+            end_s=times_us[-1] / 1e6,
+            gaps_us=tuple(later - earlier for earlier, later in pairwise(times_us)),
+            status="ok",
+            finish_reason="length",
+            input_tokens=batch.tokens.shape[1],
+            output_tokens=len(times_us),
+            requested_tokens=request.requested_tokens,
+            text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        )
+        record(request, ended, text)

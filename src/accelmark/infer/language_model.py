@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from accelmark.infer.case import InferBatch, InferCase, InMemoryBatches, swap_neighbours
 from accelmark.serving.model import ServedModel
-from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
 
@@ -57,18 +57,13 @@ class CausalModel(nn.Module):
         return self
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each token after the first: (batch, length - 1, 1), in nats."""
+        """Return the negative log-likelihood of each token after the first, (batch, length - 1, 1) in nats."""
         logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
         nats = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         return nats.view(tokens.shape[0], -1, 1)
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
-        """Yield the next token of each row, ``num_tokens`` times: the likeliest, also at the end of a sequence.
-
-        Args:
-            tokens: (batch, length), of prompts of the same length.
-            num_tokens: the first comes from the prefill, each other from a decode step.
-        """
+        """Yield the likeliest next token of each row of (batch, length) prompts, ``num_tokens`` times."""
         cache: Any = None
         for _ in range(num_tokens):
             output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -99,32 +94,19 @@ class CausalModel(nn.Module):
         )
 
 
-def load_model(directory: Path) -> CausalModel:
-    """Return the model of a directory in Hugging Face's layout, in fp32 on the CPU."""
-    return _loaded(directory, torch.float32)
+def load_model(directory: Path, dtype: torch.dtype = torch.float32, num_devices: int = 1) -> CausalModel:
+    """Return the model of a directory in Hugging Face's layout, on the CPU.
 
-
-def load_part(directory: Path | None, dtype: torch.dtype, num_devices: int) -> CausalModel:
-    """Return this rank's part of a model on its device, split by the tensor-parallel plan that transformers has for it.
-
-    Args:
-        directory: in Hugging Face's layout; every rank reads its part.
-        num_devices: ranks of the default process group.
-
-    Raises:
-        RequestError: the case has no such directory.
-        ValueError: transformers has no plan for the model.
+    With several devices, return this rank's part of the default process group, on its device, split by the
+    tensor-parallel plan of transformers. Raises ValueError: there is no plan for the model.
     """
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    if directory is None:
-        raise RequestError("only language models are split over several devices; request one device")
-    return _loaded(directory, dtype, distributed_config=DistributedConfig(tp_size=num_devices))
-
-
-def _loaded(directory: Path, dtype: torch.dtype, **options: Any) -> CausalModel:
     from transformers import AutoModelForCausalLM
 
+    options: dict[str, Any] = {}
+    if num_devices > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        options["distributed_config"] = DistributedConfig(tp_size=num_devices)
     return CausalModel(AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype, **options))
 
 

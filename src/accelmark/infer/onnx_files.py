@@ -81,11 +81,7 @@ def export_onnx(
 
 
 def matrix_types(path: Path) -> dict[str, int] | None:
-    """Return {type of the weights: number of matrix products and convolutions}; None where there are none.
-
-    The type is that of stored weights, also through operators that dequantise them, because runtimes compute those in
-    the quantised type.
-    """
+    """Return {type of the stored weights: number of matrix products and convolutions}; None where there are none."""
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph
@@ -118,9 +114,8 @@ def write_fp16(source: Path, target: Path) -> None:
 def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> dict[str, str]:
     """Write ``source`` quantised to int8 (static, per channel), calibrated on the items of the engine's request.
 
-    Weights have 7 bits for an x86 CPU without VNNI, whose products of 8-bit numbers are summed with saturation, so that
-    the answers would be wrong (the remedy of both OpenVINO's and ONNX Runtime's documentation); else 8. Returns the
-    bits as an engine describes them.
+    Weights have 8 bits; 7 for an x86 CPU without VNNI, which sums products of 8-bit numbers with saturation (remedy of
+    OpenVINO's and ONNX Runtime's documentation). Returns the bits as an engine describes them.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static

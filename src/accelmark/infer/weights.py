@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,11 @@ from accelmark.spec.errors import AccelmarkError, DataError, raising
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.requirements import pip_install
 
-WEIGHTS_FILE: Final = "weights.safetensors"
-RECORD_FILE: Final = "weights.json"
 
-
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: Any, path: Path) -> None:
     """Load all parameters and buffers of ``model`` from ``path``.
+
+    transformers loads its own models: it restores omitted tied weights and renamed weights, and leaves others out.
 
     Raises DataError: the file is missing, damaged, or of another model; lists missing and unexpected names.
     """
@@ -38,7 +37,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
     sys.audit("open", str(path), "r", 0)  # the library opens it itself
     try:
         if hasattr(model, "from_pretrained"):
-            missing, unexpected = _load_transformers(model, path)
+            loaded, info = type(model).from_pretrained(
+                path.parent, config=model.config, output_loading_info=True, local_files_only=True
+            )
+            missing = [str(name) for name in (*sorted(info["missing_keys"]), *info["mismatched_keys"])]
+            unexpected = sorted(info["unexpected_keys"]) if missing else []
+            if not missing:
+                model.load_state_dict(loaded.state_dict())
         else:
             missing, unexpected = model.load_state_dict(load_file(path), strict=False)
     except (OSError, SafetensorError) as error:
@@ -49,20 +54,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
         parts = [f"lacks {', '.join(missing[:3])}"] if missing else []
         parts += [f"has {', '.join(unexpected[:3])} besides"] if unexpected else []
         raise DataError(f"{path}: weights of another model: {'; '.join(parts)}")
-
-
-def _load_transformers(model: Any, path: Path) -> tuple[list[str], list[str]]:
-    """Load with transformers, which restores omitted tied weights and renamed weights; return the differences.
-
-    Weights that the model does not have are accepted where it lacks none.
-    """
-    loaded, info = type(model).from_pretrained(
-        path.parent, config=model.config, output_loading_info=True, local_files_only=True
-    )
-    missing = [str(name) for name in (*sorted(info["missing_keys"]), *info["mismatched_keys"])]
-    if not missing:
-        model.load_state_dict(loaded.state_dict())
-    return missing, sorted(info["unexpected_keys"]) if missing else []
 
 
 def load_given_weights(case: InferCase, net: nn.Module) -> None:
@@ -92,40 +83,30 @@ class _Logits(nn.Module):
         return logits
 
 
-def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype = torch.float32) -> Path:
+def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype) -> Path:
     """Write the weights of the newest checkpoint in ``round_dir`` to ``case_dir`` as ``dtype``; return the file.
 
     Raises DataError: the round has no checkpoint or no result.
     """
     from safetensors.torch import save_file
 
-    checkpoints = sorted((round_dir / "checkpoints").glob("step*/weights.pt"))
-    if not checkpoints:
-        raise DataError(f"{round_dir}: no checkpoint; set checkpoint.every_steps so that the last step writes one")
-    state = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)["model"]
-    case_dir.mkdir(exist_ok=True)
-    path = case_dir / WEIGHTS_FILE
-    save_file({name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor.contiguous()
-               for name, tensor in state.items()}, path)  # fmt: skip
-    path.chmod(0o644)  # safetensors creates it readable by the owner only
-    record = _record(round_dir) | {
-        "checkpoint": checkpoints[-1].parent.name,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "bytes": path.stat().st_size,
-    }
-    (case_dir / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return path
-
-
-def _record(round_dir: Path) -> dict[str, Any]:
     with raising(DataError, f"{round_dir}: not a finished training round", OSError, ValueError):
         job = JobSpec.model_validate_json((round_dir / "job.json").read_bytes())
         result = json.loads((round_dir / "result.json").read_text(encoding="utf-8"))
     if not isinstance(job.work, TrainingWork):
         raise DataError(f"{round_dir}: not a training round")
+    checkpoints = sorted((round_dir / "checkpoints").glob("step*/weights.pt"))
+    if not checkpoints:
+        raise DataError(f"{round_dir}: no checkpoint; set checkpoint.every_steps so that the last step writes one")
+    state = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)["model"]
+    case_dir.mkdir(exist_ok=True)
+    path = case_dir / "weights.safetensors"
+    save_file({name: tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor.contiguous()
+               for name, tensor in state.items()}, path)  # fmt: skip
+    path.chmod(0o644)  # safetensors creates it readable by the owner only
     started = result["environment"]["started"]
     figures = {name: figure["value"] for name, figure in result["figures"].items()}
-    return {
+    record = {
         "key": str(job.key),
         "case_version": job.case_version,
         "started_at": result["started_at"],
@@ -136,7 +117,12 @@ def _record(round_dir: Path) -> dict[str, Any]:
         "final_loss": figures["final_loss"],
         "raw_train_time_s": figures["raw_train_time_s"],
         "target": result["target"],
+        "checkpoint": checkpoints[-1].parent.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "bytes": path.stat().st_size,
     }
+    (case_dir / "weights.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def main(arguments: list[str]) -> int:

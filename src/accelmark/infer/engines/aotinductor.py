@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,23 +18,23 @@ class Engine(TorchEngine):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
-        path = self.engine_file() or self._compile(request.work_dir / f"{self.name}.pt2")
+        path = self.engine_file()
+        if path is None:
+            path = request.work_dir / f"{self.name}.pt2"
+            # torch.export treats a dimension of 1 as constant.
+            example = [torch.cat([tensor, tensor]) if tensor.shape[0] == 1 else tensor for tensor in request.example]
+            # A named dimension would have to state the largest batch that the model's kernels allow (65,535 on CUDA).
+            shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
+            with torch.inference_mode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # deprecations inside the compiler
+                inputs = tuple(self.to_device(example))
+                program = torch.export.export(self.model_on_device(), inputs, dynamic_shapes=shapes)
+                torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+            self.keep(path)
         try:
             self.run = torch._inductor.aoti_load_package(str(path))  # the documented function
         except (RuntimeError, OSError, ValueError) as error:
             raise self.incompatible(path, error) from error
-
-    def _compile(self, path: Path) -> Path:
-        # torch.export treats a dimension of 1 as constant.
-        example = [torch.cat([tensor, tensor]) if tensor.shape[0] == 1 else tensor for tensor in self.request.example]
-        # A named dimension would have to state the largest batch that the model's kernels allow (65,535 on CUDA).
-        shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecations inside the compiler
-            program = torch.export.export(self.model_on_device(), tuple(self.to_device(example)), dynamic_shapes=shapes)
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-        self.keep(path)
-        return path
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the package."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.training.platform import release_memory
 from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
-from accelmark.infer.language_model import load_part
+from accelmark.infer.language_model import load_model
+from accelmark.spec.errors import RequestError
 
 Forward = Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]
 
@@ -28,9 +29,12 @@ class Engine(TorchEngine):
 
     def placed_model(self) -> nn.Module:
         """Return the model; with several devices, this device's part of a language model."""
-        if self.request.num_devices == 1:
+        directory, num_devices = self.request.model_dir, self.request.num_devices
+        if num_devices == 1:
             return super().placed_model()
-        return load_part(self.request.model_dir, self.dtype, self.request.num_devices)
+        if directory is None:
+            raise RequestError("only language models are split over several devices; request one device")
+        return load_model(directory, self.dtype, num_devices)
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the model."""

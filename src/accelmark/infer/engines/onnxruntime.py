@@ -16,13 +16,7 @@ from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.onnx_files import matrix_types, write_fp16, write_int8
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, nearest
-from accelmark.spec.settings.inference import (
-    choice_option,
-    number_option,
-    streams_option,
-    switch_option,
-    text_options,
-)
+from accelmark.spec.settings.inference import choice_option, number_option, streams_option, switch_option, text_options
 
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDERS: Final = {
@@ -142,16 +136,11 @@ class Engine(Base):
             except Exception as error:  # noqa: BLE001 - any error means that nodes need the CPU
                 self.cpu_nodes = f"some ({shortened(error, 120)})"
                 options.add_session_config_entry("session.disable_cpu_ep_fallback", "0")
-        state = self.ort.capi.onnxruntime_pybind11_state
-        unreadable = (state.InvalidProtobuf, state.NoSuchFile, state.NoModel)
         try:
             return self.ort.InferenceSession(str(path), options, providers=providers)
-        except (*unreadable, state.Fail, state.InvalidGraph, state.NotImplemented, state.RuntimeException) as error:
+        except Exception as error:
             if loading:
                 raise self.incompatible(path, error) from error
-            if isinstance(error, unreadable):
-                problem = f"{path}: not a readable ONNX file; export it again ({shortened(error, 200)})"
-                raise InferenceError(problem, "corrupt_model") from error
             raise
 
     def _in_precision(self, path: Path) -> Path:

@@ -26,7 +26,6 @@ _TYPES: Final = {"FP32": "float32", "f32": "float32", "BF16": "bfloat16", "bf16"
                  "f16": "float16", "I8": "int8", "i8": "int8", "U8": "int8", "u8": "int8"}  # fmt: skip
 _MOST_BOUND: Final = 20_000
 """Input tensors whose wrappers are kept."""
-_PARSE_WORDS: Final = ("parse", "protobuf", "unable to read", "invalid")
 
 
 class Engine(Base):
@@ -97,14 +96,7 @@ class Engine(Base):
 
     def _compile(self, batch_size: int | None) -> Any:
         """Compile the ONNX file for a batch size, or for any."""
-        try:
-            model = self.core.read_model(self.source)
-        except RuntimeError as error:
-            text = str(error)
-            if "does not support the following" not in text and any(word in text.lower() for word in _PARSE_WORDS):
-                problem = f"{self.source}: not a readable ONNX file; export it again ({' '.join(text.split())[-200:]})"
-                raise InferenceError(problem, "corrupt_model") from error
-            raise
+        model = self.core.read_model(self.source)
         if batch_size is not None:
             shapes = {port: list(port.get_partial_shape()) for port in model.inputs}
             model.reshape({port: [batch_size, *shape[1:]] for port, shape in shapes.items() if shape[0].is_dynamic})
