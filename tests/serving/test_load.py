@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 
 from accelmark.results.read.requests import Requests, requests_of
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.load.arrivals import due_times, read_trace
-from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, search_rate
-from accelmark.serving.load.progress import LoadReporter
+from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, due_times, read_trace, search_rate
 from accelmark.serving.load.prompts import Decode, Encode, draw_length, open_prompts
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
-from accelmark.serving.stages import Stages
+from accelmark.serving.stages import LoadReporter, Stages
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import LoadProgress, LoadStage, RequestRecord
@@ -317,7 +315,7 @@ def test_a_search_is_bounded() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     now = {"s": 1000.0}
-    monkeypatch.setattr("accelmark.serving.load.progress.time.monotonic", lambda: now["s"])
+    monkeypatch.setattr("accelmark.serving.stages.time.monotonic", lambda: now["s"])
     return now
 
 

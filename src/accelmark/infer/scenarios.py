@@ -23,9 +23,9 @@ from accelmark.infer.failures import Context, classify
 from accelmark.infer.measure import CheckedPass
 from accelmark.infer.slots import Slots, rows_of
 from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, search_rate
-from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, Query, library, read_log, start_test
 from accelmark.serving.request import LoadGenSettings
+from accelmark.serving.stages import LoadReporter
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
 from accelmark.spec.log.serving import SCENARIO_PHASES

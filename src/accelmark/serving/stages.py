@@ -1,24 +1,81 @@
-"""Run the stages of a load one after the other, with their events, records and a sample of their answers."""
+"""Run the stages of a load one after the other, with their events, progress, records and a sample of their answers."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, Protocol, final
+from typing import IO, Any, Final, Protocol, final
 
 from accelmark.results.read.requests import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.load.progress import LoadReporter
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, PlannedRequest, Record
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import SCENARIO_PHASES, LoadStage, RequestRecord
+from accelmark.spec.log.serving import SCENARIO_PHASES, LoadPhase, LoadProgress, LoadStage, RequestRecord
+
+_EVERY_S: Final = 1.0
+_OVERDUE: Final = 0.99
+"""Share of a load that takes longer than planned."""
+
+
+@final
+class LoadReporter:
+    """Reports the completed share and the remaining time of a load, whose parts have planned durations.
+
+    Emits ``HEARTBEAT`` at the beginning of each part, and at most once a second within it.
+    """
+
+    def __init__(self, emit: Callable[[Event, Any], None]) -> None:
+        self.num_requests = 0
+        """Requests or queries that ended."""
+        self._emit = emit
+        self._phase: LoadPhase = "warming up"
+        self._part_s: float | None = None
+        self._later_s = 0.0
+        self._share = 0.0
+        self._first_s: float | None = None
+        """When the first part with a planned duration began; on the clock of ``time.monotonic``, as those below."""
+        self._begun_s = self._reported_s = 0.0
+
+    def begin(self, phase: LoadPhase, part_s: float | None = None, later_s: float = 0.0) -> None:
+        """Begin a part of about ``part_s``, after which about ``later_s`` of other parts are planned, in seconds.
+
+        Without ``part_s`` it has no share and no remaining time. The share never decreases, also where more is planned.
+        """
+        self._phase, self._part_s, self._later_s = phase, part_s, later_s
+        self._begun_s = time.monotonic()
+        if part_s is not None and self._first_s is None:
+            self._first_s = self._begun_s
+        self._report(self._begun_s)
+
+    def add(self, num_requests: int) -> None:
+        """Count requests that ended."""
+        self.num_requests += num_requests
+        self.report()
+
+    def report(self) -> None:
+        """Report, unless that was done within the last second."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s >= _EVERY_S:
+            self._report(now_s)
+
+    def _report(self, now_s: float) -> None:
+        self._reported_s = now_s
+        share = eta_s = None
+        if self._part_s is not None and self._first_s is not None:
+            eta_s = max(0.0, self._begun_s + self._part_s - now_s) + self._later_s
+            passed_s = now_s - self._first_s
+            passed = passed_s / max(passed_s + eta_s, 1e-9)
+            share = self._share = max(self._share, min(passed, _OVERDUE))
+        progress = LoadProgress(phase=self._phase, num_requests=self.num_requests, share=share, eta_s=eta_s)
+        self._emit(Event.HEARTBEAT, progress)
 
 
 class StageClient(Protocol):
     """Sends the requests of a stage."""
 
     def run_stage(
-        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = ...
+        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None]
     ) -> LoadStage:
         """Run one stage; call ``record`` with each request that ended, and ``watch`` at times."""
 
@@ -63,7 +120,14 @@ class Stages:
             ServerDiedError: the server ended.
             RunError: the client ended.
         """
-        self._begin(load)
+        self._ended = RequestTable()
+        if load.stage < 0:
+            self.progress.begin("warming up")
+        else:
+            phase = "under load" if load.loadgen is None else SCENARIO_PHASES[load.loadgen.scenario]
+            self.progress.begin(phase, load.until_s, load.later_s)
+        begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
+        self._emit(Event.LOAD_BEGIN, begun)
         done = self._client.run_stage(self._watched(requests), load, self._record, self._watch)
         self._stream.flush()
         self._emit(Event.LOAD_END, done)
@@ -74,16 +138,6 @@ class Stages:
         for request in requests:
             self._watch()
             yield request
-
-    def _begin(self, load: Load) -> None:
-        self._ended = RequestTable()
-        if load.stage < 0:
-            self.progress.begin("warming up")
-        else:
-            phase = "under load" if load.loadgen is None else SCENARIO_PHASES[load.loadgen.scenario]
-            self.progress.begin(phase, load.until_s, load.later_s)
-        begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
-        self._emit(Event.LOAD_BEGIN, begun)
 
     def _record(self, request: PlannedRequest, record: RequestRecord, text: str) -> None:
         """Write the record of a request that ended, with the tokens of its answer."""

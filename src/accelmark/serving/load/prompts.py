@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol, final
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from accelmark.serving.load.arrivals import numbered_lines, read_text
 from accelmark.serving.request import Message
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
@@ -299,3 +298,17 @@ def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[
     if not entries:
         raise DataError(f"{file}: no conversation begins with a question within prompts.input.min and max")
     return entries
+
+
+def numbered_lines(file: Path) -> list[tuple[int, str]]:
+    """Return the lines that are not empty, with their numbers from 1.
+
+    Raises DataError: the file cannot be read as UTF-8.
+    """
+    return [(number, text) for number, text in enumerate(read_text(file).splitlines(), 1) if text.strip()]
+
+
+def read_text(file: Path) -> str:
+    """Return the content of a file. Raises DataError: it cannot be read as UTF-8."""
+    with raising(DataError, f"{file}: cannot be read", OSError, UnicodeDecodeError):
+        return file.expanduser().read_text(encoding="utf-8")
