@@ -45,13 +45,10 @@ class Difference(Spec):
     """The first step where a job exceeds the tolerance."""
 
     step: int
-    """Number of the optimizer step, from 1."""
     what: str
     """``outputs of batch 0``, ``loss``, or the name of a weight."""
     error: float
-    """Its relative error; see :class:`Errors`."""
     limit: float
-    """The tolerance."""
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.what} differs by {self.error:.2g} (tolerance {self.limit:.2g})"
@@ -63,12 +60,10 @@ class ComparedJob(Spec):
     framework: str
     framework_version: str
     library_versions: dict[str, str]
-    """Versions of other libraries that the ranks report."""
     num_ranks: int
     errors: Errors
     """The largest over all steps."""
     first_difference: Difference | None
-    """null where the job is equivalent."""
 
 
 class EquivalenceCheck(Spec):
@@ -79,19 +74,14 @@ class EquivalenceCheck(Spec):
     case_version: int
     framework: str
     device_type: str
-    """The framework's name of the device (``cuda``, ``cpu``)."""
     precision: Precision
     reference: str
-    """The reference framework."""
     reference_version: str
     num_steps: int = Field(ge=1)
     synthetic: bool
-    """Whether the batches were synthetic."""
     tolerance: Errors
     jobs: tuple[ComparedJob, ...] = Field(min_length=1)
-    """The framework's jobs, by number of ranks."""
     checked_at: str
-    """UTC, ISO 8601."""
 
     @property
     def equivalent(self) -> bool:

@@ -62,16 +62,16 @@ class WriteError(RunError):
 @final
 @dataclass(frozen=True)
 class Problem:
-    """One problem in a file that a user wrote, or on a host.
-
-    ``where`` is the file (or ``command line``, or the host), ``key`` the dotted path inside it, ``what`` the problem as
-    a sentence, and ``hint`` the remedy.
-    """
+    """One problem in a file that a user wrote, or on a host."""
 
     where: str
+    """The file, ``command line``, or the host."""
     key: str
+    """Dotted."""
     what: str
+    """A sentence."""
     hint: str = ""
+    """The remedy."""
     severity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
@@ -88,48 +88,24 @@ class SpecError(RequestError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the known names closest to ``name``, else the list of known names.
-
-    For a section (``optimizer``), the names in it are listed.
-    """
+    """Return ``did you mean 'x'?`` for the known names closest to ``name``, else known names, of its section if any."""
     names = sorted(set(known))
-    if within := [other for other in names if other.startswith(f"{name}.")]:
-        return f"it has {_listed(within)}"
-    if close := closest(name, names):
+    within = [other for other in names if other.startswith(f"{name}.")]
+    if not within and (close := closest(name, names)):
         return f"did you mean {' or '.join(map(repr, close))}?"
-    section = name.rpartition(".")[0]
-    listed = [other for other in names if section and other.startswith(f"{section}.")] or names
-    return f"known: {_listed(listed)}" if listed else "none are known"
+    listed = within or names
+    more = f", and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
+    return f"{'it has' if within else 'known:'} {', '.join(listed[:_MAX_LISTED])}{more}" if listed else "none are known"
 
 
 def closest(name: str, names: Sequence[str]) -> list[str]:
-    """Return the names closest to ``name``, at most three; none if none is close.
-
-    A name is close if its last part equals or contains that of ``name`` (``lr`` and ``optimizer.lr``), has it as its
-    initials (``bs`` and ``batch_size``), or if both are spelt alike.
-    """
+    """Return the names closest to ``name``, at most three: with the same last part (``lr``), else spelt alike."""
     section, _, last = name.rpartition(".")
     ends = {other: other.rpartition(".")[2] for other in names}
-    is_inside = any(other.startswith(f"{section}.") for other in names) if section else False
-    alike = difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
-    kinds = (
-        [other for other, end in ends.items() if end == last],
-        difflib.get_close_matches(last if is_inside else name, names, n=1, cutoff=_CLOSE),
-        sorted((other for other, end in ends.items() if f"_{last}_" in f"_{end}_"), key=len),
-        [other for other, end in ends.items() if end in alike],
-        [other for other, end in ends.items() if _initials(last) == end or _initials(end) == last],
-    )
-    close = next(filter(None, kinds), [])
+    same = [last] if last in ends.values() else difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
+    close = [other for other, end in ends.items() if end in same]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
     return ([other for other in close if section and other.startswith(f"{section}.")] or close)[:_MAX_CLOSE]
-
-
-def _initials(name: str) -> str:
-    return "".join(word[:1] for word in name.split("_"))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"{', '.join(names[:_MAX_LISTED])}{more}"
 
 
 def first_line(error: BaseException) -> str:

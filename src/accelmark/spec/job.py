@@ -34,10 +34,8 @@ class BaseWork(Spec):
     task: ClassVar[str] = ""
     """Task of a case that the work measures: ``train``, ``infer`` or ``serve``."""
     unit: Unit = "sample"
-    """Unit of throughput."""
     units_per_sample: int = 1
     min_repeats: int = Field(default=1, ge=1)
-    """Minimum number of rounds of a valid result."""
 
     @property
     def _settings(self) -> TrainSettings | InferSettings | ServeSettings | None:
@@ -67,7 +65,6 @@ class TrainingWork(BaseWork):
     target: Target | None
     reference_loss: ReferenceLoss | None
     made_up_data: bool = False
-    """Whether a program made up the case's data."""
     settings: TrainSettings
 
     def with_seed(self, seed: int) -> Self:
@@ -98,10 +95,7 @@ class TrainJob(TrainingWork):
     rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["train"] = "train"
     is_checked: bool = False
-    """Whether its weights are evaluated and steps replayed after the round.
-
-    With synthetic data, which is not evaluated, steps are replayed where a vendor's hooks take part.
-    """
+    """Whether weights are evaluated and steps replayed afterwards; synthetic: only steps, and only with hooks."""
     killed: KilledRank | None = None
 
 
@@ -130,9 +124,8 @@ class EvaluateJob(BaseWork):
     rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["evaluate"] = "evaluate"
     train: TrainJob
-    """The training job whose result is checked."""
     weights: tuple[str, ...] = ()
-    """Checkpoints to evaluate, by their names in the job's ``checkpoint_dir``."""
+    """Checkpoints to evaluate."""
     replays: tuple[ReplayedPair, ...] = ()
     """Steps to replay, those from the initial weights first."""
     others: tuple[ReplayedPair, ...] = ()
@@ -161,8 +154,7 @@ class CompareJob(BaseWork):
     results: Path
     """Directory for the results of each step."""
     reference: Path | None = None
-    """``results`` of the reference job, from whose weights each step starts; None for that job itself, which first
-    writes ``inputs`` from its own initial weights and training data."""
+    """``results`` of the reference job, whose weights each step starts from; None: of itself, it writes ``inputs``."""
     num_steps: PositiveInt
     num_batches: PositiveInt
     """Batches of an optimizer step: each rank takes an equal share, and accumulates its gradients."""
@@ -189,11 +181,8 @@ class InferJob(BaseWork):
     parameters: dict[str, Scalar]
     notes: tuple[Note, ...] = ()
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
-    """Published accuracy of the case's weights."""
     generates: bool = False
-    """Whether the case is a language model."""
     iterative: bool = False
-    """Whether an answer takes steps that depend on each other, which are compared one by one."""
 
 
 class ServeJob(BaseWork):
@@ -209,7 +198,6 @@ class ServeJob(BaseWork):
     settings: ServeSettings
     min_agreement: float
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
-    """Published accuracy of the case's weights."""
 
 
 class ProbeJob(BaseWork):
@@ -219,9 +207,7 @@ class ProbeJob(BaseWork):
     kind: Literal["probe"] = "probe"
     items: tuple[ProbeItem, ...] = ("matmul", "memory", "copies", "collectives")
     budget_s: PositiveFloat = 60.0
-    """Approximate time budget for the measurement."""
     hosts: tuple[str, ...] = ()
-    """Names of the hosts that the ranks run on."""
 
 
 Work = Annotated[
@@ -231,11 +217,7 @@ Work = Annotated[
 
 
 class JobSpec(Spec):
-    """One round of one case, as the job side reads it.
-
-    It is the same for every rank; a rank reads its place from the environment (``RANK``, ``LOCAL_RANK``,
-    ``WORLD_SIZE``, ``ACCELMARK_NODE_DIR``).
-    """
+    """One round of one case, the same for every rank, which reads its place from the environment (``RANK``, ...)."""
 
     schema_version: Literal[2] = 2
     work: Work
@@ -249,9 +231,7 @@ class JobSpec(Spec):
     device_type: str
     """The framework's name of the vendor's devices (``cuda``, ``npu``, ``cpu``)."""
     framework_module: str | None
-    """Module that registers the device with the framework when it is imported."""
     vendor_environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of every rank from ``vendor.yaml``."""
     collective_backend: str
     extern: FolderRef | None = None
     """The vendor's folder for this case, if it overrides hooks."""
@@ -260,7 +240,6 @@ class JobSpec(Spec):
     ceilings: Ceilings | None = None
     """Rates that ``accelmark probe`` measured on this device; null if it was not probed."""
     chip: Chip | None = None
-    """The chip under test as its vendor describes it; null if unknown (then MFU is null)."""
     data_dirs: dict[str, Path]
     """Data set name -> verified directory, the same path on every host."""
     checkpoint_dir: Path
@@ -270,9 +249,9 @@ class JobSpec(Spec):
     """Seed that the coordinator drew when the round started, in place of the settings' seed; null: it drew none."""
     open: bool = False
     rules: RunRules | None = None
-    """Rules of the run in place of the case's; null: none."""
+    """Rules of the run in place of the case's."""
     role: TrialRole | None = None
-    """Its part in a search for the best settings; null in other runs."""
+    """Its part in a search for the best settings."""
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
     @property
@@ -295,7 +274,7 @@ RankState = Literal["succeeded", "failed", "signaled", "timed_out", "stalled", "
 
 
 class RankExit(Spec):
-    """How one rank ended, as its node saw it."""
+    """How one rank ended."""
 
     rank: int
     local_rank: int
@@ -315,7 +294,6 @@ class LastCollective(Spec):
     group: str
     operation: str
     number: int
-    """Counts the collectives of the group."""
     state: str
     """``scheduled``, ``started`` or ``completed``, by the framework's recorder."""
     sizes: tuple[tuple[int, ...], ...] = ()
@@ -333,7 +311,6 @@ class RankStall(Spec):
 
     rank: int
     pid: int | None
-    """null where no process has the rank's number in its environment."""
     process_state: str | None
     """One letter as in ``/proc/PID/stat``: ``R`` runs, ``S`` sleeps, ``D`` sleeps uninterruptibly, ``T`` is stopped."""
     waits_in: str | None
@@ -359,7 +336,6 @@ class StallRecord(Spec):
     kernel_messages: tuple[str, ...] = ()
     """The kernel's messages during the job about devices, memory, disks and networks."""
     kernel_problem: str | None = None
-    """Why those could not be read."""
 
 
 class NodeExit(Spec):
@@ -371,19 +347,15 @@ class NodeExit(Spec):
     state: Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
     reason: str | None
     started_at: str
-    """UTC, ISO 8601."""
     duration_s: float
     ranks: tuple[RankExit, ...]
     warnings: tuple[str, ...] = ()
     """Problems that did not end the job, for example a telemetry recorder that died."""
     clocks: HostClocks | None = None
-    """null where the agent recorded none."""
     logs: dict[int, LogSeal] = Field(default_factory=dict)
     """Each rank's log, where the ranks ended by themselves; pairs of checkpoints are drawn afterwards."""
     stall: StallRecord | None = None
-    """null where no rank was silent for long."""
     changed_data: tuple[str, ...] = ()
-    """Files of the job's data that were changed while it ran."""
     changed_code: tuple[str, ...] = ()
     """Files of AccelMark, the case or installed packages that were changed while the job ran."""
     stale_bytecode: tuple[str, ...] = ()

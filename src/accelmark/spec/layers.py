@@ -23,10 +23,7 @@ S = TypeVar("S", bound=BaseModel)
 ALWAYS_MUTABLE: Final = ("checkpoint", "loader", "log_every_steps", "threads")
 """Settings that no case has to list: they do not change what is learnt, or mark the result where they do."""
 REFINES: Final = {"zero": "deepspeed", "pipeline": "pp"}
-"""Section -> the name or axis of ``parallelism`` that uses the section.
-
-Where a case lets ``parallelism`` change, the section may change too; its defaults are listed where it is used only.
-"""
+"""Section -> the name or axis of ``parallelism`` that uses it; it may change where ``parallelism`` may."""
 _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""
 _WHOLE_MAPPINGS: Final = ("parallelism",)
@@ -116,37 +113,23 @@ def setting_defaults(model: type[BaseModel]) -> Mapping[str, Any]:
     }
 
 
-@cache
-def _adapter(model: type[BaseModel], key: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_fields(model)[key].rebuild_annotation())
-
-
 def may_change(key: str, mutable: Sequence[str]) -> bool:
     """Return whether ``mutable`` lists ``key``, a section that contains it, or ``parallelism``, which it refines."""
     key = "parallelism" if key.partition(".")[0] in REFINES else key
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in (*mutable, *ALWAYS_MUTABLE))
 
 
-def _used(key: str, values: Mapping[str, Any]) -> bool:
-    """Return whether ``values`` use the section of a setting; True outside of such sections."""
-    needed = REFINES.get(key.partition(".")[0])
-    return needed is None or has_part(values["parallelism"], needed)
-
-
 class _Merger(Generic[S]):
-    """Merges values of layers, weakest first, into settings of type ``S``, and collects problems.
-
-    ``base`` is the name of the weakest layer, the case.
-    """
+    """Merges values of layers, weakest first (``base``), into settings of type ``S``, and collects problems."""
 
     def __init__(self, model: type[S], base: str) -> None:
-        self.model: Final = model
-        self.values: Final[dict[str, Any]] = {}
-        self.problems: Final[list[Problem]] = []
-        self.notes: Final[list[Note]] = []
-        self.forced: Final[set[str]] = set()
-        self._history: Final[dict[str, list[tuple[str, Any]]]] = {}
-        self._layers: Final[list[str]] = [base]
+        self.model = model
+        self.values: dict[str, Any] = {}
+        self.problems: list[Problem] = []
+        self.notes: list[Note] = []
+        self.forced: set[str] = set()
+        self._history: dict[str, list[tuple[str, Any]]] = {}
+        self._layers = [base]
 
     def put(self, layer: str, key: str, value: Any) -> None:
         """Set ``key``, and record that ``layer`` did."""
@@ -160,7 +143,7 @@ class _Merger(Generic[S]):
         if key not in _fields(self.model):
             return value
         try:
-            return _adapter(self.model, key).validate_python(value)
+            return TypeAdapter(_fields(self.model)[key].rebuild_annotation()).validate_python(value)
         except ValidationError as error:
             problems = problems_of(error, self.model, layer)
             self.problems.extend(Problem(layer, shown or key, problem.what) for problem in problems)
@@ -179,17 +162,14 @@ class _Merger(Generic[S]):
         except ValidationError as error:
             problems = problems_of(error, self.model, self._layers[0])
             raise SpecError([replace(problem, where=self._blamed(problem)) for problem in problems]) from error
-        dumped = flatten(settings.model_dump(mode="json"))
-        provenance = {
-            key: self._provenance(key, value)
-            for key, value in dumped.items()
-            if key in self._history or _used(key, dumped)
-        }
+        dumped, provenance = flatten(settings.model_dump(mode="json")), {}
+        for key, value in dumped.items():
+            needed = REFINES.get(key.partition(".")[0])
+            if key in self._history or needed is None or has_part(dumped["parallelism"], needed):
+                *replaced, (layer, _) = self._history.get(key, [("default", None)])
+                is_forced = key in self.forced
+                provenance[key] = Provenance(value=value, layer=layer, replaced=tuple(replaced), forced=is_forced)
         return Resolved(settings, provenance, tuple(self.notes))
-
-    def _provenance(self, key: str, value: Any) -> Provenance:
-        history = self._history.get(key, [("default", None)])
-        return Provenance(value=value, layer=history[-1][0], replaced=tuple(history[:-1]), forced=key in self.forced)
 
     def _blamed(self, problem: Problem) -> str:
         """Return the strongest of the layers that last set the keys named in a problem, in its section or in full."""
@@ -219,10 +199,7 @@ def resolve_as(
     """Merge ``over`` (weakest first) into a case's own settings of type ``model``.
 
     ``defaults`` is weaker than the case and declares further settings (the options of a server). ``fixed_by``: what
-    states ``mutable``; empty: the case.
-
-    Raises SpecError with all problems of all layers: unknown keys, wrong types, and (unless ``is_open``) changes to
-    settings that are not mutable.
+    states ``mutable``; empty: the case. Raises SpecError with all problems of all layers.
     """
     merger = _Merger(model, base.name)
     declared = {*setting_defaults(model), *(defaults.values if defaults is not None else ())}
@@ -238,8 +215,10 @@ def resolve_as(
             if key not in known:
                 merger.problems.append(Problem(layer.name, key, "unknown setting", nearest(key, known)))
                 continue
-            if wrong := _case_type_problem(base, layer.name, key, given):
-                merger.problems.append(wrong)
+            own = base.values.get(key) if key.startswith("model.") else None
+            if own is not None and type(given) is not type(own) and (type(own), type(given)) != (float, int):
+                what = f"must be {type(own).__name__}, found {given!r}"
+                merger.problems.append(Problem(layer.name, key, what))
                 continue
             num_problems = len(merger.problems)
             value = merger.typed(layer.name, key, given)
@@ -258,16 +237,6 @@ def resolve_as(
     return merger.resolved()
 
 
-def _case_type_problem(base: Layer, layer: str, key: str, value: Any) -> Problem | None:
-    """Check a parameter of the case (``model.*``) against the type of its value in ``case.yaml``."""
-    if not key.startswith("model.") or base.values[key] is None:
-        return None
-    expected = type(base.values[key])
-    if type(value) is expected or (expected is float and type(value) is int):
-        return None
-    return Problem(layer, key, f"must be {expected.__name__}, found {value!r}")
-
-
 def resolve_inference(
     case: InferCaseSpec,
     where: str,
@@ -284,11 +253,8 @@ def resolve_inference(
     merger = _InferenceMerger(case, where, reserved)
     for layer in vendor:
         merger.add(layer, is_vendor=True)
-    by_name: dict[str, dict[str, Any]] = {}
     for layer in over:
-        by_name.setdefault(layer.name, {}).update(layer.values)
-    for name, values in by_name.items():
-        merger.add(Layer(name, values))
+        merger.add(layer)
     return merger.resolved()
 
 
@@ -308,13 +274,13 @@ class _InferenceMerger(_Merger[InferSettings]):
         for key, value in self._read(layer, prefix):
             if key not in known and not key.startswith(_OPTIONS):
                 hint = nearest(key, known)
-                if not is_vendor:
+                if is_vendor:
+                    what = f"is none of the configurations ({hint}); it goes to the engine as an option"
+                    self.notes.append(Note(severity="warning", where=layer.name, key=key, what=what))
+                    self.put(layer.name, f"{_OPTIONS}{key}", value)
+                else:
                     hint = f"options of engines start with {_OPTIONS!r}; {hint}"
                     self.problems.append(Problem(layer.name, f"{prefix}{key}", "unknown setting", hint))
-                    continue
-                what = f"is none of the configurations ({hint}); it goes to the engine as an option"
-                self.notes.append(Note(severity="warning", where=layer.name, key=key, what=what))
-                self.put(layer.name, f"{_OPTIONS}{key}", value)
                 continue
             old = self.current(key)
             if is_vendor and type(old) is type(value) and old == value:

@@ -43,10 +43,7 @@ class FiniteSpec(Spec, allow_inf_nan=False):
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str, also: Iterable[Problem] = ()) -> M:
-    """Validate ``values`` as ``model``; raise SpecError with every problem, those in ``also`` included.
-
-    Each problem names ``where`` and its dotted key.
-    """
+    """Validate ``values`` as ``model``; raise SpecError with every problem, each with its key in ``where``."""
     try:
         parsed = model.model_validate(values)
     except ValidationError as error:
@@ -76,23 +73,18 @@ def _problem(item: Any, model: type[BaseModel], where: str) -> Problem:
     # For a union, pydantic inserts the tried type into the location: "[cluster]", "lax-or-strict[…]".
     loc, _ = _located(model, [part for part in item["loc"] if "[" not in str(part)])
     key = ".".join(str(part) for part in loc)
+    sentence, given = sentence_of(item), item.get("input")
     if item["type"] == "extra_forbidden":
-        return Problem(where, key, sentence_of(item), nearest(str(loc[-1]), _names_at(model, loc[:-1])))
-    if item["type"] == "missing":
-        return Problem(where, key, sentence_of(item))
+        _, reached = _located(model, loc[:-1])
+        return Problem(
+            where, key, sentence, nearest(str(loc[-1]), {name for part in reached for name in part.model_fields})
+        )
     if item["type"] == "too_short":
         return Problem(where, key, f"needs at least {item['ctx']['min_length']} of them")
-    sentence = sentence_of(item)
-    given = item.get("input")
-    is_named = isinstance(given, str) and repr(given) in sentence
+    is_named = item["type"] == "missing" or (isinstance(given, str) and repr(given) in sentence)
     if isinstance(given, (str, int, float, bool, type(None))) and not is_named:
         sentence = f"{sentence}, found {given!r}"
     return Problem(where, key, sentence.replace("\\\\", "\\"))  # a regular expression as the file has it
-
-
-def _names_at(model: type[BaseModel], loc: Iterable[int | str]) -> set[str]:
-    _, reached = _located(model, loc)
-    return {info.alias or name for candidate in reached for name, info in candidate.model_fields.items()}
 
 
 def _located(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int | str], list[type[BaseModel]]]:
@@ -136,12 +128,8 @@ class _Loader(_SafeLoader):
         return mapping
 
 
-def _construct_exponent(loader: _Loader, node: Any) -> float:
-    return float(loader.construct_scalar(node))
-
-
 _Loader.add_implicit_resolver("!exponent", _EXPONENT, list("-+0123456789"))
-_Loader.add_constructor("!exponent", _construct_exponent)
+_Loader.add_constructor("!exponent", lambda _, node: float(node.value))
 
 
 def read_value(text: str, where: str) -> Any:
@@ -163,10 +151,7 @@ def _load(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises SpecError if the file cannot be read, is not YAML (line and column are named) or is not a mapping.
-    """
+    """Read a YAML mapping; raise SpecError if the file cannot be read, is not YAML or is not a mapping."""
     return load_yaml(read_text(path), path)
 
 

@@ -17,11 +17,7 @@ from accelmark.spec.errors import nearest
 @final
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism.
-
-    Ranks are numbered with ``tp`` as the fastest axis, then cp, fsdp, pp, and ``dp`` as the slowest; ``ep`` divides the
-    ranks of dp and fsdp once more.
-    """
+    """Degrees of parallelism. Of the ranks, ``tp`` is the fastest axis, then cp, fsdp, pp, dp; ``ep`` divides dp, fsdp."""
 
     dp: int | None = None
     """Replicas; None: as many as the ranks allow."""
@@ -63,10 +59,7 @@ class Mesh:
         return replica * self.fsdp + inside // (self.tp * self.cp) % self.fsdp
 
     def sized(self, num_ranks: int) -> Self:
-        """Return the mesh with its number of replicas.
-
-        Raises ValueError: it does not divide ``num_ranks``, or has another number of ranks.
-        """
+        """Return the mesh with its number of replicas; raises ValueError: it has another number of ranks."""
         others = self.fsdp * self.ranks_per_sample
         replicas, rest = divmod(num_ranks, others)
         if rest or replicas != (self.dp or replicas):
@@ -86,19 +79,15 @@ def _parse(given: Any) -> Any:
         parts = (part.partition("=") for part in given.split(","))
         given = {name.strip(): degree.strip() for name, _, degree in parts}
     if isinstance(given, Mapping):
-        return Mesh(**{str(axis): _degree(str(axis), degree) for axis, degree in given.items()})
+        for axis, degree in given.items():
+            if axis not in AXES:
+                raise ValueError(f"unknown axis {axis!r} ({nearest(str(axis), AXES)})")
+            if not str(degree).isdecimal() or int(degree) < 1:
+                raise ValueError(f"{axis} is {degree!r}, not a positive number of ranks")
+        return Mesh(**{axis: int(degree) for axis, degree in given.items()})
     if isinstance(given, str) and given not in NAMES:
         raise ValueError(f"{given!r} is none of {', '.join(NAMES)}, and no mesh such as fsdp=2,tp=2")
     return given
-
-
-def _degree(axis: str, given: object) -> int:
-    if axis not in AXES:
-        raise ValueError(f"unknown axis {axis!r} ({nearest(axis, AXES)})")
-    text = str(given)
-    if isinstance(given, bool) or not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{axis} is {given!r}, not a positive number of ranks")
-    return int(text)
 
 
 _Name = Literal["ddp", "fsdp2", "hsdp", "deepspeed"]
@@ -111,10 +100,7 @@ Parallelism = Annotated[
 
 
 def mesh_of(parallelism: Parallelism, num_ranks: int, ranks_per_host: int) -> Mesh:
-    """Return the mesh that a setting describes, with its number of replicas.
-
-    Raises ValueError: it does not fit the number of ranks.
-    """
+    """Return the mesh that a setting describes; raises ValueError: it does not fit the number of ranks."""
     if isinstance(parallelism, Mesh):
         return parallelism.sized(num_ranks)
     sharded = {"ddp": 1, "fsdp2": num_ranks, "hsdp": ranks_per_host, "deepspeed": num_ranks}[parallelism]

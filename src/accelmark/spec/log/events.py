@@ -12,11 +12,7 @@ from accelmark.spec.model import Spec
 
 
 class Event(StrEnum):
-    """Names of events, in the order of their first occurrence in a run.
-
-    All up to ``SUBMIT_INFO`` are FlagPerf's. ``STEP_END`` is written once for each window of optimizer steps, with
-    arrays of per-step figures (``step_ms``, ``data_wait_ms``, ``losses``), so that logging adds no work to a step.
-    """
+    """Names of events, in the order of their first occurrence in a run; all up to ``SUBMIT_INFO`` are FlagPerf's."""
 
     INIT_START = "INIT_START"
     INIT_END = "INIT_END"
@@ -68,7 +64,7 @@ class StepWindow(Spec):
     """Optimizer steps in the window; null: the length of ``losses``."""
     epoch: int
     num_trained_samples: int
-    """Samples over all ranks when the window closed."""
+    """Over all ranks."""
     learning_rate: float | None
     loss: float | None
     """Mean loss of the window's last step on this rank; null where it is not finite."""
@@ -77,17 +73,14 @@ class StepWindow(Spec):
     step_ms: tuple[float, ...]
     """Computation of each step, by device events or the monotonic clock; empty if the framework times windows only."""
     data_wait_ms: tuple[float, ...]
-    """Time spent waiting for each step's batches."""
     own_ms: tuple[float, ...] = ()
-    """The part of each entry of ``step_ms`` up to this rank's last gradient, before it waits for others; empty where
-    the framework does not mark that point."""
+    """Part of ``step_ms`` up to this rank's last gradient, before it waits for others; empty if not known."""
     wall_ms: float
     """Duration of the window without evaluation."""
     cpu_ms: float | None = None
-    """CPU time of this process in it; null in earlier versions and of external trainers."""
+    """CPU time of this process; null of external trainers."""
     span_ms: float | None = None
-    """From the start of the first step to the end of the last, gaps included, by the clock of ``step_ms``. Unlike
-    ``wall_ms`` it does not depend on how far the host runs ahead of the device."""
+    """From the start of the first step to the end of the last, gaps included, by the clock of ``step_ms``."""
     gc_ms: float = 0.0
     """Python's garbage collections since the window before was written."""
     alloc_retries: int = 0
@@ -113,7 +106,6 @@ class Evaluation(Spec):
     elapsed_s: float
     """Raw training time when the evaluation ended."""
     reached: bool
-    """Whether the target was met."""
 
 
 EndReason = Literal[
@@ -159,7 +151,7 @@ class Finished(FinishedBase):
     flops_per_sample: float | None
     """Forward and backward pass, counted by the framework on the real model."""
     flops_per_sample_formula: float | None
-    """The same by the case's formula, as a cross-check."""
+    """The same by the case's formula."""
 
 
 class StartedBase(Spec):
@@ -199,16 +191,12 @@ class Started(StartedBase):
     compute_type: str | None = None
     """Data type of matrix products in the forward pass: autocast's if enabled, else the parameters'."""
     attention_kernels: tuple[str, ...] = ()
-    """Kernels that the framework chooses for scaled dot-product attention of the model's shapes (``flash``, ``cudnn``);
-    empty without attention and where it does not say."""
+    """Kernels that the framework chooses for scaled dot-product attention; empty where it does not say."""
     train_samples: int | None = None
-    """Samples per epoch over all ranks."""
     eval_samples: int | None = None
-    """Samples of a whole evaluation over all ranks; null for synthetic data, which is not evaluated."""
     hooks: dict[str, str]
     """Overridden vendor hooks -> ``file:line``."""
     hook_lines: dict[str, int] = Field(default_factory=dict)
-    """Overridden vendor hooks -> lines of code."""
     init_cpu_s: float | None = None
     """CPU time of the process, its threads and the children that ended, until it was ready to train."""
     own_part_unknown: str | None = None
@@ -219,7 +207,6 @@ class Evaluated(Spec):
     """The value of ``EVALUATED``: the metrics of given weights, by the case's code without vendor hooks."""
 
     weights: str
-    """Name of the checkpoint whose weights were evaluated."""
     metrics: dict[str, float | None]
     duration_s: float
 
@@ -263,15 +250,13 @@ class Replayed(Spec):
     """The value of ``REPLAYED``: optimizer steps repeated without vendor hooks."""
 
     checkpoint: str | None
-    """Name of the checkpoint from which they were repeated; null: from the case's initial weights."""
+    """Checkpoint from which they were repeated; null: from the initial weights."""
     end: str | None = None
-    """Name of the checkpoint that the weights were compared with; null: only losses are compared."""
+    """Checkpoint that the weights were compared with; null: only losses are compared."""
     first_step: int
     """Number of the first step that was replayed, from 1."""
     losses: tuple[float | None, ...]
-    """Loss of each step on this rank."""
     update: UpdateSquares | None = None
-    """null without ``end``."""
     state: dict[str, UpdateSquares] = Field(default_factory=dict)
     """The same of the values of ``buffers`` and of each kind of the optimizer's state; empty without ``end``."""
 
@@ -280,18 +265,16 @@ class DataRead(Spec):
     """The value of ``DATA_READ``: contents of the files that an evaluation or inference read on this rank."""
 
     sample: dict[str, dict[str, str]]
-    """Name of the data -> ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at places drawn when all was read:
-    by the secret ``draw`` of the evaluation job, else by one of this process."""
+    """Data -> ``<file>@<offset>`` -> SHA-256 of up to 1 MiB from there, at places drawn when all was read."""
 
 
 class SavedCheckpoint(Spec):
     """The value of ``CHECKPOINT``."""
 
     name: str
-    """Directory in the job's ``checkpoint_dir``."""
     global_steps: int
     duration_s: float
-    """Until training continues; writing includes no wait for the disk but what the file system itself waits for."""
+    """Until training continues."""
     background_s: float | None = None
     """How long a thread wrote while training went on; null: training waited for all of it."""
     num_bytes: int | None = None
@@ -302,7 +285,6 @@ class CheckpointHashes(Spec):
     """The value of ``CHECKPOINTS_HASHED``: the checkpoints that are left when training has ended."""
 
     sha256: dict[str, str]
-    """Name of each checkpoint -> SHA-256 over its files."""
     steps: dict[str, int] = Field(default_factory=dict)
     """Name -> optimizer steps done, including checkpoints of earlier attempts."""
     pairs: tuple[tuple[str | None, str], ...]
@@ -313,15 +295,12 @@ class CheckpointHashes(Spec):
     """The checkpoint of the last step."""
     num_bytes: int
     duration_s: float
-    """Time of hashing, after the end of training."""
     reason: str | None = None
-    """Why there are no pairs."""
 
 
 class Compiled(Spec):
     """The value of ``COMPILED``: statistics of the framework's compiler."""
 
     graphs: int
-    """Number of compiled graphs; blocks of the same structure share one."""
+    """Blocks of the same structure share one."""
     graph_breaks: int
-    """Number of graph breaks."""

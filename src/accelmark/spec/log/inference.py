@@ -46,7 +46,6 @@ class StageEnd(Spec):
     state: Literal["done", "skipped", "failed"]
     duration_s: float
     reason: str | None = None
-    """Why it was skipped or failed."""
     details: dict[str, Scalar] = Field(default_factory=dict)
 
 
@@ -63,23 +62,18 @@ class ForwardWindow(Spec):
 
     phase: Phase
     pass_number: int
-    """From 1."""
     items: tuple[int, ...]
     latency_ms: tuple[float, ...]
-    """Computation, including copies to and from the device, without the time declared as not inference."""
+    """Computation with copies to and from the device, without the time declared as not inference."""
     not_inference_ms: tuple[float, ...]
-    """Time that the engine declares as not inference, for example a compilation in the first call."""
     wall_ms: float
     """Duration of the window: loading, computation and evaluation."""
     nonfinite_batches: int
-    """Batches whose outputs contain NaN or infinity."""
     crossing_ms: float | None = None
-    """Duration of the window by the rank's clock minus its calls by the clock of the engine's process. The durations of
-    the calls are scaled to fill the window. Null for the framework, which computes in the rank."""
+    """The window by the rank's clock minus its calls by that of the engine's process; null for the framework."""
     computed_ms: float | None = None
     """Duration of all calls where several are computed at the same time; null: they add up to it."""
     planned_items: int | None = None
-    """Items of all passes together, as planned when this one began."""
 
 
 class InferEvaluation(Spec):
@@ -107,7 +101,6 @@ class RepeatCheck(Spec):
     """True if ``speedup`` exceeds ``limit`` and ``chance`` is at most 0.002."""
     num_batches: int
     reason: str | None = None
-    """Why it was not done."""
 
 
 class AnswerCheck(Spec):
@@ -117,24 +110,19 @@ class AnswerCheck(Spec):
     """
 
     num_items: int
-    """Answers that were compared."""
     median_error: float | None
     """Null where it is not finite."""
     worst_error: float | None
     top1_agreement: float | None
     """Share of answers with the framework's largest value; null for outputs without a ranking."""
     sensitivity: float | None = None
-    """How much of the framework's reaction to a small change of the input the engine shows: 1, and 0 for answers that
-    were computed for the unchanged input. Null where no input was changed."""
+    """Share of the framework's reaction to a small change of the input that the engine shows; null if not tried."""
     num_not_compared: int = 0
-    """Answers of later passes and of scenarios that were not in the sample."""
     framework_metrics: dict[str, float | None] = Field(default_factory=dict)
-    """The case's metrics of the framework's answers to the inputs of the first pass, which differ slightly from the
-    data's."""
+    """Metrics of the framework's answers to the inputs of the first pass, which differ slightly from the data's."""
     engine_metrics: dict[str, float | None] = Field(default_factory=dict)
-    """The same of the engine's answers to the same inputs."""
+    """The same of the engine's answers."""
     num_scored: int = 0
-    """Inputs that both metrics are over."""
     seed: int | None = None
     """Seed of the perturbations and the order, drawn after the compilation."""
 
@@ -156,7 +144,6 @@ class ScenarioResult(Spec):
     tried: tuple[tuple[float, bool], ...] = ()
     """Server: each QPS of the search, and whether the bound was met."""
     log_dir: str
-    """LoadGen's own logs, relative to the node's directory."""
     reason: str | None = None
     crossing_us: float | None = None
     """Median duration of a message to the engine's process and its reply, which every call includes."""
@@ -186,6 +173,5 @@ class InferFinished(FinishedBase):
     val_average_acc: float | None
     infer_average_acc: float | None
     compile_time: float | None
-    """Seconds."""
     valid: bool
     invalid_reasons: tuple[str, ...]

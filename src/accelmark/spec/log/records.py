@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from pathlib import Path
@@ -34,8 +35,6 @@ class DataRecord(Spec):
     """SHA-256 over the sorted (path, sha256) of the files; for a tree, over (path, size)."""
     declared: str | None
     """The hash that the case declares; null for a directory whose content the case does not fix."""
-    sample: dict[str, str] = Field(default_factory=dict)
-    """Of runs of earlier versions, which did not write ``DATA_READ``."""
 
 
 class SourceRecord(Spec):
@@ -45,7 +44,6 @@ class SourceRecord(Spec):
     """Installed from a wheel, in a git checkout, or neither."""
     version: str
     sha256: str
-    """Hash over all files of the package."""
     commit: str | None = None
     modified: tuple[str, ...] = ()
     """Files that differ from the wheel's RECORD or from the commit."""
@@ -64,7 +62,6 @@ class EarlierRun(Spec):
 
     number: int
     at: str
-    """UTC, ISO 8601."""
     ended: str | None
     """Its verdicts; null where it did not end."""
 
@@ -105,7 +102,6 @@ class AdaptationFiles(Spec):
     """Source file below ``csrc/`` -> lines; build files are excluded."""
     requirements: tuple[str, ...] = ()
     has_environment: bool = False
-    """Whether there is an ``environment_variables.sh``."""
     has_build: bool = False
     """Whether ``csrc/`` has a ``setup.py`` or a ``pyproject.toml``."""
 
@@ -126,7 +122,6 @@ class AdaptationRecord(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that ``environment_variables.sh`` set or changed; values of secrets are omitted."""
     removed: tuple[str, ...] = ()
-    """Variables that it unset."""
     ignored: tuple[str, ...] = ()
     """Variables reserved by AccelMark that it set."""
     installed: tuple[str, ...] = ()
@@ -158,8 +153,7 @@ class EnvironmentRecord(Spec):
 
     variables: dict[str, Variable] = Field(default_factory=dict)
     loaders: dict[str, Variable] = Field(default_factory=dict)
-    """Variables that load code into the ranks before AccelMark's: other entries of ``PYTHONPATH``, and directories of
-    ``LD_LIBRARY_PATH`` with a library that Python uses, such as ``libm.so.6``."""
+    """Variables that load code before AccelMark's: other paths of Python, and of libraries that Python uses."""
     numeric_switches: dict[str, Variable] = Field(default_factory=dict)
     """Variables that make the framework compute in another precision than declared."""
     start_files: tuple[str, ...] = ()
@@ -179,7 +173,6 @@ class Rate(Spec):
     unit: Literal["TFLOP/s", "TOP/s", "GB/s"]
     reason: str | None = None
     size: str | None = None
-    """Problem size of the measurement."""
     repetitions: int = 0
 
 
@@ -195,7 +188,6 @@ class CollectiveTiming(Spec):
     time_us: float
     """Mean time of one operation on the slowest rank."""
     algorithm_gb_s: float
-    """``size_bytes`` over the time."""
     bus_gb_s: float
     """The same times 2(n-1)/n for all-reduce, 1 for point to point, (n-1)/n for the others, with n ranks."""
     repetitions: int
@@ -210,7 +202,6 @@ class Ceilings(Spec):
     world_size: int
     framework: str
     measured_at: str
-    """UTC, ISO 8601."""
     matmul: dict[str, Rate] = Field(default_factory=dict)
     """Precision -> dense matrix product, 2MNK operations each."""
     memory: dict[str, Rate] = Field(default_factory=dict)
@@ -222,7 +213,6 @@ class Ceilings(Spec):
     sweep: tuple[CollectiveTiming, ...] = ()
     """Every collective at every size."""
     hosts: tuple[str, ...] = ()
-    """The hosts of the ranks; empty on one host."""
     disturbed: tuple[str, ...] = ()
     """Other load on the host before or during the probe, which reduces the measured rates."""
 
@@ -234,31 +224,22 @@ class ClockReading(Spec):
     """The clocks of one host at one moment, in seconds."""
 
     wall_s: float
-    """Unix time."""
     mono_s: float
-    """``time.monotonic``."""
     uptime_s: float | None = None
-    """First field of ``/proc/uptime``, to 10 ms: the kernel writes it, so a replaced library function does not change
-    it; null where it cannot be read."""
+    """Of ``/proc/uptime``, which the kernel writes: a replaced library function does not change it."""
 
     @classmethod
     def now(cls) -> Self:
         """Read the clocks."""
-        return cls(wall_s=round(time.time(), 4), mono_s=round(time.monotonic(), 4), uptime_s=_uptime_s())
+        uptime_s = None
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            uptime_s = float(_UPTIME.read_text(encoding="ascii").split()[0])
+        return cls(wall_s=round(time.time(), 4), mono_s=round(time.monotonic(), 4), uptime_s=uptime_s)
 
-    def earlier(self, by_s: float) -> Self:
+    def earlier(self, by_s: float) -> ClockReading:
         """Return the reading of ``by_s`` seconds before."""
         uptime_s = None if self.uptime_s is None else self.uptime_s - by_s
-        return self.model_copy(
-            update={"wall_s": self.wall_s - by_s, "mono_s": self.mono_s - by_s, "uptime_s": uptime_s}
-        )
-
-
-def _uptime_s() -> float | None:
-    try:
-        return float(_UPTIME.read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
+        return ClockReading(wall_s=self.wall_s - by_s, mono_s=self.mono_s - by_s, uptime_s=uptime_s)
 
 
 class LogSeal(Spec):

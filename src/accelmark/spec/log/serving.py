@@ -28,7 +28,6 @@ class RequestRecord(Spec):
     stage: int
     """Stage from 0; -1 for warm-up."""
     number: int
-    """Position in the stage."""
     prompt: int
     """Number of the prompt; the same number is the same prompt."""
     due_s: float
@@ -36,7 +35,6 @@ class RequestRecord(Spec):
     sent_s: float | None = None
     """When its last byte was given to the kernel; null where no connection was made."""
     first_s: float | None = None
-    """Arrival of the first output."""
     end_s: float
     """Arrival of the end of the response, or when the request was given up."""
     gaps_us: tuple[int, ...] = ()
@@ -44,22 +42,18 @@ class RequestRecord(Spec):
     status: RequestStatus
     http_status: int | None = None
     error: str | None = None
-    """What went wrong, in one line."""
     finish_reason: str | None = None
     input_tokens: int | None = None
     """Tokens of the prompt, counted with the model's own tokenizer; null without one."""
     output_tokens: int | None = None
-    """Tokens of the answer, counted in the same way."""
     requested_tokens: int
     """Requested or greatest number of tokens of the answer."""
     usage_input: int | None = None
     """``usage.prompt_tokens`` of the server."""
     usage_output: int | None = None
-    """``usage.completion_tokens`` of the server."""
     queue_s: float | None = None
     """Time in the server's queue before it began the request; null where the server does not state it."""
     text_sha256: str | None = None
-    """SHA-256 of the answer's text (UTF-8)."""
 
 
 class Answer(Spec):
@@ -69,7 +63,6 @@ class Answer(Spec):
     number: int
     prompt: int
     num_tokens: int
-    """Tokens of the framework's answer."""
     num_agreeing: int
     """Tokens from the start that agree."""
 
@@ -109,12 +102,10 @@ class ServeStarted(StartedBase):
     start_s: float | None
     """From the start of the server to its first healthy answer; null for an endpoint."""
     start: StartTimes | None = None
-    """Null for an endpoint."""
     num_devices: int
     weights_sha256: str | None
     """Over names and contents of the model's files; null for an endpoint."""
     has_tokenizer: bool
-    """Whether tokens are counted with the model's own tokenizer."""
     server_cores: tuple[int, ...] = ()
     """Cores of the server; the client has cores to itself. Empty where both use all cores."""
     client_cores: tuple[int, ...] = ()
@@ -127,11 +118,9 @@ class StageLoad(Spec):
     """-1 for warm-up."""
     arrival: StageArrival
     concurrency: int | None
-    """Of a closed load."""
     rate: float | None
     """Requests per second of an open load; null for a closed one and for a trace."""
     is_search: bool = False
-    """Whether it is a step of the search for the highest rate."""
     scenario: TokenScenario | None = None
     """The LoadGen scenario whose queries are its requests."""
     input_tokens: int | None = None
@@ -140,7 +129,6 @@ class StageLoad(Spec):
     duration_s: float
     """From the beginning to the end of the last request."""
     num_requests: int
-    """Requests of the whole stage."""
     lag_p50_ms: float | None = None
     """How late the client's event loop ran its timers, median; null where no sample was taken."""
     lag_p99_ms: float | None = None
@@ -152,18 +140,14 @@ class LoadStage(StageLoad):
     """The value of ``LOAD_END``. The event has its wall-clock and monotonic times."""
 
     begin_mono_s: float
-    """The client's monotonic clock at the beginning of the stage, to which ``RequestRecord`` refers."""
+    """The clock of ``RequestRecord`` at the beginning of the stage."""
 
 
 class TokenScenarioResult(Spec):
-    """The value of ``TOKEN_SCENARIO``: one LoadGen scenario with token latencies, in LoadGen's figures.
-
-    LoadGen runs in a process of its own: its latencies include the messages from there to the client and back.
-    """
+    """The value of ``TOKEN_SCENARIO``: a LoadGen scenario; latencies include the messages from its process and back."""
 
     scenario: TokenScenario
     stage: int
-    """Stage with the records of these queries."""
     valid: bool
     """LoadGen's verdict, and no query failed."""
     functional: bool
@@ -183,9 +167,7 @@ class TokenScenarioResult(Spec):
     num_failed: int
     """Queries that failed, or whose answer has fewer than two tokens; they make the run invalid."""
     log_dir: str
-    """LoadGen's own logs, relative to the node's directory."""
     reason: str | None = None
-    """Why it is not valid."""
 
 
 LoadPhase = Literal[
@@ -205,11 +187,8 @@ class LoadProgress(Spec):
 
     phase: LoadPhase
     num_requests: int = 0
-    """Requests, or queries of LoadGen, that ended."""
     share: float | None = None
-    """Share of the planned time of all stages and scenarios."""
     eta_s: float | None = None
-    """What is left of that time."""
 
 
 ServeEndReason = Literal[
@@ -223,8 +202,6 @@ class ServeFinished(FinishedBase):
     end_reason: ServeEndReason
     num_requests: int = 0
     seed: int | None = None
-    """Seed of prompts, lengths and arrivals."""
     peak_memory_mib: float | None = None
     """Largest resident memory of the server and its children; null where it is not known."""
     load: StartTimes | None = None
-    """Of the framework, which loads the same model to compare answers; null where it compared none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -168,9 +169,12 @@ def tree_hash(path: Path, *, whole: bool = False) -> str:
 
 def tree_files(path: Path, *, whole: bool = False) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of the files that :func:`tree_hash` covers, in its order."""
-    for file in sorted(_files(path, follow_links=whole)):
-        if whole or is_hashed(file.name):
-            yield str(file.relative_to(path)), file.read_bytes()
+    files: list[Path] = []
+    for directory, names, found in os.walk(path, followlinks=whole):
+        names[:] = [name for name in names if name not in SKIPPED]
+        files += [Path(directory, name) for name in found if whole or is_hashed(name)]
+    for file in sorted(files):
+        yield str(file.relative_to(path)), file.read_bytes()
 
 
 def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
@@ -194,24 +198,14 @@ def task_files(files: Iterable[tuple[str, bytes]], task: str) -> Iterator[tuple[
     Training is independent of files and folders named ``infer*`` or ``serve*``, and of these sections of ``case.yaml``.
     """
     for name, content in files:
-        if task != "train":
-            yield name, content
-        elif not name.startswith(_OTHER_TASKS):
-            yield name, _without_sections(content) if name == "case.yaml" else content
-
-
-def _without_sections(case: bytes) -> bytes:
-    try:
-        sections = dict(read_value(case.decode(), "case.yaml"))
-    except (SpecError, ValueError, TypeError):
-        return case  # of a run that did not start from it
-    return json.dumps([[key, sections[key]] for key in sections if key not in _OTHER_TASKS], default=str).encode()
-
-
-def _files(path: Path, *, follow_links: bool) -> Iterator[Path]:
-    for directory, names, files in os.walk(path, followlinks=follow_links):
-        names[:] = [name for name in names if name not in SKIPPED]
-        yield from (Path(directory, file) for file in files)
+        if task == "train" and name.startswith(_OTHER_TASKS):
+            continue
+        if task == "train" and name == "case.yaml":
+            with contextlib.suppress(SpecError, ValueError, TypeError):  # a damaged file counts as it is
+                sections = dict(read_value(content.decode(), name)).items()
+                kept = [[key, value] for key, value in sections if key not in _OTHER_TASKS]
+                content = json.dumps(kept, default=str).encode()
+        yield name, content
 
 
 def is_hashed(file: str) -> bool:
@@ -252,7 +246,7 @@ def add_plugins(directory: Path) -> None:
 
 def extensions(vendor: str) -> list[Path]:
     """Return folders ``vendors/<vendor>`` in ``ACCELMARK_PLUGINS`` without a ``vendor.yaml``."""
-    paths = (directory / "vendors" / vendor for directory in plugin_directories())
+    paths = [directory / "vendors" / vendor for directory in plugin_directories()]
     return [path for path in paths if path.is_dir() and not (path / "vendor.yaml").is_file()]
 
 
@@ -282,18 +276,16 @@ def unread_plugins() -> list[str]:
         for kind in kinds:
             known = {folder.path for folder in folders(kind).values()}
             for path in sorted((directory / kind).iterdir()):
-                if path in known or not path.is_dir() or path.name in SKIPPED:
-                    continue
-                if kind != "vendors" or path.name not in folders("vendors"):
+                is_extension = kind == "vendors" and path.name in folders("vendors")
+                if path.is_dir() and path.name not in SKIPPED and path not in known and not is_extension:
                     problems.append(f"{path}: is not read: it has no {kind[:-1]}.yaml")
-                    continue
-                others = sorted(other for other in path.iterdir() if other.name not in {*SKIPPED, "cases", "README.md"})
-                problems += [f"{other}: is not read: only cases/ extends a vendor" for other in others]
-                for case in sorted((path / "cases").glob("*")):
-                    if case.name.rpartition("-")[0] not in folders("cases") or not case.is_dir():
-                        problems.append(f"{case}: is not read: no case has this name")
-                    else:
-                        problems += [f"{file}: is not read" for file in unread_files(case)]
+    for case in (
+        case for vendor in folders("vendors") for path in extensions(vendor) for case in sorted(path.glob("cases/*"))
+    ):
+        if case.name.rpartition("-")[0] not in folders("cases") or not case.is_dir():
+            problems.append(f"{case}: is not read: no case has this name")
+        else:
+            problems += [f"{file}: is not read" for file in unread_files(case)]
     return problems
 
 
@@ -328,10 +320,7 @@ def _below(directory: Path, kind: Kind, package: str | None, origin: str) -> Ite
 
 
 def find(kind: Kind, name: str, where: str = "command line") -> Folder:
-    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none.
-
-    Where no name is near, the error also says what is wrong with ``ACCELMARK_PLUGINS``.
-    """
+    """Return the folder of one plug-in; raise RequestError with the nearest name if there is none."""
     known = folders(kind)
     if name not in known:
         hints = [nearest(name, known)]
@@ -342,10 +331,7 @@ def find(kind: Kind, name: str, where: str = "command line") -> Folder:
 
 
 def load_spec(kind: Kind, name: str, model: type[M], where: str = "command line") -> M:
-    """Read and check the YAML file of one plug-in: ``<name>/<kind>.yaml``, for a trainer also ``<name>.yaml``.
-
-    Raises RequestError if there is no such plug-in, SpecError with all problems of the file.
-    """
+    """Read and check the YAML file of one plug-in: ``<name>/<kind>.yaml``, for a trainer also ``<name>.yaml``."""
     path = find(kind, name, where).path
     return cast("M", _load(path if path.is_file() else path / f"{kind[:-1]}.yaml", name, model))
 
@@ -355,8 +341,7 @@ def _load(path: Path, name: str, model: type[M]) -> M:
     values = read_yaml(path)
     spec = parse(model, values, str(path))
     if values["name"] != name:
-        folder = "file" if path.stem == name else "folder"
-        raise SpecError([Problem(str(path), "name", f"is {values['name']!r}, but the {folder} is {name!r}")])
+        raise SpecError([Problem(str(path), "name", f"is {values['name']!r}, but the folder is {name!r}")])
     return spec
 
 
@@ -367,13 +352,8 @@ def load_case(name: str) -> CaseSpec:
         return case
     if case.train.reference_loss is not None:
         raise SpecError([Problem(str(path), "", "case.yaml states a reference_loss too", "remove one of the two")])
-    train = case.train.model_copy(update={"reference_loss": _reference(path)})
+    train = case.train.model_copy(update={"reference_loss": parse(ReferenceLoss, read_yaml(path), str(path))})
     return case.model_copy(update={"train": train})
-
-
-@cache
-def _reference(path: Path) -> ReferenceLoss:
-    return parse(ReferenceLoss, read_yaml(path), str(path))
 
 
 def load_vendor(name: str) -> VendorSpec:
@@ -409,17 +389,11 @@ def readable(kind: Kind, load: Callable[[str], M]) -> tuple[dict[str, M], list[s
 
 
 def framework_device(vendor: VendorSpec, framework: str) -> FrameworkDevice:
-    """Return the vendor's device for ``framework``, from ``vendor.yaml``, else from ``framework.yaml``.
-
-    Raises RequestError if there is no such framework, or neither file declares the device.
-    """
+    """Return the vendor's device for ``framework``, from ``vendor.yaml``, else from ``framework.yaml``."""
     device = vendor.frameworks.get(framework) or load_framework(framework).devices.get(vendor.name)
     if device is None:
-        declared = ", ".join(vendor.frameworks) or "none"
-        raise RequestError(
-            f"vendor {vendor.name} declares no device for framework {framework!r} (declared: {declared}); "
-            f"add frameworks.{framework} to its vendor.yaml"
-        )
+        what = f"declares no device for framework {framework!r} (declared: {', '.join(vendor.frameworks) or 'none'})"
+        raise RequestError(f"vendor {vendor.name} {what}; add frameworks.{framework} to its vendor.yaml")
     return device
 
 
@@ -458,19 +432,13 @@ def load_launch(name: str) -> FrameworkLaunch:
 
 
 def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:
-    """Import ``module`` of a folder: as part of its package, or from its file if it has no package.
-
-    Raises RequestError if the folder has no such file.
-    """
+    """Import ``module`` of a folder, as part of its package if it has one; raise RequestError if there is none."""
     path = folder.path / f"{module}.py"
-    if folder.package is not None:
-        name = f"{folder.package}.{module}"
-        if importlib.util.find_spec(name) is None:
-            raise RequestError(f"{folder.name!r} has no module {name!r}")
-        return importlib.import_module(name)
     if not path.is_file():
         others = sorted(file.stem for file in folder.path.glob("*.py"))
         raise RequestError(f"{folder.name!r} has no {path} ({nearest(module, others)})")
+    if folder.package is not None:
+        return importlib.import_module(f"{folder.package}.{module}")
     return file_module(f"accelmark_folder_{folder.path.parent.name}_{folder.name}_{module}", path)
 
 
@@ -497,20 +465,16 @@ def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
 
     Raises SpecError if a declaration is wrong, or declares an engine without a file.
     """
-    declared = _declared(_ENGINES)
-    return declared | (_declared(vendor_folder / "engines") if vendor_folder is not None else {})
+    declared: dict[str, EngineSpec] = {}
+    for folder in (_ENGINES, *([vendor_folder / "engines"] if vendor_folder is not None else [])):
+        path = folder / _ENGINES_FILE
+        entries = read_yaml(path) if path.is_file() else {}
+        if unknown := sorted(set(entries) - engine_files(folder)):
+            raise SpecError([Problem(str(path), unknown[0], f"there is no file {unknown[0]}.py")])
+        declared |= {name: parse(EngineSpec, values, str(path)) for name, values in entries.items()}
+    return declared
 
 
 def engine_files(folder: Path = _ENGINES) -> set[str]:
     """Return the names of the engines in a directory, one per file; by default AccelMark's own."""
-    return {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")} if folder.is_dir() else set()
-
-
-def _declared(folder: Path) -> dict[str, EngineSpec]:
-    path = folder / _ENGINES_FILE
-    if not path.is_file():
-        return {}
-    entries = read_yaml(path)
-    if unknown := sorted(set(entries) - engine_files(folder)):
-        raise SpecError([Problem(str(path), unknown[0], f"there is no file {unknown[0]}.py")])
-    return {name: parse(EngineSpec, values, str(path)) for name, values in entries.items()}
+    return {file.stem for file in folder.glob("[!_]*.py")}

@@ -60,9 +60,9 @@ class RefusedSettings(Spec):
 
     def applies(self, value_of: Callable[[str], object], capabilities: Collection[str]) -> bool:
         """Whether settings with these values are refused on a device with these capabilities."""
-        excepted = self.unless_capability in capabilities
         unless = any(_is_set(value_of, *item) for item in self.unless.items())
-        return all(_is_set(value_of, *item) for item in self.when.items()) and not excepted and not unless
+        excepted = unless or self.unless_capability in capabilities
+        return all(_is_set(value_of, *item) for item in self.when.items()) and not excepted
 
 
 def _is_set(value_of: Callable[[str], object], key: str, value: Scalar) -> bool:
@@ -236,9 +236,8 @@ class RankPlace:
     @classmethod
     def from_environment(cls) -> Self:
         """Read :data:`RANK_VARIABLES`; without them, return the place of a single rank."""
-        return cls(
-            *(int(os.environ.get(name, default)) for name, default in zip_strict(RANK_VARIABLES, astuple(cls())))
-        )
+        defaults = zip_strict(RANK_VARIABLES, astuple(cls()))
+        return cls(*(int(os.environ.get(name, default)) for name, default in defaults))
 
     def variables(self) -> dict[str, str]:
         """Return :data:`RANK_VARIABLES` with the values of this rank."""

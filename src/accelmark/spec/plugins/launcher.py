@@ -1,9 +1,4 @@
-"""The interface of a launcher: ``launcher.yaml`` and the settings that it adds to a cluster file.
-
-The folder ``run/launchers/<name>/`` (or a plug-in's) contains ``launcher.yaml`` (:class:`LauncherSpec`),
-``launcher.py`` with ``create(plan, run)`` (see :mod:`accelmark.run.launchers.launcher`), and optionally ``options.py``
-with a class ``Options``.
-"""
+"""The interface of a launcher: ``launcher.yaml``, and the settings (``options.py``) that it adds to a cluster file."""
 
 from __future__ import annotations
 
@@ -89,9 +84,8 @@ def launcher_problems(values: Mapping[str, Any], where: str, prefix: str = "") -
     given = {name: value for name, value in values.items() if name not in ClusterSpec.model_fields}
     launcher = values.get("launcher", ClusterSpec.model_fields["launcher"].default)
     known = ClusterSpec.model_fields.keys() | option_names()
-    problems = [
-        Problem(where, f"{prefix}{name}", "unknown key", nearest(name, known)) for name in given if name not in known
-    ]
+    unknown = [name for name in given if name not in known]
+    problems = [Problem(where, f"{prefix}{name}", "unknown key", nearest(name, known)) for name in unknown]
     if isinstance(vendor := values.get("vendor"), str):
         try:
             find("vendors", vendor, where)
@@ -153,7 +147,7 @@ def launcher_options() -> dict[str, type[LauncherOptions]]:
 
 def option_names() -> set[str]:
     """Return the settings that any known launcher adds to a cluster file."""
-    return {name for model in launcher_options().values() for name in model.model_fields}
+    return {name for launcher in folders("launchers") for name in options_model(launcher).model_fields}
 
 
 def run_files() -> set[str]:

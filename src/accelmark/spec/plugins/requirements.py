@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _OWN: Final = "accelmark"
-_OF_PAGES: Final = ("jinja2", "plotly")
+
 _PYPROJECT: Final = Path(__file__).parents[4] / "pyproject.toml"
 """``pyproject.toml`` of a checkout; does not exist in an installed package."""
 
@@ -84,10 +84,10 @@ def missing(
     place = {"python_version": f"{python[0]}.{python[1]}"}
 
     def is_met(one: Requirement) -> bool:
+        if (one.marker is not None and not one.marker.evaluate(place)) or canonicalize_name(one.name) in brought:
+            return True
         version = version_of(one.name)
-        installed = version is not None and one.specifier.contains(version, prereleases=True)
-        is_needed = one.marker is None or one.marker.evaluate(place)
-        return installed or not is_needed or canonicalize_name(one.name) in brought
+        return version is not None and one.specifier.contains(version, prereleases=True)
 
     lacking: dict[str, Missing] = {}
     for need in dict.fromkeys(needs):
@@ -129,11 +129,8 @@ def base_requirements() -> list[str]:
 
 def page_needs() -> list[Need]:
     """Return the packages that write a report page, which AccelMark itself needs."""
-    return [
-        Need(requirement=str(package), needed_by="the report page")
-        for package in _own_extra("")
-        if package.name in _OF_PAGES
-    ]
+    packages = [package for package in _own_extra("") if package.name in ("jinja2", "plotly")]
+    return [Need(requirement=str(package), needed_by="the report page") for package in packages]
 
 
 def requirement_texts(requirements: Iterable[str]) -> list[str]:
@@ -168,11 +165,10 @@ def _groups(requirement: str) -> Iterator[list[Requirement]]:
     from packaging.requirements import Requirement
 
     alternatives = [Requirement(part) for part in requirement.split("|")]
-    if alternatives[0].name != _OWN:
+    if alternatives[0].name == _OWN:
+        yield from ([package] for extra in alternatives[0].extras for package in _own_extra(extra))
+    else:
         yield alternatives
-        return
-    for extra in alternatives[0].extras:
-        yield from ([package] for package in _own_extra(extra))
 
 
 def _own_extra(extra: str) -> Iterator[Requirement]:
