@@ -12,6 +12,7 @@ Data frames need pandas: ``pip install 'accelmark[pandas]'``.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Run:
         """Return a curve of every round: of training ``loss``, ``throughput`` or a metric.
 
         Columns: case, round, step (optimizer steps), time_s (seconds of raw training time; of serving since the load
-        began), value. Raises RequestError where no round has this curve and some have others, which it names.
+        began), value. Raises RequestError: no round has this curve.
         """
         known = {each for result in self.rounds.values() for each in result.curves}
         if known and name not in known:
@@ -104,12 +105,7 @@ class Run:
 
 
 def load(path: str | Path) -> Run:
-    """Load the results of one run directory, search or bundle.
-
-    Raises:
-        RequestError: there is no run at ``path``, or several below it.
-        RunError: its results cannot be read.
-    """
+    """Load one run directory, search or bundle; raises RequestError or RunError: there is no run, or it is damaged."""
     place = Path(path)
     if not place.exists():
         raise RequestError(f"{place}: no such run, bundle or directory of runs")
@@ -121,10 +117,7 @@ def load(path: str | Path) -> Run:
 
 
 def load_all(*paths: str | Path) -> Iterator[Run]:
-    """Yield every run at or below ``paths``, copies (bundles, exports) once; warns of runs that cannot be read.
-
-    Raises RequestError: a path does not exist, or is a file but not a bundle.
-    """
+    """Yield every run at or below ``paths``, copies (bundles, exports) once; warns of runs that cannot be read."""
     found, problems = open_sources(Path(path) for path in paths)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
@@ -178,7 +171,7 @@ def run(
         cases = tuple(CaseRequest(key=key, data=None if data is None else Path(data)) for key in keys)
         request = RunSpec(name=run_name(keys[0]) if len(keys) == 1 else "run", cases=cases)
     changed = {"vendor": vendor or request.vendor, "open": allow_open or request.open}
-    texts = [f"{key}={_as_yaml(value)}" for key, value in (settings or {}).items()]
+    texts = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     plan = plan_request(request.model_copy(update=changed), texts, synthetic=synthetic, base=base)
     plan = plan.model_copy(update={"offline": offline})
     place = Path(out) if out is not None else default_path(plan.name, datetime.now(UTC), request.runs or Path("runs"))
@@ -189,18 +182,9 @@ def run(
 def compare(
     baseline: Run | str | Path, *others: Run | str | Path, across_scales: bool = False, force: bool = False
 ) -> RunComparison:
-    """Compare runs, or those at paths, with ``baseline``: differences of figures with 95 % intervals, and what differs.
-
-    Raises RequestError: they have no case in common, or cases are not comparable and ``force`` is not set.
-    """
+    """Compare runs, or those at paths, with ``baseline``; raises RequestError: no case can be compared."""
     runs = [each if isinstance(each, Run) else load(each) for each in (baseline, *others)]
     return _compare([run.loaded for run in runs], across_scales=across_scales, force=force)
-
-
-def _as_yaml(value: Any) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).removesuffix("\n...\n").strip()
 
 
 def _frame(rows: Sequence[Any], columns: tuple[str, ...] | None = None) -> pd.DataFrame:

@@ -7,18 +7,15 @@ import re
 import shlex
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from accelmark.automl.config import AutomlConfig, LocalCluster, SshCluster
 from accelmark.automl.controller.session import load_config
 from accelmark.spec.errors import Problem, SpecError, nearest
-from accelmark.spec.model import parse, read_text
+from accelmark.spec.model import load_yaml, parse, read_text, read_value
 from accelmark.spec.number_format import duration_s
 from accelmark.spec.plugins.launcher import read_cluster
 
@@ -43,64 +40,40 @@ _SEEDS: Final = {
     (32, 3, 10): ("small32", "cifar-10"),
 }  # fmt: skip
 """(width, channels, classes) -> seed network of the search, data set. Other colour images are in folders of classes."""
-_LEAST_RESNET_SIDE: Final = 64
-"""Side of images from which ResNet-50 is the seed network."""
+
 _DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 """AIPerf's variable of device indices."""
-_COLOURS: Final = 3
-_OF_CLUSTER_FILES: Final = ("python", "ssh_config", "work_directory")
-"""Keys of a cluster file that a search's cluster has, too."""
-_INIT_SCRIPT: Final = "server_env_init.sh"
+
 _COMMENT: Final = re.compile(r"(^[ \t]*|[ \t]+)\\?#.*$", re.MULTILINE)
-_ESCAPED_NEWLINE: Final = re.compile(r"\\\s+")
 _TOP_LEVEL_KEY: Final = re.compile(r"^trialConcurrency\s*:", re.MULTILINE)
 """In every configuration of AIPerf's, and in none of ours."""
-_NAME: Final = "aiperf"
-_NAME_LENGTH: Final = 80
-_BATCH_SHARES: Final = (12, 13, 14)
-"""AIPerf searches batch sizes from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32)."""
 
 
 def load_search(path: Path, cluster: Path | None = None, num_devices: int = 1) -> tuple[AutomlConfig, tuple[str, ...]]:
     """Return a search's configuration, AIPerf's or ours, and the ignored parts of AIPerf's files, with the reasons.
 
     ``cluster`` is a cluster file or AIPerf's ``servers.json``; ``num_devices`` are those of this machine, which an
-    AIPerf file without device indices uses.
-
-    Raises SpecError: with all problems.
+    AIPerf file without device indices uses. Raises SpecError with all problems.
     """
     servers, unused = _read_servers(cluster) if cluster is not None else (None, [])
-    with suppress(OSError, UnicodeDecodeError):  # load_config reports these
-        text = path.read_text(encoding="utf-8")
-        if _TOP_LEVEL_KEY.search(text) is not None:
-            where = str(path)
-            try:
-                # AIPerf's manual has comments after the lines of a folded command, where YAML would end it.
-                loaded = yaml.safe_load(_COMMENT.sub("", text))
-            except yaml.YAMLError as error:
-                raise SpecError([Problem(where, "", f"is not valid YAML: {error}")]) from error
-            if not isinstance(loaded, dict):
-                raise SpecError([Problem(where, "", "must be a mapping")])
-            reader = _Reader(loaded, where, servers, num_devices)
-            values = reader.search()
-            if reader.problems:
-                raise SpecError(reader.problems)
-            config, ignored = parse(AutomlConfig, values, where), tuple(reader.unused)
-            return config, (*ignored, *unused)
-    config = load_config(path)
-    return config if servers is None else config.model_copy(update={"cluster": servers}), tuple(unused)
+    text = read_text(path)
+    if _TOP_LEVEL_KEY.search(text) is None:
+        config = load_config(path)
+        return config if servers is None else config.model_copy(update={"cluster": servers}), tuple(unused)
+    # AIPerf's manual has comments after the lines of a folded command, where YAML would end it.
+    reader = _Reader(load_yaml(_COMMENT.sub("", text), path), str(path), servers, num_devices)
+    values = reader.search()
+    if reader.problems:
+        raise SpecError(reader.problems)
+    return parse(AutomlConfig, values, str(path)), (*reader.unused, *unused)
 
 
 def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
     """Return the hosts of a cluster file or of AIPerf's ``servers.json``, and what of it has no effect."""
-    text = read_text(path)
-    try:
-        loaded = yaml.safe_load(text)  # JSON, too
-    except yaml.YAMLError:
-        loaded = None
+    loaded = read_value(read_text(path), str(path))  # JSON, too
     if not isinstance(loaded, list):
         hosts = [f"{host.user}@{host.address}" if host.user else host.address for host in read_cluster(path).hosts]
-        known = {name: loaded[name] for name in _OF_CLUSTER_FILES if name in loaded}
+        known = {name: loaded[name] for name in ("python", "ssh_config", "work_directory") if name in loaded}
         keys = dict.fromkeys([*loaded, *(key for host in loaded.get("hosts", ()) for key in host)])
         left = [key for key in keys if key not in {"launcher", "hosts", "address", "user", "label", *known}]
         why = "has no effect on a search; OpenSSH's configuration can have it"
@@ -115,7 +88,7 @@ def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
             raise SpecError([Problem(str(path), f"[{number}].ip", f"host {server['ip']} is listed twice")])
         cards[server["ip"]] = {_DEVICES: str(server[_DEVICES])} if server.get(_DEVICES) else {}
         unused += [f"{path.name}: {name}: has no effect here" for name in server if name not in ("ip", _DEVICES)]
-    script = path.absolute().parent / _INIT_SCRIPT
+    script = path.absolute().parent / "server_env_init.sh"
     cluster = SshCluster(
         kind="ssh", hosts=tuple(cards), environment={host: given for host, given in cards.items() if given},
         init_script=script if script.is_file() else None,
@@ -189,7 +162,7 @@ class _Reader:
             self._problem("trial.command", "is missing")
             return {}, {}
         try:
-            words = shlex.split(_ESCAPED_NEWLINE.sub(" ", text))
+            words = shlex.split(re.sub(r"\\\s+", " ", text))
         except ValueError as error:
             self._problem("trial.command", f"cannot be read: {error}")
             return {}, {}
@@ -236,13 +209,21 @@ class _Reader:
         if batch is not None and batch % devices:
             what = f"must be a multiple of the {devices} cards in {_DEVICES}, found {batch}"
             self._problem("--batch_size", what)
-        shares = {(batch or 1) * share // _BATCH_SHARES[-1] // devices * devices for share in _BATCH_SHARES}
+        # AIPerf searches from 12 to 14 times a card's memory in GiB (its default of 448 is 14 times 32).
+        shares = {(batch or 1) * share // 14 // devices * devices for share in (12, 13, 14)}
         network, dataset = self._network()
+        train, held_out = self.flags.get("train_data_dir"), self.flags.get("val_data_dir")
+        directories = {"directory": train or None}
+        if dataset == "imagenet":
+            directories = {"train_directory": train, "held_out_directory": held_out}
+            for flag, value in (("--train_data_dir", train), ("--val_data_dir", held_out)):
+                if value is None:
+                    self._problem(flag, "is missing")
         warmups = (self._get(f"--warmup_{number}", 15 * number, _count) for number in (1, 2, 3))
         return {
             "name": self._name(),
             "network": network,
-            "dataset": self._dataset(dataset),
+            "dataset": {"name": dataset, **directories},
             "search": {"method": self._method(), "morphs": ("deepen", "widen", "add-skip")},
             "schedule": {
                 "concurrency": concurrency,
@@ -285,12 +266,9 @@ class _Reader:
 
     def _name(self) -> str:
         """Return the experiment's name, reduced to characters that are valid in a directory name."""
-        given = self.values.get("experimentName")
-        if given is None:
-            return _NAME
-        words = re.findall(r"[A-Za-z0-9._-]+", str(given))
-        name = "-".join(words).lstrip("._-")[:_NAME_LENGTH] or _NAME
-        if name != str(given):
+        given = str(self.values.get("experimentName", "aiperf"))
+        name = "-".join(re.findall(r"[A-Za-z0-9._-]+", given)).lstrip("._-")[:80] or "aiperf"
+        if name != given:
             self.unused.append(f"experimentName: the run is called {name!r}, a valid directory name")
         return name
 
@@ -313,16 +291,7 @@ class _Reader:
             return "resnet50", "imagenet"
         if (width, channels, classes) in _SEEDS:
             return _SEEDS[width, channels, classes]
-        if channels != _COLOURS:
-            what = f"images are read with {_COLOURS} channels, not {channels}; of grey ones, they are equal"
+        if channels != 3:
+            what = f"images are read with 3 channels, not {channels}; of grey ones, they are equal"
             self.unused.append(f"tuner.classArgs.input_channel: {what}")
-        return f"{'resnet50' if width >= _LEAST_RESNET_SIDE else 'small'}-{width}-{classes}", "imagenet"
-
-    def _dataset(self, name: str) -> dict[str, Any]:
-        train, held_out = self.flags.get("train_data_dir"), self.flags.get("val_data_dir")
-        if name != "imagenet":
-            return {"name": name, "directory": train or None}
-        for flag, value in (("--train_data_dir", train), ("--val_data_dir", held_out)):
-            if value is None:
-                self._problem(flag, "is missing")
-        return {"name": name, "train_directory": train, "held_out_directory": held_out}
+        return f"{'resnet50' if width >= 64 else 'small'}-{width}-{classes}", "imagenet"

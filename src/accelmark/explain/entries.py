@@ -83,8 +83,14 @@ def settings() -> dict[str, list[DocumentedField]]:
     fields["key of case.yaml, data set"] = list(documented_fields(DataEntry, "data[]."))
     servers, _ = readable("servers", load_server)
     fields |= {f"setting of serving, server {name}": _options(server) for name, server in servers.items()}
-    engines = {name: engine for name, engine in _engines().items() if engine.options}
-    return fields | {f"setting of inference, engine {name}": _engine_options(one) for name, one in engines.items()}
+    engines = engine_specs()
+    for vendor in folders("vendors").values():
+        with contextlib.suppress(SpecError):
+            engines |= engine_specs(vendor.path)
+    for name, engine in engines.items():
+        if engine.options:
+            fields[f"setting of inference, engine {name}"] = _engine_options(engine)
+    return fields
 
 
 def entries() -> Iterator[Entry]:
@@ -110,9 +116,7 @@ def entries() -> Iterator[Entry]:
 
 
 def explain(name: str) -> list[Entry]:
-    """Return the explanations of a name, or of a figure's title, whole or its first words; of a setting the last part.
-
-    Upper and lower case, and blanks and underscores, need not be distinguished.
+    """Return the explanations of a name, a figure's title or a setting's last part; case and blanks do not matter.
 
     Raises RequestError: nothing has this name; suggests the nearest one.
     """
@@ -131,7 +135,7 @@ def explain(name: str) -> list[Entry]:
 
 
 def _options(server: ServerSpec) -> list[DocumentedField]:
-    """Return the options of a server as settings; what one means is in the server's own documentation."""
+
     options = []
     for name, default in server.options.items():
         flag = server.flags[f"server_options.{name}"]
@@ -144,17 +148,8 @@ def _options(server: ServerSpec) -> list[DocumentedField]:
     return options
 
 
-def _engines() -> dict[str, EngineSpec]:
-    """Return the declared engines of AccelMark and of all vendors whose declarations can be read."""
-    engines = engine_specs()
-    for vendor in folders("vendors").values():
-        with contextlib.suppress(SpecError):
-            engines |= engine_specs(vendor.path)
-    return engines
-
-
 def _engine_options(engine: EngineSpec) -> list[DocumentedField]:
-    """Return the options of an engine as settings; where one has a default, its text states it."""
+
     options = []
     for name, option in engine.options.items():
         kind = " | ".join(map(as_yaml, option.values)) or "any"

@@ -6,7 +6,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -52,10 +52,10 @@ def schemas() -> dict[str, str]:
 def _schema(model: type[BaseModel], title: str) -> str:
     schema = json_schema(model)
     parts = schema.setdefault("$defs", {})
-    for changed, change in _CHANGES.items():
+    for changed in (CaseRequest, ClusterSpec, CaseSpec, TrainCaseSpec, InferCaseSpec, ServeCaseSpec):
         part = schema if changed is model else parts.get(changed.__name__)
         if part is not None:
-            change(part, parts)
+            _complete(changed, part["properties"], part, parts)
     return json.dumps({"$schema": _DIALECT} | schema | {"title": title}, indent=1) + "\n"
 
 
@@ -75,82 +75,47 @@ def _settings(model: type[BaseModel], parts: dict[str, Any]) -> dict[str, str]:
             here |= {f"{name}.{key}": {"$ref": f"{section}/properties/{key}"} for key in keys}
         elif "additionalProperties" in here[name]:
             patterns[rf"^{name}\."] = here[name]["additionalProperties"]
+    if model is InferSettings:
+        text = "FlagPerf's name: true is the precision fp16, false fp32."
+        here["fp16"] = {"type": "boolean", "description": text}
     parts[model.__name__] = part | {"patternProperties": patterns}
     return {"$ref": f"#/$defs/{model.__name__}"}
 
 
-def _inference_settings(parts: dict[str, Any]) -> dict[str, str]:
-    reference = _settings(InferSettings, parts)
-    text = "FlagPerf's name: true is the precision fp16, false fp32."
-    parts[InferSettings.__name__]["properties"]["fp16"] = {"type": "boolean", "description": text}
-    return reference
-
-
-def _change_request(part: dict[str, Any], parts: dict[str, Any]) -> None:
-    settings = {
-        "train": _settings(TrainSettings, parts),
-        "infer": _inference_settings(parts),
-        "serve": _settings(ServeSettings, parts),
-    }
-    part["properties"]["settings"].pop("additionalProperties")
-    part["allOf"] = [
-        {
-            "if": {"properties": {"task": {"const": task}}, "required": [] if task == "train" else ["task"]},
-            "then": {"properties": {"settings": reference}},
-        }
-        for task, reference in settings.items()
-    ]
-
-
-def _change_training(part: dict[str, Any], parts: dict[str, Any]) -> None:
-    _replace(part["properties"]["settings"], _settings(TrainSettings, parts))
-    settings = parts[TrainSettings.__name__]["properties"].keys() - {"model"}
-    of_the_case = {"type": "string", "pattern": r"^model(\.|$)"}
-    part["properties"]["mutable"]["items"] = {"anyOf": [{"enum": sorted({*MUTABLE_GROUPS, *settings})}, of_the_case]}
-
-
-def _change_inference(part: dict[str, Any], parts: dict[str, Any]) -> None:
-    _replace(part["properties"]["configurations"], _inference_settings(parts))
-
-
-def _change_serving(part: dict[str, Any], parts: dict[str, Any]) -> None:
-    _replace(part["properties"]["settings"], _settings(ServeSettings, parts))
-
-
-def _change_case(part: dict[str, Any], parts: dict[str, Any]) -> None:
-    dataset, checkpoint = json_schema(DatasetSpec), json_schema(Checkpoint)
-    parts.update(dataset.pop("$defs"))
-    dataset["properties"]["checkpoint"] = checkpoint
-    parts[DatasetSpec.__name__] = dataset
-    reference = {"$ref": f"#/$defs/{DatasetSpec.__name__}"}
-    part["properties"]["data"]["items"] = {"anyOf": [{"type": "string"}, reference]}
-
-
-def _change_cluster(part: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Add the settings of launchers; with one of the launchers that are known here, other keys are errors."""
-    for options in launcher_options().values():
-        part["properties"] |= json_schema(options)["properties"]
-    known = {"enum": list(folders("launchers"))}
-    part["properties"]["launcher"]["anyOf"] = [known, {"type": part["properties"]["launcher"].pop("type")}]
-    part["if"] = {"properties": {"launcher": known}}
-    part["then"] = {"properties": dict.fromkeys(part["properties"], True), "additionalProperties": False}
-
-
-def _replace(field: dict[str, Any], reference: dict[str, str]) -> None:
-    """Replace a field's schema of any mapping; keep its description."""
-    del field["additionalProperties"], field["type"]
-    field |= reference
-
-
-_CHANGES: Final[Mapping[type[BaseModel], Callable[[dict[str, Any], dict[str, Any]], None]]] = {
-    CaseRequest: _change_request,
-    ClusterSpec: _change_cluster,
-    CaseSpec: _change_case,
-    TrainCaseSpec: _change_training,
-    InferCaseSpec: _change_inference,
-    ServeCaseSpec: _change_serving,
-}
-"""Models -> additions to the schemas that pydantic writes."""
+def _complete(model: type[BaseModel], properties: dict[str, Any], part: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Add to the schema that pydantic writes for a model what the model accepts as any mapping."""
+    if model is CaseRequest:
+        properties["settings"].pop("additionalProperties")
+        part["allOf"] = [
+            {
+                "if": {"properties": {"task": {"const": task}}, "required": [] if task == "train" else ["task"]},
+                "then": {"properties": {"settings": _settings(settings, parts)}},
+            }
+            for task, settings in (("train", TrainSettings), ("infer", InferSettings), ("serve", ServeSettings))
+        ]
+    elif model is ClusterSpec:
+        # Settings of launchers; with one of the launchers that are known here, other keys are errors.
+        for options in launcher_options().values():
+            properties |= json_schema(options)["properties"]
+        known = {"enum": list(folders("launchers"))}
+        properties["launcher"]["anyOf"] = [known, {"type": properties["launcher"].pop("type")}]
+        part["if"] = {"properties": {"launcher": known}}
+        part["then"] = {"properties": dict.fromkeys(properties, True), "additionalProperties": False}
+    elif model is CaseSpec:
+        dataset = json_schema(DatasetSpec)
+        parts.update(dataset.pop("$defs"))
+        dataset["properties"]["checkpoint"] = json_schema(Checkpoint)
+        parts[DatasetSpec.__name__] = dataset
+        properties["data"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{DatasetSpec.__name__}"}]}
+    else:
+        field = properties["configurations" if model is InferCaseSpec else "settings"]
+        del field["additionalProperties"], field["type"]
+        sides = {TrainCaseSpec: TrainSettings, InferCaseSpec: InferSettings, ServeCaseSpec: ServeSettings}
+        field |= _settings(sides[model], parts)
+    if model is TrainCaseSpec:
+        names = parts[TrainSettings.__name__]["properties"].keys() - {"model"}
+        of_the_case = {"type": "string", "pattern": r"^model(\.|$)"}
+        properties["mutable"]["items"] = {"anyOf": [{"enum": sorted({*MUTABLE_GROUPS, *names})}, of_the_case]}
 
 
 def schema_line(kind: str) -> str:
@@ -181,12 +146,11 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     """Return field -> the string that follows it in the source, base classes included."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base is BaseModel:
-            continue
-        for pair in pairwise(_classes(inspect.getfile(base))[base.__name__].body):
-            match pair:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    texts[name] = _ROLE.sub(r"`\1`", " ".join(text.split()))
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            for pair in pairwise(_classes(inspect.getfile(base))[base.__name__].body):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        texts[name] = _ROLE.sub(r"`\1`", " ".join(text.split()))
     return texts
 
 
@@ -199,7 +163,7 @@ def _classes(file: str) -> dict[str, ast.ClassDef]:
 
 def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[DocumentedField]:
     """Yield the fields of a model and of the models in them, with dotted keys; ``[]`` marks entries of lists."""
-    texts, properties = field_texts(model), _properties(model)
+    texts, properties = field_texts(model), model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         parts = models_in(field.annotation)
@@ -216,35 +180,26 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> Iterator[Docu
             yield DocumentedField(key, _type_name(properties[name]), default, texts.get(name, ""))
 
 
-@cache
-def _properties(model: type[BaseModel]) -> dict[str, Any]:
-    return dict(model.model_json_schema()["properties"])
-
-
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON schema of a model, with the fields' documentation strings as descriptions."""
     schema = model.model_json_schema()
-    models = {model.__name__: model}
-    waiting = [model]
+    parts = schema.get("$defs", {}) | {model.__name__: schema}
+    waiting, seen = [model], {model}
     while waiting:
-        for field in waiting.pop().model_fields.values():
-            new = [part for part in models_in(field.annotation) if part.__name__ not in models]
-            models |= {part.__name__: part for part in new}
-            waiting += new
-    for name, part in [(model.__name__, schema), *schema.get("$defs", {}).items()]:
-        if name not in models:
-            continue
-        for key, text in field_texts(models[name]).items():
-            if key in part.get("properties", {}):
-                part["properties"][key]["description"] = text
+        part = waiting.pop()
+        properties = parts.get(part.__name__, {}).get("properties", {})
+        for key, text in field_texts(part).items():
+            if key in properties:
+                properties[key]["description"] = text
+        new = {inner for field in part.model_fields.values() for inner in models_in(field.annotation)} - seen
+        seen |= new
+        waiting += new
     return schema
 
 
 def as_yaml(value: Any) -> str:
     """Return a default as users write it in YAML."""
-    if value is None:
-        return "null"
-    return json.dumps(value, default=str) if not isinstance(value, str) else value
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _type_name(schema: dict[str, Any]) -> str:

@@ -18,10 +18,8 @@ class PlannedNode(Spec):
     """One host's part in a job."""
 
     host: str
-    """The host's name in directories and reports."""
     noderank: int
     nproc: int
-    """Devices used on this host."""
     command: tuple[str, ...]
     """Command of one rank; the host fills in ``python`` and ``job.json``, the framework starts the ranks."""
 
@@ -41,11 +39,9 @@ class PlannedJob(Spec):
     """``<key slug>/round<N>``, relative to the run directory."""
     job: JobSpec
     requires: tuple[Need, ...] = ()
-    """Packages that the ranks need."""
     installs: tuple[str, ...] = ()
     """Packages that are installed for the ranks before they start."""
     layer_files: tuple[LayerFile, ...] = ()
-    """The vendor's configuration files for the case."""
     nodes: tuple[PlannedNode, ...]
 
 
@@ -57,20 +53,15 @@ class Plan(RunOptions):
     run_id: str = ""
     """Identifies the run on its hosts, among all runs of all coordinators; empty before it has a directory."""
     created_at: str
-    """UTC, ISO 8601."""
     accelmark_version: str
     source_sha256: str
-    """Hash over AccelMark's files."""
     vendor: str
     vendor_sha256: str
     plugins: tuple[Path, ...] = ()
-    """Directories of ``ACCELMARK_PLUGINS`` when the run was planned."""
     offline: bool = False
-    """Hosts use local data only and fetch nothing."""
     cluster: ClusterSpec
     jobs: tuple[PlannedJob, ...]
     tuning: TuningSpec | None = None
-    """The search for the best settings, whose trials are added to the jobs while it runs; null for other runs."""
     missing_data: tuple[Problem, ...] = ()
     """Data, devices and versions without which a dry run was planned; a plan that lacks any is not executed."""
     warnings: tuple[str, ...] = ()

@@ -41,7 +41,6 @@ class Detected:
     num_devices: int | None
     """None if ranks are not bound to devices (a CPU)."""
     ceilings: Ceilings | None = None
-    """Rates that ``accelmark probe`` measured."""
     is_present: bool = True
     """Whether devices of the vendor were found; otherwise ``hardware`` is only the vendor's name."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +63,6 @@ class RunRequest:
     vendor_folder: Path
     detected: Detected
     where: str
-    """The run file, or ``command line``, for errors."""
     command_line: Mapping[str, Any]
     data_dirs: DataDirs
 
@@ -91,7 +89,6 @@ class KeyRequest:
     case: CaseSpec
     capabilities: Capabilities
     problems: list[Problem] = field(default_factory=list)
-    """Mistakes in the request and in the vendor's files."""
     missing: list[Problem] = field(default_factory=list)
     """Missing data, weights, devices and versions, which a dry run lists instead of failing."""
 
@@ -179,7 +176,6 @@ class PlannedWork:
 
     work: Work
     directory: str
-    """Directory of the key's rounds, relative to the run directory."""
     data_dirs: Mapping[str, Path]
     provenance: Mapping[str, Provenance]
     layer_files: tuple[LayerFile, ...] = ()

@@ -10,7 +10,6 @@ from accelmark.spec.model import Spec
 from accelmark.spec.settings.training import Precision
 
 INITIAL_FILE: Final = "initial.safetensors"
-"""Initial weights of the case, in the directory of the inputs."""
 
 
 def batches_file(step: int) -> str:
@@ -29,7 +28,6 @@ class Errors(Spec):
     outputs: float
     """Largest difference of an output, over the root mean square of the batch's outputs."""
     loss: float
-    """Difference of the loss, over the loss."""
     weights: float
     """Euclidean norm of a parameter's difference, over the norm of its change in the step."""
 
@@ -62,7 +60,6 @@ class ComparedJob(Spec):
     library_versions: dict[str, str]
     num_ranks: int
     errors: Errors
-    """The largest over all steps."""
     first_difference: Difference | None
 
 

@@ -65,13 +65,9 @@ class Problem:
     """One problem in a file that a user wrote, or on a host."""
 
     where: str
-    """The file, ``command line``, or the host."""
     key: str
-    """Dotted."""
     what: str
-    """A sentence."""
     hint: str = ""
-    """The remedy."""
     severity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:

@@ -32,7 +32,6 @@ class BaseWork(Spec):
     is_single_process: ClassVar[bool] = False
     """Whether one rank uses all devices of its host; else the framework derives ranks from devices."""
     task: ClassVar[str] = ""
-    """Task of a case that the work measures: ``train``, ``infer`` or ``serve``."""
     unit: Unit = "sample"
     units_per_sample: int = 1
     min_repeats: int = Field(default=1, ge=1)
@@ -86,7 +85,6 @@ class KilledRank(Spec):
 
     rank: int
     step: PositiveInt
-    """Optimizer steps after which it does so, in training that was not resumed."""
 
 
 class TrainJob(TrainingWork):
@@ -125,9 +123,7 @@ class EvaluateJob(BaseWork):
     kind: Literal["evaluate"] = "evaluate"
     train: TrainJob
     weights: tuple[str, ...] = ()
-    """Checkpoints to evaluate."""
     replays: tuple[ReplayedPair, ...] = ()
-    """Steps to replay, those from the initial weights first."""
     others: tuple[ReplayedPair, ...] = ()
     """Candidates for one further replay: the pair in which the parameters moved much farther than in its neighbours."""
     draw: str = ""
@@ -150,9 +146,7 @@ class CompareJob(BaseWork):
     train: TrainJob
     """The training whose steps are taken; its optimizer steps have ``num_batches`` batches over all ranks."""
     inputs: Path
-    """Directory of the initial weights and the batches, the same for all jobs that are compared."""
     results: Path
-    """Directory for the results of each step."""
     reference: Path | None = None
     """``results`` of the reference job, whose weights each step starts from; None: of itself, it writes ``inputs``."""
     num_steps: PositiveInt
@@ -194,7 +188,6 @@ class ServeJob(BaseWork):
     kind: Literal["serve"] = "serve"
     unit: Unit = "token"
     server: ServerSpec | None
-    """Null with an endpoint."""
     settings: ServeSettings
     min_agreement: float
     benchmarks: dict[Benchmark, Reference] = Field(default_factory=dict)
@@ -234,9 +227,7 @@ class JobSpec(Spec):
     vendor_environment: dict[str, str] = Field(default_factory=dict)
     collective_backend: str
     extern: FolderRef | None = None
-    """The vendor's folder for this case, if it overrides hooks."""
     adaptation: AdaptationFiles | None = None
-    """Contents of the vendor's folder for this case; null without one."""
     ceilings: Ceilings | None = None
     """Rates that ``accelmark probe`` measured on this device; null if it was not probed."""
     chip: Chip | None = None
@@ -244,14 +235,11 @@ class JobSpec(Spec):
     """Data set name -> verified directory, the same path on every host."""
     checkpoint_dir: Path
     resume: bool = False
-    """Resume from the newest checkpoint in ``checkpoint_dir`` if there is one."""
     seed: int | None = None
     """Seed that the coordinator drew when the round started, in place of the settings' seed; null: it drew none."""
     open: bool = False
     rules: RunRules | None = None
-    """Rules of the run in place of the case's."""
     role: TrialRole | None = None
-    """Its part in a search for the best settings."""
     provenance: dict[str, Provenance] = Field(default_factory=dict)
 
     @property
@@ -282,7 +270,6 @@ class RankExit(Spec):
     exit_code: int | None
     signal: str | None = None
     reason: str | None = None
-    """One line with the cause: the exception, the signal, the limit."""
     lost_connection: bool = False
     """Whether that is an error that ranks raise after another rank has ended."""
     last_lines: tuple[str, ...] = ()
@@ -297,7 +284,6 @@ class LastCollective(Spec):
     state: str
     """``scheduled``, ``started`` or ``completed``, by the framework's recorder."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of its inputs."""
 
 
 class LastCollectives(Spec):
@@ -314,9 +300,8 @@ class RankStall(Spec):
     process_state: str | None
     """One letter as in ``/proc/PID/stat``: ``R`` runs, ``S`` sleeps, ``D`` sleeps uninterruptibly, ``T`` is stopped."""
     waits_in: str | None
-    """The kernel's function in which it sleeps."""
+    """The kernel's function."""
     silent_s: float
-    """Time since its last event."""
     has_finished: bool
     last_step: int | None
     stack: tuple[str, ...] = ()
@@ -334,7 +319,6 @@ class StallRecord(Spec):
     full_file_systems: tuple[str, ...] = ()
     """Of shared memory, temporary files and the job's directory: those with no space left."""
     kernel_messages: tuple[str, ...] = ()
-    """The kernel's messages during the job about devices, memory, disks and networks."""
     kernel_problem: str | None = None
 
 
@@ -350,14 +334,12 @@ class NodeExit(Spec):
     duration_s: float
     ranks: tuple[RankExit, ...]
     warnings: tuple[str, ...] = ()
-    """Problems that did not end the job, for example a telemetry recorder that died."""
     clocks: HostClocks | None = None
     logs: dict[int, LogSeal] = Field(default_factory=dict)
     """Each rank's log, where the ranks ended by themselves; pairs of checkpoints are drawn afterwards."""
     stall: StallRecord | None = None
     changed_data: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
-    """Files of AccelMark, the case or installed packages that were changed while the job ran."""
     stale_bytecode: tuple[str, ...] = ()
     """Bytecode files of AccelMark, the case or the vendor that differ from their source but would be loaded."""
     others_cpu_s: float | None = None

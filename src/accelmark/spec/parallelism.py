@@ -17,7 +17,7 @@ from accelmark.spec.errors import nearest
 @final
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism. Of the ranks, ``tp`` is the fastest axis, then cp, fsdp, pp, dp; ``ep`` divides dp, fsdp."""
+    """Degrees of parallelism. Of ranks, ``tp`` is the fastest axis, then cp, fsdp, pp, dp; ``ep`` divides dp, fsdp."""
 
     dp: int | None = None
     """Replicas; None: as many as the ranks allow."""

@@ -59,7 +59,6 @@ class StepWindow(Spec):
     """The value of ``STEP_END``: one window of optimizer steps, with arrays of per-step figures."""
 
     global_steps: int
-    """Optimizer steps done when the window closed."""
     num_steps: int | None = None
     """Optimizer steps in the window; null: the length of ``losses``."""
     epoch: int
@@ -187,7 +186,6 @@ class Started(StartedBase):
     """SHA-256 over the initial values of all parameters as the case built them (rank 0; null elsewhere)."""
     optimizer_class: str
     standard_optimizer_class: str | None = None
-    """The optimizer that the case would build."""
     compute_type: str | None = None
     """Data type of matrix products in the forward pass: autocast's if enabled, else the parameters'."""
     attention_kernels: tuple[str, ...] = ()
@@ -219,7 +217,6 @@ class UpdateSquares(Spec):
     saved: float
     """Of their change by the same steps in training."""
     difference: float
-    """Of the difference between the two."""
 
     @property
     def norms(self) -> float:
@@ -254,7 +251,6 @@ class Replayed(Spec):
     end: str | None = None
     """Checkpoint that the weights were compared with; null: only losses are compared."""
     first_step: int
-    """Number of the first step that was replayed, from 1."""
     losses: tuple[float | None, ...]
     update: UpdateSquares | None = None
     state: dict[str, UpdateSquares] = Field(default_factory=dict)
@@ -278,7 +274,6 @@ class SavedCheckpoint(Spec):
     background_s: float | None = None
     """How long a thread wrote while training went on; null: training waited for all of it."""
     num_bytes: int | None = None
-    """Size of its files, read on this rank's host."""
 
 
 class CheckpointHashes(Spec):
@@ -292,7 +287,6 @@ class CheckpointHashes(Spec):
     claimed: str | None = None
     """The checkpoint of the first evaluation that reached the target."""
     final: str | None = None
-    """The checkpoint of the last step."""
     num_bytes: int
     duration_s: float
     reason: str | None = None

@@ -35,7 +35,6 @@ class StageBegin(Spec):
     step: InferStep
     number: int
     engine: str | None = None
-    """What computes in this step: the framework, or from the compilation on the engine."""
 
 
 class StageEnd(Spec):
@@ -67,7 +66,6 @@ class ForwardWindow(Spec):
     """Computation with copies to and from the device, without the time declared as not inference."""
     not_inference_ms: tuple[float, ...]
     wall_ms: float
-    """Duration of the window: loading, computation and evaluation."""
     nonfinite_batches: int
     crossing_ms: float | None = None
     """The window by the rank's clock minus its calls by that of the engine's process; null for the framework."""
@@ -89,9 +87,7 @@ class RepeatCheck(Spec):
     """The value of ``REPEAT_CHECK``: whether the same items again are faster than fresh ones."""
 
     fresh_ms: float | None
-    """Median latency of new batches."""
     same_ms: float | None
-    """Median latency of the third to fifth call with the same batches."""
     speedup: float | None
     """Median over batches of the first call over the median of the third to the fifth."""
     chance: float | None = None
@@ -111,7 +107,6 @@ class AnswerCheck(Spec):
 
     num_items: int
     median_error: float | None
-    """Null where it is not finite."""
     worst_error: float | None
     top1_agreement: float | None
     """Share of answers with the framework's largest value; null for outputs without a ranking."""
@@ -121,7 +116,6 @@ class AnswerCheck(Spec):
     framework_metrics: dict[str, float | None] = Field(default_factory=dict)
     """Metrics of the framework's answers to the inputs of the first pass, which differ slightly from the data's."""
     engine_metrics: dict[str, float | None] = Field(default_factory=dict)
-    """The same of the engine's answers."""
     num_scored: int = 0
     seed: int | None = None
     """Seed of the perturbations and the order, drawn after the compilation."""
@@ -132,7 +126,6 @@ class ScenarioResult(Spec):
 
     scenario: ScenarioName
     valid: bool
-    """LoadGen's own verdict."""
     functional: bool
     """True if the run was shorter than MLPerf requires, so that its figure is not comparable with a submission."""
     figure: float | None
@@ -140,15 +133,12 @@ class ScenarioResult(Spec):
     figure_name: Literal["samples_per_second", "latency_p90_ms", "latency_p99_ms", "queries_per_second"]
     latency_bound_ms: float | None = None
     latencies_ms: dict[str, float]
-    """LoadGen's percentiles (``p50`` ... ``p99.9``)."""
     tried: tuple[tuple[float, bool], ...] = ()
-    """Server: each QPS of the search, and whether the bound was met."""
     log_dir: str
     reason: str | None = None
     crossing_us: float | None = None
     """Median duration of a message to the engine's process and its reply, which every call includes."""
     accuracy_answers: AnswerCheck | None = None
-    """LoadGen's accuracy mode: every item of the library."""
     performance_answers: AnswerCheck | None = None
     """A sample of the calls in performance mode, among them the first of each size."""
     repeat_check: RepeatCheck | None = None

@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, BinaryIO, Final, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar, final
 
 from pydantic_core import from_json
 
@@ -52,26 +51,22 @@ class PerfLogWriter:
 
     def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         """Write one event; ``at_ns`` is its time on ``time.monotonic_ns``, None for now. Raises RunError."""
-        caller = sys._getframe(1)
+        caller, now_ns = sys._getframe(1), time.monotonic_ns()
+        at_ns = now_ns if at_ns is None else at_ns
+        metadata = {
+            "file": caller.f_code.co_filename.rpartition(os.sep)[2],
+            "lineno": caller.f_lineno,
+            "time_ms": int((time.time_ns() - now_ns + at_ns) / 1e6),
+            "mono_ms": round(at_ns / 1e6, 3),
+            "rank": self.rank,
+        }
         fields = value.model_dump() if isinstance(value, Spec) else dict(value or {})
-        line = memoryview(encode_line(event, fields, _metadata(caller, self.rank, at_ns)).encode() + b"\n")
+        line = memoryview(encode_line(event, fields, metadata).encode() + b"\n")
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
         except OSError as error:
             raise RunError(f"rank {self.rank} cannot write its log: {error.strerror or error}") from error
-
-
-def _metadata(caller: FrameType, rank: int, at_ns: int | None) -> dict[str, Any]:
-    now_ns = time.monotonic_ns()
-    at_ns = now_ns if at_ns is None else at_ns
-    return {
-        "file": caller.f_code.co_filename.rpartition(os.sep)[2],
-        "lineno": caller.f_lineno,
-        "time_ms": int((time.time_ns() - now_ns + at_ns) / 1e6),
-        "mono_ms": round(at_ns / 1e6, 3),
-        "rank": rank,
-    }
 
 
 def encode_line(event: str, value: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
@@ -107,7 +102,6 @@ class PerfLogRecord:
     """Name of the event; a vendor's code may use names that are not in :class:`Event`."""
     value: Mapping[str, Any]
     time_ms: float
-    """Wall clock, Unix milliseconds."""
     mono_ms: float
     """Monotonic clock, comparable between the processes of one host."""
     rank: int
@@ -118,10 +112,9 @@ class PerfLogRecord:
 
 
 def decode_line(line: bytes | str) -> list[PerfLogRecord]:
-    """Return the valid records in a line.
+    """Return the valid records in a line: several if processes wrote at the same time; other output may precede them.
 
-    Other output may precede the prefix. A line has several records if processes wrote at the same time. The rest of
-    the line is first decoded as one record, since a message inside a record may contain the prefix.
+    The rest of the line is first decoded as one record, since a message inside a record may contain the prefix.
     """
     data = line.encode(errors="backslashreplace") if isinstance(line, str) else line
     start = data.find(_PREFIX)
@@ -145,15 +138,9 @@ def _decode(text: bytes) -> PerfLogRecord | None:
         loaded = from_json(text, allow_inf_nan=False)
         metadata = loaded["metadata"]
         event, value = loaded["event"], loaded["value"]
-        if not isinstance(event, str):
-            return None
-        return PerfLogRecord(
-            event=event,
-            value=value if isinstance(value, dict) else {},
-            time_ms=float(metadata["time_ms"]),
-            mono_ms=float(metadata["mono_ms"]),
-            rank=int(metadata["rank"]),
-        )
+        times = float(metadata["time_ms"]), float(metadata["mono_ms"])
+        fields = value if isinstance(value, dict) else {}
+        return PerfLogRecord(event, fields, *times, int(metadata["rank"])) if isinstance(event, str) else None
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
@@ -168,7 +155,6 @@ class ReadReport:
     malformed: int = 0
     """Lines that contain the prefix but no valid record."""
     malformed_lines: tuple[int, ...] = ()
-    """Numbers (from 1) of the first few of them."""
     truncated: bool = False
     """The last line is incomplete: its writer was killed."""
 
@@ -182,22 +168,18 @@ class PerfLogReader:
         self.report = ReadReport()
 
     def __iter__(self) -> Iterator[PerfLogRecord]:
-        self.report = ReadReport()
+        report = self.report = ReadReport()
         with raising(RunError, f"{self.path}: cannot be read", OSError), self.path.open("rb", buffering=2**18) as file:
-            yield from self._records(file)
-
-    def _records(self, file: BinaryIO) -> Iterator[PerfLogRecord]:
-        report = self.report
-        for line in file:
-            report.lines += 1
-            if _PREFIX not in line:
-                continue
-            if record := decode_line(line):
-                report.records += len(record)
-                yield from record
-            elif line.endswith(b"\n"):
+            for line in file:
+                report.lines += 1
+                records = decode_line(line)
+                report.records += len(records)
+                yield from records
+                if records or _PREFIX not in line:
+                    continue
+                if not line.endswith(b"\n"):
+                    report.truncated = True
+                    continue
                 report.malformed += 1
                 if report.malformed <= _MAX_LISTED_LINES:
                     report.malformed_lines = (*report.malformed_lines, report.lines)
-            else:
-                report.truncated = True

@@ -14,11 +14,8 @@ from typing_extensions import Self
 from accelmark.spec.model import Spec
 
 DATA_FILE: Final = "data.json"
-"""In a round's directory: data set -> :class:`DataRecord`."""
 SOURCE_FILE: Final = "source.json"
-"""In the run's directory: a :class:`SourceRecord`."""
 ADAPTATION_FILE: Final = "adaptation.json"
-"""In the directory of a round on one host: an :class:`AdaptationRecord`."""
 COORDINATOR_LOG: Final = "coordinator.log"
 """In the run's directory: the log of the coordinator's libraries, mainly asyncssh."""
 
@@ -34,27 +31,23 @@ class DataRecord(Spec):
     fingerprint: str
     """SHA-256 over the sorted (path, sha256) of the files; for a tree, over (path, size)."""
     declared: str | None
-    """The hash that the case declares; null for a directory whose content the case does not fix."""
 
 
 class SourceRecord(Spec):
     """Version and modifications of AccelMark's source."""
 
     kind: Literal["wheel", "checkout", "folder"]
-    """Installed from a wheel, in a git checkout, or neither."""
     version: str
     sha256: str
     commit: str | None = None
     modified: tuple[str, ...] = ()
     """Files that differ from the wheel's RECORD or from the commit."""
     reason: str | None = None
-    """Why the modified files are unknown."""
     files: dict[str, str] = Field(default_factory=dict)
     """File of the package -> first 16 digits of its SHA-256."""
 
 
 REGISTRATION_FILE: Final = "registration.json"
-"""In the run's directory: a :class:`Registration`."""
 
 
 class EarlierRun(Spec):
@@ -63,14 +56,12 @@ class EarlierRun(Spec):
     number: int
     at: str
     ended: str | None
-    """Its verdicts; null where it did not end."""
 
 
 class Registration(Spec):
     """The entry of a run in the registry of its user, appended before the run started."""
 
     at: str
-    """UTC, ISO 8601."""
     nonce: str
     plan_sha256: str
     """SHA-256 of ``plan.json``; of a search, whose trials are added to it, the last that was registered."""
@@ -81,18 +72,14 @@ class Registration(Spec):
     number: int | None = None
     """Number of the run in the registry, from 1; null where it could not be written."""
     previous: str = ""
-    """SHA-256 of the line before."""
     earlier: tuple[EarlierRun, ...] = ()
-    """Runs of the same work before it."""
     reason: str | None = None
-    """Why it is not in the registry."""
 
 
 class AdaptationFiles(Spec):
     """Contents of a vendor's folder for a case when the run was planned."""
 
     path: Path
-    """``<model>-<framework>`` in the vendor's cases."""
     is_extension: bool = False
     """Whether it is outside the vendor's folder, in a directory of ``ACCELMARK_PLUGINS``."""
     sha256: str
@@ -103,7 +90,6 @@ class AdaptationFiles(Spec):
     requirements: tuple[str, ...] = ()
     has_environment: bool = False
     has_build: bool = False
-    """Whether ``csrc/`` has a ``setup.py`` or a ``pyproject.toml``."""
 
     @property
     def name(self) -> str:
@@ -120,23 +106,18 @@ class AdaptationRecord(Spec):
     """Effects of a vendor's folder for a case on a host before the ranks started."""
 
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that ``environment_variables.sh`` set or changed; values of secrets are omitted."""
     removed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    """Variables reserved by AccelMark that it set."""
     installed: tuple[str, ...] = ()
-    """Distributions that were installed for the ranks, ``name==version``."""
     duration_s: float = 0.0
 
 
 ENVIRONMENT_FILE: Final = "environment.json"
-"""In the directory of a round on one host: an :class:`EnvironmentRecord`."""
 LOADER_VARIABLES: Final = (
     "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME",
     "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONEXECUTABLE",
     "PYTHONPYCACHEPREFIX",
 )  # fmt: skip
-"""Variables that make a process load other code first."""
 VariableOrigin = Literal["shell", "cluster file or vendor.yaml", "environment_variables.sh", "AccelMark"]
 
 
@@ -186,7 +167,6 @@ class CollectiveTiming(Spec):
     size_bytes: int
     """Of the buffer: for all-gather the gathered one, for reduce-scatter the one before it."""
     time_us: float
-    """Mean time of one operation on the slowest rank."""
     algorithm_gb_s: float
     bus_gb_s: float
     """The same times 2(n-1)/n for all-reduce, 1 for point to point, (n-1)/n for the others, with n ranks."""
@@ -211,10 +191,8 @@ class Ceilings(Spec):
     collectives: dict[str, Rate] = Field(default_factory=dict)
     """:data:`Collective` -> the largest bus bandwidth over sizes; ``point_to_point`` is rank 0 to the last rank."""
     sweep: tuple[CollectiveTiming, ...] = ()
-    """Every collective at every size."""
     hosts: tuple[str, ...] = ()
     disturbed: tuple[str, ...] = ()
-    """Other load on the host before or during the probe, which reduces the measured rates."""
 
 
 _UPTIME: Final = Path("/proc/uptime")
@@ -258,8 +236,6 @@ class HostClocks(Spec):
     """Readings by the node agent of one host."""
 
     began: ClockReading
-    """When the agent started."""
     ended: ClockReading
-    """When its ranks and their remaining processes had ended."""
     seen: dict[str, tuple[ClockReading, ClockReading]] = Field(default_factory=dict)
     """Name of an event -> when the agent first and last saw it in the log of the host's first rank."""

@@ -15,11 +15,9 @@ from accelmark.spec.settings.serving import StageArrival, TokenScenario
 RequestStatus = Literal["ok", "http_error", "malformed", "dropped", "timed_out", "cancelled"]
 
 REQUESTS_FILE: Final = "requests.jsonl"
-"""In the node's directory: one :class:`RequestRecord` on each line, in the order in which requests ended."""
+"""In the node's directory: a :class:`RequestRecord` on each line, in the order in which requests ended."""
 ANSWERS_FILE: Final = "answers.jsonl"
-"""In the node's directory: one :class:`Answer` on each line, of the requests that were compared."""
 SCORES_FILE: Final = "scores.jsonl"
-"""In the node's directory: one :class:`BenchmarkScore` on each line."""
 
 
 class RequestRecord(Spec):
@@ -29,7 +27,6 @@ class RequestRecord(Spec):
     """Stage from 0; -1 for warm-up."""
     number: int
     prompt: int
-    """Number of the prompt; the same number is the same prompt."""
     due_s: float
     """When it was due; latencies count from here."""
     sent_s: float | None = None
@@ -47,9 +44,7 @@ class RequestRecord(Spec):
     """Tokens of the prompt, counted with the model's own tokenizer; null without one."""
     output_tokens: int | None = None
     requested_tokens: int
-    """Requested or greatest number of tokens of the answer."""
     usage_input: int | None = None
-    """``usage.prompt_tokens`` of the server."""
     usage_output: int | None = None
     queue_s: float | None = None
     """Time in the server's queue before it began the request; null where the server does not state it."""
@@ -64,7 +59,6 @@ class Answer(Spec):
     prompt: int
     num_tokens: int
     num_agreeing: int
-    """Tokens from the start that agree."""
 
 
 class BenchmarkScore(Spec):
@@ -72,12 +66,10 @@ class BenchmarkScore(Spec):
 
     task: Benchmark
     metric: str
-    """Name in the harness (``acc,none``)."""
     value: float
     stderr: float | None
     num_questions: int
     limit: int | None
-    """Questions of each task or subject; null: all."""
     num_fewshot: int
     task_version: str
     harness_version: str
@@ -97,7 +89,6 @@ class ServeStarted(StartedBase):
     server: str | None
     endpoint: str
     command: tuple[str, ...] = ()
-    """Command line of the server; empty for an endpoint."""
     served_model: str
     start_s: float | None
     """From the start of the server to its first healthy answer; null for an endpoint."""
@@ -115,19 +106,16 @@ class StageLoad(Spec):
     """One stage of the load: what it offered, and how its client kept up."""
 
     stage: int
-    """-1 for warm-up."""
     arrival: StageArrival
     concurrency: int | None
     rate: float | None
     """Requests per second of an open load; null for a closed one and for a trace."""
     is_search: bool = False
     scenario: TokenScenario | None = None
-    """The LoadGen scenario whose queries are its requests."""
     input_tokens: int | None = None
     """Lengths of prompts and answers of the stage; null where ``prompts`` states them."""
     output_tokens: int | None = None
     duration_s: float
-    """From the beginning to the end of the last request."""
     num_requests: int
     lag_p50_ms: float | None = None
     """How late the client's event loop ran its timers, median; null where no sample was taken."""
@@ -151,7 +139,6 @@ class TokenScenarioResult(Spec):
     valid: bool
     """LoadGen's verdict, and no query failed."""
     functional: bool
-    """Whether the run was shorter than MLPerf requires."""
     tokens_per_second: float | None
     """Offline: tokens/s; Server: completed tokens/s at the highest rate that held the limits, null where none did."""
     queries_per_second: float | None
@@ -160,10 +147,8 @@ class TokenScenarioResult(Spec):
     """Limits of the 99th percentile (``slo.share``) of the Server scenario."""
     tpot_limit_ms: float | None = None
     ttft_ms: dict[str, float] = Field(default_factory=dict)
-    """Percentiles ``p50``, ``p90``, ``p99`` and ``p99.9`` of the Server scenario."""
     tpot_ms: dict[str, float] = Field(default_factory=dict)
     tried: tuple[tuple[float, bool], ...] = ()
-    """Server: each rate of the search, and whether the limits were held."""
     num_failed: int
     """Queries that failed, or whose answer has fewer than two tokens; they make the run invalid."""
     log_dir: str

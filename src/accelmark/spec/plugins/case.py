@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    Field,
-    FiniteFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
 
 from accelmark.spec.errors import nearest
@@ -28,14 +20,7 @@ Unit = Literal["image", "token", "sequence", "sample"]
 _UNITS: Final = frozenset({"units_per_sample", "units_per_sample_key"})
 MUTABLE_GROUPS: Final = {
     "batch": ("batch_size", "eval_batch_size", "gradient_accumulation_steps"),
-    "execution": (
-        "precision",
-        "parallelism",
-        "compile",
-        "activation_checkpointing",
-        "attention",
-        "optimizer.fused",
-    ),
+    "execution": ("precision", "parallelism", "compile", "activation_checkpointing", "attention", "optimizer.fused"),
     "batch_recipe": ("optimizer.lr", "schedule.warmup_steps", "evaluate.every_steps"),
 }
 """Names in ``mutable`` -> the settings that they allow."""
@@ -97,10 +82,7 @@ class ReferenceLoss(Spec):
 
 
 def expanded_mutable(listed: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return names of mutable settings with groups expanded; raises ValueError for unknown ones.
-
-    ``settings`` are the case's; without any, every name below ``model`` is accepted.
-    """
+    """Return names of mutable settings with groups expanded; raises ValueError for those that no case's setting has."""
     mutable = tuple(name for entry in listed for name in MUTABLE_GROUPS.get(entry, (entry,)))
     known = {*setting_defaults(TrainSettings), *flatten(settings)}
     sections = {*MUTABLE_GROUPS, *(key.rpartition(".")[0] for key in known)} - {""}

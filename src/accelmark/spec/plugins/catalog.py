@@ -60,7 +60,6 @@ _ENGINES_FILE: Final = "engines.yaml"
 _OTHER_TASKS: Final = ("infer", "serve")
 """Sections of ``case.yaml``, and beginnings of the names of a case's files, that training does not use."""
 SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
-"""Names of folders that are excluded from hashes."""
 
 
 class EngineOptionSpec(Spec):
@@ -93,11 +92,9 @@ class EngineSpec(Spec):
 
     title: str
     module: str
-    """The module that it imports."""
     distributions: tuple[str, ...] = ()
     """Packages that may provide ``module``, most likely first; empty: the package named like the module."""
     requires: tuple[str, ...] = ()
-    """Requirements to install, as pip takes them."""
     builds: dict[str, str] = Field(default_factory=dict)
     """Device type -> the build of ``module`` that computes on it, in place of the one in ``requires``."""
     sdks: dict[str, str] = Field(default_factory=dict)
@@ -105,11 +102,10 @@ class EngineSpec(Spec):
     precisions: tuple[InferPrecision, ...] = ()
     """Precisions that it computes in; empty: not declared, and ``--tune`` keeps the case's precision."""
     generates: bool = False
-    """Whether it continues prompts."""
     iterates: bool = False
     """Whether it computes models with a loop of dependent steps, such as denoising, which are not one static graph."""
     max_devices: int | None = 1
-    """Devices that it can spread one language model over; null: any number."""
+    """Devices of one language model; null: any number."""
     tunes: dict[str, tuple[Scalar | None, ...]] = Field(default_factory=dict)
     """Setting -> values that ``--tune`` tries; an option with the value null is left out."""
     device_types: tuple[str, ...] = ()
@@ -117,7 +113,6 @@ class EngineSpec(Spec):
     loads: bool | None = None
     """Whether it loads a compiled engine (``exist_compiler_path``); null: reported when it compiles."""
     options: dict[str, EngineOptionSpec] = Field(default_factory=dict)
-    """Its ``engine_options``."""
 
     def requires_on(self, device_type: str, options: Mapping[str, object]) -> tuple[str, ...]:
         """Return what to install for a device type; any build will do where the options name the ``providers``."""

@@ -25,9 +25,7 @@ RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 STACKS_SIGNAL: Final = signal.SIGRTMIN + 7
 """At this signal a rank writes the stacks of its threads to its log."""
 LAUNCH_FILE: Final = "launch"
-"""Module of a framework's folder that starts ranks; it imports no framework."""
 BACKEND_FILE: Final = "backend"
-"""Module of a framework's folder with its training loop; imported by ranks only."""
 
 
 def collectives_address(node_dir: Path, rank: int) -> str:
@@ -141,14 +139,11 @@ class HostPlace:
     """One host's part in a job: the arguments of a framework's launch."""
 
     nnodes: int
-    """Number of hosts."""
     nproc: int
-    """Devices used on each host."""
     num_ranks: int
     """Ranks to start on this host."""
     noderank: int
     master_address: str
-    """Address of host 0, reachable from all hosts."""
     master_port: int
     local_address: str | None
     """Address of this host, reachable from the others; None if unknown."""
@@ -158,7 +153,6 @@ class HostPlace:
     """The servers of all hosts by node rank; empty if the cluster file lists no ports."""
     python: str
     rank_command: Sequence[str]
-    """The command that each rank runs."""
 
 
 @final
@@ -188,9 +182,7 @@ class LaunchRecord(Spec):
     exit_codes: dict[int, int | None]
     """Global rank -> exit code, negative for a signal; null if unknown."""
     signal: str | None = None
-    """Signal on which the launch terminated its ranks (``SIGTERM``)."""
     problem: str | None = None
-    """Why the ranks could not be started."""
 
     def exit_code(self) -> int:
         """Return the exit code of a launch: 0 when every rank exited with 0, 130 when they were cancelled, else 1."""

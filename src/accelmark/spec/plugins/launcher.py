@@ -109,32 +109,31 @@ def unusable_parts(cluster: ClusterSpec) -> list[Problem]:
     options = options_of(options_model(cluster.launcher), cluster)
     problems = [Problem(where, "hosts", what) for what in options.host_problems(cluster.hosts)]
     engine = cluster.container.engine if cluster.container is not None else None
+    launchers = [load_launcher(name) for name in folders("launchers")]
     if engine is not None and engine not in launcher.container_engines:
-        able = [name for name in folders("launchers") if engine in load_launcher(name).container_engines]
+        able = " or ".join(other.name for other in launchers if engine in other.container_engines)
         what = f"launcher: {launcher.name} starts no jobs in containers of {engine}"
-        hint = f"choose one of {', '.join(launcher.container_engines)}, or the launcher {' or '.join(able)}"
+        hint = f"choose one of {', '.join(launcher.container_engines)}, or the launcher {able}"
         problems.append(Problem(where, "container.engine", what, hint))
     strangers = [host.address for host in cluster.hosts if not is_localhost(host.address)]
     if launcher.is_localhost and (strangers or len(cluster.hosts) > 1):
-        others = [name for name in folders("launchers") if not load_launcher(name).is_localhost]
+        others = ", ".join(other.name for other in launchers if not other.is_localhost)
         names = ", ".join(strangers or [host.address for host in cluster.hosts])
         what = f"launcher: {launcher.name} starts everything on this machine, not on {names}"
-        problems.append(Problem(where, "hosts", what, f"set launcher to one of: {', '.join(others)}"))
+        problems.append(Problem(where, "hosts", what, f"set launcher to one of: {others}"))
     return problems
 
 
 def is_localhost(address: str) -> bool:
     """Return whether a name or address is this machine's, without a DNS lookup, which may take long."""
+    own = socket.gethostname().lower()
+    if address.lower() in {"localhost", own, own.partition(".")[0]}:
+        return True
     try:
-        numeric = ipaddress.ip_address(address)
-    except ValueError:
-        own = socket.gethostname().lower()
-        return address.lower() in {"localhost", own, own.partition(".")[0]}
-    family = socket.AF_INET if numeric.version == 4 else socket.AF_INET6
-    try:
+        family = socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
+            probe.bind((address, 0))  # fails where the address is not this machine's
+    except (OSError, ValueError):
         return False
     return True
 

@@ -40,7 +40,6 @@ class Missing:
 
     need: Need
     requirement: str
-    """Of one package: ``torch>=2.11``."""
     version: str | None
     """The installed version, which does not meet it; None where the package is not installed."""
 

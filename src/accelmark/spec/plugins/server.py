@@ -87,10 +87,8 @@ class ServerSpec(Spec):
         for key in self.flags:
             option = key.removeprefix(_OPTION)
             if key not in _SETTINGS and (option == key or option not in self.options):
-                known = (*_SETTINGS, *(f"{_OPTION}{name}" for name in self.options))
-                raise ValueError(
-                    f"flags names {key!r}, which is neither a setting nor an option ({nearest(key, known)})"
-                )
+                hint = nearest(key, (*_SETTINGS, *(f"{_OPTION}{name}" for name in self.options)))
+                raise ValueError(f"flags names {key!r}, which is neither a setting nor an option ({hint})")
         if without := [name for name in self.options if f"{_OPTION}{name}" not in self.flags]:
             raise ValueError(f"flags has no entry for the option {without[0]!r}")
         if wrong := [option for option in self.facts.values() if option not in self.options]:
@@ -103,19 +101,11 @@ class ServerSpec(Spec):
 
     def adapted(self, adaptation: ServerAdaptation) -> ServerSpec:
         """Return this declaration with a vendor's additions, without its options, which are a layer of settings."""
-        return self.model_copy(
-            update={
-                "environment": self.environment | adaptation.environment,
-                "requires": (*self.requires, *adaptation.requires),
-            }
-        )
+        environment, requires = self.environment | adaptation.environment, (*self.requires, *adaptation.requires)
+        return self.model_copy(update={"environment": environment, "requires": requires})
 
     def arguments(self, values: Mapping[str, str], settings: Mapping[str, Scalar]) -> list[str]:
-        """Return the command with its placeholders replaced by ``values``, and the flags of ``settings``.
-
-        ``settings`` has ``precision``, ``threads`` and ``server_options.NAME``; options that it lacks have their
-        defaults.
-        """
+        """Return the command with its placeholders replaced, and the flags of ``settings`` or of options' defaults."""
         given = {f"{_OPTION}{name}": value for name, value in self.options.items()} | dict(settings)
         flags = (flag.render(given.get(key)) for key, flag in self.flags.items())
         return [*fill(self.command, values), *(argument for passed in flags for argument in passed)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -119,34 +119,16 @@ def _descend(shipped: InferSettings, choices: tuple[Choice, ...], scores: Mappin
     while best != before:
         before, remaining = best, choices if before is None else [choice for choice in choices if not choice.once]
         for choice in remaining:
-            if choice.engine in (None, best.compiler):
-                best = _best_of(choice, best, shipped, is_better)
-
-
-def _best_of(
-    choice: Choice,
-    best: InferSettings,
-    shipped: InferSettings,
-    is_better: Callable[[InferSettings, InferSettings], bool],
-) -> InferSettings:
-    for line in _lines(best, choice, shipped):
-        start = best
-        for settings in line:
-            if is_better(settings, best):
-                best = settings
-            elif choice.ordered:
-                break
-        if best != start:
-            break
-    return best
-
-
-def _lines(best: InferSettings, choice: Choice, shipped: InferSettings) -> Iterator[list[InferSettings]]:
-    """Yield the settings to try in turn: all, or of a scale those after the current value and those before it."""
-    neighbours = [changed(best, values, shipped) for values in choice.values]
-    if not choice.ordered or best not in neighbours:
-        yield [settings for settings in neighbours if settings is not None and settings != best]
-        return
-    at = neighbours.index(best)
-    for line in (neighbours[at + 1 :], neighbours[:at][::-1]):
-        yield [settings for settings in line if settings is not None]
+            if choice.engine not in (None, best.compiler):
+                continue
+            start, neighbours = best, [changed(best, values, shipped) for values in choice.values]
+            # All values in turn, or of a scale those after the current one, and if none is better those before it.
+            at = neighbours.index(best) if choice.ordered and best in neighbours else -1
+            for line in (neighbours[at + 1 :], neighbours[:at][::-1] if at > 0 else []):
+                for settings in line if best == start else ():
+                    if settings is None or settings == best:
+                        continue
+                    if is_better(settings, best):
+                        best = settings
+                    elif choice.ordered:
+                        break
