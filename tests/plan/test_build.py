@@ -15,61 +15,33 @@ from accelmark.plan.adaptation import (
     requirements_file,
     vendor_layers,
 )
-from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
-from accelmark.plan.request import DataDirs, Detected
+from accelmark.plan.request import Detected
 from accelmark.plan.training import mesh_problems, parallelism_problems, unused_settings
-from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import DataError, RequestError, SpecError
 from accelmark.spec.job import TrainJob
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Layer, resolve
-from accelmark.spec.model import parse
+from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.parallelism import Mesh, mesh_of
-from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.plugins.catalog import load_case, load_framework, load_vendor
-from accelmark.spec.plugins.vendor import CapabilityFile
-from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.training import TrainSettings
-
-
-def no_data(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
-    return {}
+from tests.plan.plans import plan_of
 
 
 def plan(
     run: dict[str, Any],
     *,
     hosts: int = 1,
-    devices: int | None = 2,
-    with_ports: int = 0,
-    data_dirs: DataDirs = no_data,
     options: Mapping[str, Any] | None = None,
     others: tuple[str, ...] = (),
     problem: str | None = None,
-    allow_missing_data: bool = False,
-    **command_line: Any,
+    **more: Any,
 ) -> Plan:
-    chips = load_vendor("acme").chips
-    return build_plan(
-        parse(RunSpec, run, "run.yaml"),
-        cluster=ClusterSpec(
-            launcher="ssh" if hosts > 1 else "local",
-            hosts=tuple(
-                HostSpec(address=f"h{n}" if hosts > 1 else "localhost", service_ports=(2222,) if n < with_ports else ())
-                for n in range(hosts)
-            ),
-            **({"vendor": "acme"} | dict(options or {})),
-        ),
-        detected=Detected(
-            vendor="acme", hardware="X1", chip=chips[0], num_devices=devices, others=others, problem=problem
-        ),
-        data_dirs=data_dirs,
-        created_at="2026-01-01T00:00:00Z",
-        where="run.yaml",
-        command_line=command_line,
-        allow_missing_data=allow_missing_data,
-    )
+    addresses = [f"h{number}" for number in range(hosts)] if hosts > 1 else ["localhost"]
+    cluster = {"launcher": "ssh" if hosts > 1 else "local", "hosts": [{"address": name} for name in addresses]}
+    detected = Detected("acme", "X1", load_vendor("acme").chips[0], 2, others=others, problem=problem)
+    return plan_of(run, detected, cluster=cluster | {"vendor": "acme"} | dict(options or {}), **more)
 
 
 def test_remote_hosts_without_a_vendor_are_not_taken_for_this_machines_chips(plugins: Path) -> None:
@@ -206,20 +178,12 @@ def test_rules_of_training_are_refused_for_another_task(plugins: Path) -> None:
 
 
 def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:
-    cluster = ClusterSpec(hosts=(HostSpec(address="192.0.2.7", label="gpu-node"),))
     with pytest.raises(SpecError, match=r"launcher: local .*192\.0\.2\.7 .*slurm, ssh"):
-        build_plan(
-            parse(RunSpec, {"cases": [{"key": "toy:pytorch:X1:1:1"}]}, "run.yaml"),
-            cluster=cluster,
-            detected=Detected(vendor="acme", hardware="X1", chip=None, num_devices=2),
-            data_dirs=no_data,
-            created_at="2026-01-01T00:00:00Z",
-            where="run.yaml",
-        )
+        plan({"cases": [{"key": "toy:pytorch:X1:1:1"}]}, options={"hosts": [{"address": "192.0.2.7"}]})
 
 
 def test_a_plan_that_allows_missing_data_has_all_settings_and_lists_what_is_missing(plugins: Path) -> None:
-    def lacking(case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
+    def lacking(*_: object) -> Mapping[str, Path]:
         raise DataError("ImageNet cannot be fetched: name the directory that holds it")
 
     planned = plan({"cases": [{"key": "toy:pytorch:X1:1:1"}]}, data_dirs=lacking, allow_missing_data=True)
@@ -259,12 +223,9 @@ def test_settings_that_pytorch_cannot_combine_are_refused(
 
 
 def test_deepspeed_is_required_where_it_is_used(plugins: Path) -> None:
-    def needs(**settings: Any) -> list[str]:
-        planned = plan({"open": True, "cases": [{"key": "toy", "settings": settings}]}).jobs[0].requires
-        return [need.requirement for need in planned if need.needed_by.startswith("parallelism=deepspeed")]
-
-    assert needs() == []
-    assert needs(parallelism="deepspeed") == ["accelmark[deepspeed]"]
+    run = {"open": True, "cases": [{"key": "toy", "settings": {"parallelism": "deepspeed"}}]}
+    needs = [need for need in plan(run).jobs[0].requires if need.requirement == "accelmark[deepspeed]"]
+    assert [need.needed_by.partition(" ")[0] for need in needs] == ["parallelism=deepspeed"]
 
 
 def test_a_key_that_names_another_chip_than_the_detected_one_is_refused_unless_open(plugins: Path) -> None:
@@ -329,26 +290,6 @@ def test_files_may_lie_in_the_folder_config_as_in_flagperf(folder: Path) -> None
     assert requirements_file(folder) == folder / "config" / "requirements.txt"
 
 
-def test_a_file_of_an_extension_is_stronger_than_the_vendors_own(folder: Path) -> None:
-    extension = folder / "plugins/vendors/acme/cases" / folder.name
-    extension.mkdir(parents=True)
-    (extension / "config.yaml").write_text("batch_size: 9\n")
-    layers, _ = vendor_layers([folder, extension], "acme", KEY, HERE, "config")
-    assert layers[-1].values == {"batch_size": 9}
-    assert layers[-1].name == f"vendors/acme/cases/{folder.name}/config.yaml in {folder / 'plugins'}"
-
-
-def test_capabilities_of_a_host_are_read_from_its_files(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx512f amx_bf16 amx_tile\n")
-    tests = {
-        "amx_bf16": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_bf16\b"),
-        "amx_int8": CapabilityFile(file=tmp_path / "cpuinfo", pattern=r"\bamx_int8\b"),
-        "sve": CapabilityFile(file=tmp_path / "missing", pattern="sve"),
-    }
-    vendor = load_vendor("cpu").model_copy(update={"capabilities": tests})
-    assert host_capabilities(vendor) == {"amx_bf16": str(tmp_path / "cpuinfo")}
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -368,19 +309,16 @@ def test_a_cpu_without_instructions_for_bf16_emulates_it(flags: str, expected: s
 SPLITS = {"tp": ("num_heads", "num_kv_heads", "intermediate_size"), "pp": ("num_layers",), "cp": ("seq_length",)}
 
 
-def settings(parallelism: Any, **model: Any) -> TrainSettings:
-    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, "num_layers": 32, "seq_length": 8, **model}
-    return TrainSettings.model_validate(
-        {"batch_size": 2, "end": {"max_steps": 1}, "parallelism": parallelism, "model": sizes}
-    )
+def settings(parallelism: Any) -> TrainSettings:
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336, "num_layers": 32, "seq_length": 8}
+    values = {"batch_size": 2, "end": {"max_steps": 1}, "parallelism": parallelism, "model": sizes}
+    return TrainSettings.model_validate(values)
 
 
-def problems(parallelism: Any, nnodes: int = 1, nproc: int = 8, framework: str = "pytorch", **model: Any) -> list[str]:
-    key = CaseKey(model="llama", framework=framework, hardware="X1", nnodes=nnodes, nproc=nproc)
-    supported = load_framework(framework).parallelism
-    return [
-        str(each) for each in parallelism_problems(settings(parallelism, **model), key, supported, SPLITS, "run.yaml")
-    ]
+def problems(parallelism: Any) -> list[str]:
+    key = CaseKey(model="llama", framework="pytorch", hardware="X1", nnodes=1, nproc=8)
+    supported = load_framework("pytorch").parallelism
+    return [str(each) for each in parallelism_problems(settings(parallelism), key, supported, SPLITS, "run.yaml")]
 
 
 @pytest.mark.parametrize(
@@ -413,12 +351,17 @@ def test_a_mesh_is_written_and_read_as_text() -> None:
     assert TrainSettings.model_validate(dumped) == given
 
 
+def resolved_in(case: str, **given: Any) -> tuple[Resolved[TrainSettings], TrainCaseSpec]:
+    """Return the settings of a case with those of a run file."""
+    train = load_case(case).train
+    assert train is not None
+    base, layer = Layer.of("case.yaml", train.settings), Layer.of("run.yaml", given)
+    return resolve(base, [layer], mutable=train.mutable, is_open=False), train
+
+
 def mixture(parallelism: str, num_ranks: int) -> list[str]:
     """Problems of a mesh for the eight experts of ``moe_mini``."""
-    train = load_case("moe_mini").train
-    assert train is not None
-    layer = Layer.of("run.yaml", {"parallelism": parallelism})
-    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    resolved, train = resolved_in("moe_mini", parallelism=parallelism)
     key = CaseKey(model="moe_mini", framework="pytorch", hardware="X1", nnodes=1, nproc=num_ranks)
     supported = load_framework("pytorch").parallelism
     found = [*parallelism_problems(resolved.settings, key, supported, train.mesh, "run.yaml")]
@@ -433,21 +376,11 @@ def test_experts_are_spread_over_the_ranks_of_fsdp() -> None:
     assert "ep=3 does not divide model.num_experts 8" in problem
 
 
-def test_a_batch_has_the_fewest_microbatches_with_which_each_stage_has_one() -> None:
-    given = settings("pp=8").model_copy(update={"batch_size": 12, "gradient_accumulation_steps": 2})
-    assert given.microbatches(8) == 4
-    assert given.microbatches(1) == given.microbatches(2) == 1
-
-
 def test_settings_of_a_pipeline_go_with_pp_only() -> None:
-    train = load_case("llama_mini").train
-    assert train is not None
-    layer = Layer.of("run.yaml", {"parallelism": "tp=2", "pipeline.schedule": "gpipe"})
-    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    resolved, _ = resolved_in("llama_mini", parallelism="tp=2", pipeline={"schedule": "gpipe"})
     (problem,) = unused_settings(resolved.provenance, ("run.yaml",))
-    assert "pipeline.schedule: applies to parallelism pp, found tp=2 (set parallelism=pp=2, for example)" in str(
-        problem
-    )
+    expected = "pipeline.schedule: applies to parallelism pp, found tp=2 (set parallelism=pp=2, for example)"
+    assert expected in str(problem)
 
 
 def test_ranks_of_a_pipeline_and_of_split_layers_have_the_same_samples() -> None:
@@ -469,10 +402,7 @@ def test_names_are_meshes_over_all_ranks_or_those_of_a_host() -> None:
 
 def zero(**given: Any) -> Mapping[str, Any]:
     """Settings of ZeRO over those of a case that lets ``parallelism`` change, as a run file gives them."""
-    train = load_case("llama_mini").train
-    assert train is not None
-    layer = Layer.of("run.yaml", {"parallelism": "deepspeed", "zero": given})
-    resolved = resolve(Layer.of("case.yaml", train.settings), [layer], mutable=train.mutable, is_open=False)
+    resolved, _ = resolved_in("llama_mini", parallelism="deepspeed", zero=given)
     found: Mapping[str, Any] = configuration(resolved.settings, 2, is_pinned=False)["zero_optimization"]
     return found
 

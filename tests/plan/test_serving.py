@@ -1,37 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accelmark.plan.build import build_plan
-from accelmark.plan.plan import Plan
-from accelmark.plan.request import Detected
-from accelmark.spec.cluster import ClusterSpec
+from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import ServeJob
-from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.runfile import RunSpec
+from tests.plan.plans import plan_of
 
 ENDPOINT = {"server": None, "endpoint": "http://10.0.0.7:8000", "served_model": "llama"}
 
 
-def data_dirs(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
-    return {name: Path("/data") / name for name in case.data_names}
-
-
 def plan(settings: dict[str, Any] | None = None, key: str = "llama_mini", task: str = "serve", **more: Any) -> Plan:
-    request = {"key": key, "task": task, "settings": settings or {}}
-    return build_plan(
-        RunSpec.model_validate({"vendor": "cpu", "cases": [request]} | more),
-        cluster=ClusterSpec(),
-        detected=Detected("cpu", "CPU", None, None),
-        data_dirs=data_dirs,
-        created_at="2026-01-01T00:00:00Z",
-        where="run.yaml",
-    )
+    return plan_of({"vendor": "cpu", "cases": [{"key": key, "task": task, "settings": settings or {}}]} | more)
+
+
+def served(settings: dict[str, Any], key: str = "llama_mini", **more: Any) -> tuple[PlannedJob, ServeJob]:
+    (planned,) = plan(settings, key, **more).jobs
+    assert isinstance(planned.job.work, ServeJob)
+    return planned, planned.job.work
 
 
 def problems(settings: dict[str, Any], key: str = "llama_mini", **more: Any) -> str:
@@ -41,9 +30,7 @@ def problems(settings: dict[str, Any], key: str = "llama_mini", **more: Any) -> 
 
 
 def test_a_server_is_planned_as_one_process_with_its_options_and_their_layers() -> None:
-    (planned,) = plan({"server_options.num_blocks": 64}).jobs
-    work = planned.job.work
-    assert isinstance(work, ServeJob)
+    planned, work = served({"server_options.num_blocks": 64})
     assert work.server is not None
     assert (work.server.name, planned.job.num_ranks) == ("transformers", 1)
     assert work.settings.server_options["num_blocks"] == 64
@@ -54,12 +41,9 @@ def test_a_server_is_planned_as_one_process_with_its_options_and_their_layers() 
 
 
 def test_an_endpoint_starts_no_server_and_is_warned_about() -> None:
-    found = plan(ENDPOINT)
-    work = found.jobs[0].job.work
-    assert isinstance(work, ServeJob)
-    assert work.server is None
-    assert "-serve-endpoint-" in plan(ENDPOINT | {"server": "transformers"}).jobs[0].directory
-    assert any("OPEN at best" in warning for warning in found.warnings)
+    assert served(ENDPOINT)[1].server is None
+    assert "-serve-endpoint-" in served(ENDPOINT | {"server": "transformers"})[0].directory
+    assert any("OPEN at best" in warning for warning in plan(ENDPOINT).warnings)
 
 
 def test_different_loads_have_directories_of_their_own() -> None:
@@ -72,9 +56,7 @@ def test_different_loads_have_directories_of_their_own() -> None:
 
 
 def test_a_preset_of_the_slo_is_a_layer_of_its_own_and_named_limits_replace_it() -> None:
-    (planned,) = plan({"slo.preset": "llama3_1_8b_interactive", "slo.ttft_ms": 250, "scenarios": ["server"]}).jobs
-    work = planned.job.work
-    assert isinstance(work, ServeJob)
+    planned, work = served({"slo.preset": "llama3_1_8b_interactive", "slo.ttft_ms": 250, "scenarios": ["server"]})
     assert (work.settings.slo.ttft_ms, work.settings.slo.tpot_ms, work.settings.slo.share) == (250, 30, 0.99)
     assert planned.job.provenance["slo.ttft_ms"].layer == "run.yaml"
     assert planned.job.provenance["slo.tpot_ms"].layer == "MLPerf's limits (llama3_1_8b_interactive)"
@@ -106,14 +88,10 @@ def test_a_wrong_request_is_refused_before_anything_starts(settings: dict[str, A
     assert not found.endswith(f", found {settings.get('slo.preset')!r}")
 
 
-def test_the_devices_of_a_key_are_those_of_one_server() -> None:
-    (planned,) = plan({"server": "vllm"}, "llama_mini:pytorch:CPU:1:8").jobs
+@pytest.mark.parametrize(("settings", "task"), [({"server": "vllm"}, "serve"), ({}, "infer")])
+def test_the_devices_of_a_key_are_those_of_one_rank(settings: dict[str, Any], task: str) -> None:
+    (planned,) = plan(settings, "llama_mini:pytorch:CPU:1:8", task=task).jobs
     assert (planned.job.key.nproc, planned.job.num_ranks) == (8, 1)
-
-
-def test_offline_generation_on_several_devices_is_one_rank_with_an_engine_of_several_processes() -> None:
-    (planned,) = plan({}, "llama_mini:pytorch:CPU:1:2", task="infer").jobs
-    assert (planned.job.key.nproc, planned.job.num_ranks) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +135,7 @@ def test_a_vendor_sets_options_and_environment_of_a_server_and_settings_of_a_cas
     case = acme / "cases/llama_mini-pytorch"
     (case / "serve.yaml").write_text("precision: bf16\nload: {concurrency: [2]}\n")
     (case / "serve_X1x1x8.yaml").write_text("load: {concurrency: [64]}\n")
-    found = plan({"server": "vllm_acme"}, "llama_mini:pytorch:X1:1:8", vendor="acme")
-    (planned,) = found.jobs
-    work = planned.job.work
-    assert isinstance(work, ServeJob)
+    planned, work = served({"server": "vllm_acme"}, "llama_mini:pytorch:X1:1:8", vendor="acme")
     assert work.server is not None
     assert work.server.environment == {"A": "1", "B": "2"}
     assert work.server.requires == ("acme-rt",)
@@ -172,5 +147,5 @@ def test_a_vendor_sets_options_and_environment_of_a_server_and_settings_of_a_cas
     values = dict.fromkeys(("python", "model_dir", "host", "port", "device", "node_dir", "precision"), "x")
     command = work.server.arguments(values | {"num_devices": str(planned.job.key.nproc)}, {})
     assert command[:6] == ["vllm-acme", "x", "--port", "x", "--cards", "8"]
-    named = plan({"server": "vllm_acme", "server_options.blocks": 9}, "llama_mini:pytorch:X1", vendor="acme").jobs[0]
+    named, _ = served({"server": "vllm_acme", "server_options.blocks": 9}, "llama_mini:pytorch:X1", vendor="acme")
     assert named.job.provenance["server_options.blocks"].layer == "run.yaml"

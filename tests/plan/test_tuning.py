@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.plan.adaptation import Capabilities
-from accelmark.plan.build import build_plan
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import Detected
 from accelmark.plan.tuning import (
@@ -22,11 +21,10 @@ from accelmark.plan.tuning import (
     with_trial,
     with_tuned_rounds,
 )
-from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import EngineSpec
-from accelmark.spec.runfile import RunSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.tuning import Choice, identity, next_trial
+from tests.plan.plans import plan_of
 
 SHIPPED = InferSettings(batch_size=8, compiler="slow")
 CHOICES = (
@@ -109,24 +107,15 @@ infer:
 """
 
 
-def planned(
-    plugins: Any, *capabilities: str, cores: int = 4, budget: Budget | None = None, **command_line: Any
-) -> Plan:
+def planned(plugins: Any, *capabilities: str, **command_line: Any) -> Plan:
     folder = plugins / "cases" / "toy"
     text = (folder / "case.yaml").read_text()
     (folder / "case.yaml").write_text(text if "infer:" in text else text + _INFER)
     (folder / "infer_pytorch.py").write_text("")
-    plan = build_plan(
-        RunSpec.model_validate({"vendor": "acme", "cases": [{"task": "infer", "key": "toy"}]}),
-        cluster=ClusterSpec(),
-        detected=Detected("acme", "X2", None, 1),
-        data_dirs=lambda *_: {},
-        created_at="2026-01-01T00:00:00Z",
-        where="run.yaml",
-        command_line=command_line,
-    )
-    machine = Machine(cores, Capabilities(dict.fromkeys(capabilities, "/proc/cpuinfo")), ENGINES)
-    return tuned_plan(plan, machine, budget or Budget(600, None))
+    run = {"vendor": "acme", "cases": [{"task": "infer", "key": "toy"}]}
+    plan = plan_of(run, Detected("acme", "X2", None, 1), command_line=command_line)
+    machine = Machine(4, Capabilities(dict.fromkeys(capabilities, "/proc/cpuinfo")), ENGINES)
+    return tuned_plan(plan, machine, Budget(600, None))
 
 
 def tried_values(plan: Plan) -> list[list[tuple[Any, ...]]]:
@@ -134,9 +123,7 @@ def tried_values(plan: Plan) -> list[list[tuple[Any, ...]]]:
     return [[tuple(each.values()) for each in choice.values] for choice in plan.tuning.choices]
 
 
-def test_only_installed_engines_precisions_of_the_device_and_settings_that_were_not_given_are_tried(
-    plugins: Any,
-) -> None:
+def test_installed_engines_precisions_of_the_device_and_settings_that_were_not_given_are_tried(plugins: Any) -> None:
     assert tried_values(planned(plugins)) == [
         [("eager", "fp32"), ("eager", "int8"), ("other", "fp32")],
         [(None,), (2,)],

@@ -43,10 +43,7 @@ class Published(NamedTuple):
 
 
 def read_published(path: Path, url: str) -> list[Published]:
-    """Read the claims of an MLPerf result file or summary, or of a FlagPerf README; ``url`` is where it is published.
-
-    Raises SpecError if the file cannot be read, is of another kind, or states no figure.
-    """
+    """Read the claims of an MLPerf result or a FlagPerf README, published at ``url``; raises SpecError: it has none."""
     text = read_text(path)
     if ":::MLLOG" in text:
         rows = _mlperf_training(text, path)

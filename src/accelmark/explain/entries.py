@@ -116,10 +116,7 @@ def entries() -> Iterator[Entry]:
 
 
 def explain(name: str) -> list[Entry]:
-    """Return the explanations of a name, a figure's title or a setting's last part; case and blanks do not matter.
-
-    Raises RequestError: nothing has this name; suggests the nearest one.
-    """
+    """Return the explanations of a name, a figure's title or a setting's last part; raises RequestError."""
     known = list(entries())
     named = [entry for entry in known if entry.name == name]
     named = named or [entry for entry in known if name and _plain(name) in (_plain(entry.name), _plain(entry.title))]

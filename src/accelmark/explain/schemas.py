@@ -60,10 +60,7 @@ def _schema(model: type[BaseModel], title: str) -> str:
 
 
 def _settings(model: type[BaseModel], parts: dict[str, Any]) -> dict[str, str]:
-    """Return a reference to the schema of one layer's settings, which it adds to ``parts``.
-
-    No setting is required, and each may be nested or have a dotted key (``optimizer.lr``).
-    """
+    """Add the schema of a layer's settings to ``parts``, with nested and dotted keys; return a reference to it."""
     part = json_schema(model)
     parts.update(part.pop("$defs", {}))
     part.pop("required", None)
@@ -80,6 +77,14 @@ def _settings(model: type[BaseModel], parts: dict[str, Any]) -> dict[str, str]:
         here["fp16"] = {"type": "boolean", "description": text}
     parts[model.__name__] = part | {"patternProperties": patterns}
     return {"$ref": f"#/$defs/{model.__name__}"}
+
+
+_SIDES: Final[Mapping[type[BaseModel], tuple[str, type[BaseModel]]]] = {
+    TrainCaseSpec: ("settings", TrainSettings),
+    InferCaseSpec: ("configurations", InferSettings),
+    ServeCaseSpec: ("settings", ServeSettings),
+}
+"""Side of a case -> the field with its settings, and their model."""
 
 
 def _complete(model: type[BaseModel], properties: dict[str, Any], part: dict[str, Any], parts: dict[str, Any]) -> None:
@@ -108,10 +113,9 @@ def _complete(model: type[BaseModel], properties: dict[str, Any], part: dict[str
         parts[DatasetSpec.__name__] = dataset
         properties["data"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{DatasetSpec.__name__}"}]}
     else:
-        field = properties["configurations" if model is InferCaseSpec else "settings"]
-        del field["additionalProperties"], field["type"]
-        sides = {TrainCaseSpec: TrainSettings, InferCaseSpec: InferSettings, ServeCaseSpec: ServeSettings}
-        field |= _settings(sides[model], parts)
+        name, settings = _SIDES[model]
+        del properties[name]["additionalProperties"], properties[name]["type"]
+        properties[name] |= _settings(settings, parts)
     if model is TrainCaseSpec:
         names = parts[TrainSettings.__name__]["properties"].keys() - {"model"}
         of_the_case = {"type": "string", "pattern": r"^model(\.|$)"}

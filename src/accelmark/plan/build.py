@@ -50,12 +50,10 @@ def build_plan(
     allow_missing_data: bool = False,
     earlier_problems: Sequence[Problem] = (),
 ) -> Plan:
-    """Resolve ``request`` into a plan.
+    """Resolve ``request``, a run file's (``where``), and the dotted settings of ``command_line`` into a plan.
 
-    ``where`` (the run file, or ``command line``) is for errors; ``command_line`` has dotted settings, the last layer.
     ``allow_missing_data``: list missing data, devices and framework versions in the plan instead of raising.
     ``earlier_problems``: mistakes in cluster or vendor; cases are then checked as if for one device of this machine.
-
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     launcher = load_launcher(cluster.launcher)

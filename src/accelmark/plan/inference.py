@@ -107,9 +107,7 @@ def _unknown_engine(request: KeyRequest, name: object) -> Iterator[str]:
     known = known_engines(request.run.vendor_folder)
     if not isinstance(name, str) or name in known:
         return
-    vendors = catalog.folders("vendors").values()
-    owners = [vendor.name for vendor in vendors if name in catalog.engine_files(vendor.path / "engines")]
-    hint = f"it is an engine of {', '.join(owners)}: --vendor {owners[0]}" if owners else nearest(name, known)
+    hint = nearest(name, known)
     if request.run.launcher.is_localhost and request.run.cluster.container is None:
         request.problems.append(Problem(request.where, "compiler", f"unknown engine {name!r}", hint))
     else:

@@ -141,10 +141,7 @@ class KeyRequest:
             return {}
 
     def data_of(self, names: Collection[str]) -> dict[str, Path]:
-        """Return the directories of the named data sets, in the user's directory or to be fetched.
-
-        A known data set that only inference or serving names is in the user's directory only where that has its folder.
-        """
+        """Return the directories of the named data sets, in the user's directory or to be fetched."""
         given, case = self.request.data, self.case
         dirs: dict[str, Path] = {}
         for entry in case.all_data:

@@ -87,10 +87,7 @@ def _preset(layer: Layer) -> Iterator[Layer]:
 
 
 def adapted_server(server: ServerSpec, vendor_folder: Path) -> tuple[ServerSpec, list[Layer]]:
-    """Return the server with the vendor's additions, and the layer of the vendor's options.
-
-    Raises SpecError: the vendor's file has an unknown key or option.
-    """
+    """Return the server with the vendor's additions, and the layer of the vendor's options."""
     file = vendor_folder / "servers" / f"{server.name}.yaml"
     if not file.is_file():
         return server, []

@@ -87,10 +87,7 @@ def mesh_problems(settings: TrainSettings, provenance: Mapping[str, Provenance])
 
 
 def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str]) -> Iterator[Problem]:
-    """Yield settings of ``layers`` in a section that needs another value, such as ZeRO settings without ZeRO.
-
-    A vendor's layers may set them for the runs that use the section.
-    """
+    """Yield settings of ``layers`` in a section that needs another value, such as ZeRO settings without ZeRO."""
     for key, origin in provenance.items():
         needed, parallelism = REFINES.get(key.partition(".")[0]), provenance[_KEY].value
         if needed is not None and not has_part(parallelism, needed) and origin.layer in layers:
@@ -171,10 +168,7 @@ def _setting_problems(request: KeyRequest, case: TrainCaseSpec, resolved: Resolv
 
 
 def without_effect(provenance: Mapping[str, Provenance], layers: Sequence[str]) -> Iterator[Problem]:
-    """Yield the settings of optimizer and schedule in ``layers``, weakest first, that the chosen one does not use.
-
-    Weaker layers configured a different optimizer; ignore them.
-    """
+    """Yield the settings of optimizer and schedule in ``layers``, weakest first, that the chosen one does not use."""
     for key, names in NEEDED_NAME.items():
         section, origin = key.partition(".")[0], provenance[key]
         chosen = provenance[f"{section}.name"]

@@ -57,10 +57,7 @@ class Budget:
 
 
 def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
-    """Return the plan of a search that starts from the only case of ``plan``, with the settings of its job.
-
-    Raises RequestError: its settings leave nothing to search.
-    """
+    """Return the plan of a search from the only job of ``plan``; raises RequestError: there is nothing to search."""
     first = plan.jobs[0]
     settings = settings_of(first)
     if first.job.provenance[_DURATION].layer == "default":
@@ -117,10 +114,7 @@ def settings_of(job: PlannedJob) -> InferSettings:
 
 
 def vendor_values(shipped: JobSpec, tuned: JobSpec) -> dict[str, Any]:
-    """Return the settings with which a vendor's file for this scale makes the tuned ones the shipped ones.
-
-    Values of the file that is there already are kept, and values that it need not change are left out.
-    """
+    """Return the settings of a vendor's file for this scale that makes the tuned settings the shipped ones."""
     scale = f"_{shipped.key.hardware}x{shipped.key.nnodes}x{shipped.key.nproc}.yaml"
     values: dict[str, Any] = {}
     for name, provenance in tuned.provenance.items():

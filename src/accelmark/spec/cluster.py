@@ -130,10 +130,7 @@ def environment_python(path: Path) -> str:
 
 
 class ClusterSpec(FiniteSpec):
-    """Hosts, the launcher that starts jobs on them, and the container that ranks run in.
-
-    Keys that are not declared here are settings of launchers (:mod:`accelmark.spec.plugins.launcher`).
-    """
+    """Hosts, their launcher and the container of ranks; keys that are not declared here are launchers' settings."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -17,10 +17,7 @@ _PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
 
 
 class CaseKey(Spec):
-    """A case on a scale: which model in which framework, on which chip, on how many hosts and devices, how often.
-
-    ``nproc`` counts devices per host. An inference key (``model:framework[_version]``) runs one rank on one host.
-    """
+    """A case on a scale; ``nproc`` counts devices per host. An inference key has a model and a framework only."""
 
     model: str
     framework: str
@@ -54,25 +51,17 @@ class CaseKey(Spec):
 
     @classmethod
     def parse(cls, text: str, *, hardware: str, where: str = "key") -> Self:
-        """Parse a key; omitted trailing parts take their defaults (``resnet_mini`` alone is a key).
-
-        ``hardware`` is usually the detected chip. Raises SpecError, naming ``where``, with each part that is wrong.
-        """
+        """Parse a key, of which trailing parts have defaults; raises SpecError, naming ``where``, for wrong parts."""
         parts = text.split(":")
         if len(parts) > len(_PARTS):
             raise SpecError([Problem(where, text, f"has {len(parts)} parts, expected at most 6", ":".join(_PARTS))])
         named = dict(zip(_PARTS, parts))
-        names = {part: named[part] for part in _PARTS[:3] if part in named}
-        counts = {part: named.get(part, "1") for part in _PARTS[3:]}
-        problems = [
-            Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -")
-            for part, value in names.items()
-            if not _NAME.fullmatch(value)
-        ] + [
-            Problem(where, text, f"{part} {value!r} is not a whole number of at least 1")
-            for part, value in counts.items()
-            if not _COUNT.fullmatch(value)
-        ]
+        problems = []
+        for part, value in named.items():
+            if part in _PARTS[:3] and not _NAME.fullmatch(value):
+                problems.append(Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -"))
+            if part in _PARTS[3:] and not _COUNT.fullmatch(value):
+                problems.append(Problem(where, text, f"{part} {value!r} is not a whole number of at least 1"))
         if problems:
             raise SpecError(problems)
         framework_name, _, version = named.get("framework", "pytorch").partition("_")
@@ -81,7 +70,7 @@ class CaseKey(Spec):
             framework=framework_name,
             framework_version=version or None,
             hardware=named.get("hardware", hardware),
-            **{part: int(value) for part, value in counts.items()},
+            **{part: int(named.get(part, "1")) for part in _PARTS[3:]},
         )
 
 

@@ -57,10 +57,7 @@ def quantity(value: float | None, unit: str, significant: int = 4) -> str:
 
 
 def subtracted(first: float, second: float) -> tuple[str, str, str]:
-    """Return two numbers and the first less the second, with as many decimals as show the difference in two digits.
-
-    The third is the difference of the first two as they are shown. One below 1e-5 has its own digits.
-    """
+    """Return two numbers and their difference as shown, with as many decimals as show it in two digits."""
     decimals = max(_decimals(max(abs(first), abs(second)), 4), _decimals(first - second, 2))
     if decimals > _MOST_DECIMALS:
         return digits(first), digits(second), digits(first - second, 2)
@@ -148,11 +145,7 @@ class Scale:
 
 
 def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
-    """Return the scale that shows ``value`` in few digits.
-
-    Ratios become percentages, long times minutes or hours, memory KiB or GiB; joules, watts and operations take an SI
-    prefix. Rounds of one figure are shown on the scale of their mean.
-    """
+    """Return the scale that shows ``value`` in few digits: with a prefix, as a percentage, or in minutes or hours."""
     size = abs(value)
     if unit == "ratio":
         return Scale("%", 0.01, min(significant, 3))

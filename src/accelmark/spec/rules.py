@@ -87,14 +87,14 @@ def _read(model: type[R], folder: str, given: Any) -> Any:
     """Return AccelMark's own rule set of that name, or the one in the file of that path."""
     if not isinstance(given, (str, Path)):
         return given
-    if (own := shipped_rules(model, folder).get(str(given))) is not None:
-        return own
-    path = Path(given)
-    if not path.is_file():
-        hint = nearest(str(given), shipped_rules(model, folder))
+    shipped = shipped_rules(model, folder)
+    if str(given) in shipped:
+        return shipped[str(given)]
+    if not Path(given).is_file():
+        hint = nearest(str(given), shipped)
         raise ValueError(f"{str(given)!r} is neither a rule set of AccelMark's nor a file ({hint})")
     try:
-        return parse(model, read_yaml(path), repr(str(path)))
+        return parse(model, read_yaml(Path(given)), repr(str(given)))
     except SpecError as error:  # reported with the other problems of the file that names it
         raise ValueError("; ".join(map(str, error.problems))) from error
 

@@ -1,8 +1,4 @@
-"""Files of named arrays in the safetensors format, read and written with NumPy alone.
-
-The format: eight bytes with the length of a JSON header (little-endian), the header, then the arrays one after another.
-The header maps each name to ``dtype``, ``shape`` and ``data_offsets`` (https://github.com/huggingface/safetensors).
-"""
+"""Files of named arrays, read and written with NumPy alone (https://github.com/huggingface/safetensors)."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ _TYPES: Final = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1", "BOOL": "?",
 }  # fmt: skip
 _NAMES: Final = {np.dtype(code): name for name, code in _TYPES.items()}
-_ALIGNMENT: Final = 8
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -35,7 +30,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
         header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    text += b" " * (-len(text) % 8)  # aligned
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,10 +45,7 @@ def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
-    """Return the arrays of a file by name.
-
-    Raises RunError: the file is missing, damaged, or has a type that NumPy does not have.
-    """
+    """Return the arrays of a file by name; raises RunError: it is missing, damaged, or has an unknown type."""
     with raising(RunError, f"{path}: cannot be read as a safetensors file", *UNREADABLE):
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")

@@ -130,10 +130,7 @@ class MonitorScript:
 
 @final
 class MonitorLogs:
-    """``cpu_monitor.log``, ``mem_monitor.log``, ``pwr_monitor.log`` and ``<vendor>_monitor.log`` of one host.
-
-    ``vendor`` is None if the vendor's own script writes that log. Raises OSError if the directory is not writable.
-    """
+    """FlagPerf's monitor logs of one host; ``vendor`` is None if the vendor's own script writes that log."""
 
     def __init__(self, directory: Path, vendor: str | None) -> None:
         # For the vendor `cpu`, the name would be the same as the host log's.

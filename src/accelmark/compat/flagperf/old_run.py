@@ -52,10 +52,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(path: Path) -> dict[str, str]:
-    """Return the files of a run directory with the results of FlagPerf's run: name -> text.
-
-    Every case is OPEN: nothing in it was audited. Raises SpecError if a round has no log of rank 0 or names no case.
-    """
+    """Return the files of a run directory with the results of FlagPerf's run: name -> text; every case is OPEN."""
     rounds: dict[str, RoundResult] = {}
     for folder in sorted(path.glob("*/round*"), key=lambda folder: (folder.parent.name, len(folder.name), folder.name)):
         result = _round(folder)

@@ -154,10 +154,7 @@ def _take(statement: ast.stmt, parsed: Parsed) -> None:
 
 
 def _literal(expression: ast.expr, names: Values) -> Any:
-    """Return the value of literals, of ``names`` assigned before, and their arithmetic or concatenation.
-
-    Raises ValueError, TypeError, SyntaxError or ArithmeticError for any other expression.
-    """
+    """Return the value of literals, of ``names`` assigned before, and their arithmetic; raises errors for all else."""
     match expression:
         case ast.Name(id=name) if name in names:
             return names[name]

@@ -247,10 +247,7 @@ def _entry(origin: Given, written: str, data: str | None, cluster: ClusterSpec) 
 
 
 def _data_directory(given: str, case: str) -> tuple[str, str]:
-    """Return the directory that contains the data sets of an inference case, and a note about it.
-
-    FlagPerf names the data set itself (``/raid/imagenet/val``), AccelMark the directory that contains ``imagenet/``.
-    """
+    """Return the directory that contains the data sets, of which FlagPerf names one, and a note about it."""
     side = load_case(case).infer
     names = (*side.data, *side.optional_data) if side is not None else ()
     parts = Path(given).parts
@@ -264,10 +261,7 @@ def _data_directory(given: str, case: str) -> tuple[str, str]:
 
 
 def converted_key(written: str, task: Task, cluster: ClusterSpec) -> tuple[str, Mapping[str, Any], list[str]]:
-    """Return a key with AccelMark's names, the settings that the framework's name means, and notes.
-
-    A framework version is kept only where an image or this machine has it.
-    """
+    """Return a key with AccelMark's names, the settings that the framework's name means, and notes."""
     model, *parts = written.strip().split(":")
     covered, name = equivalent(model, task), case_of_model(model, task)
     notes = [covered.note] if covered is not None and name != model else []
@@ -406,10 +400,7 @@ def case_of(path: Path) -> str:
 
 
 def inference_settings(given: Iterable[Given], case: str, left_over: list[Problem]) -> dict[str, Given]:
-    """Return settings that differ from the case's; list those without equivalent in ``left_over``.
-
-    Of several files with one setting the later one counts, as FlagPerf lets a vendor's file override the case's.
-    """
+    """Return settings that differ from the case's, a later file's first; list those without equivalent."""
     items = list(given)
     side = load_case(case).infer if case in folders("cases") else None
     if side is None:

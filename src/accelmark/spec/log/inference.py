@@ -100,10 +100,7 @@ class RepeatCheck(Spec):
 
 
 class AnswerCheck(Spec):
-    """The value of ``ANSWER_CHECK``: an engine's answers against the framework's in fp32 on the same inputs.
-
-    An item's error is the Euclidean norm of the difference of its outputs over the norm of the framework's.
-    """
+    """The value of ``ANSWER_CHECK``: answers against the framework's in fp32; errors are relative Euclidean norms."""
 
     num_items: int
     median_error: float | None

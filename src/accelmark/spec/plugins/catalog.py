@@ -188,10 +188,7 @@ def case_hash(path: Path, task: str) -> str:
 
 
 def task_files(files: Iterable[tuple[str, bytes]], task: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a case from which a result of ``task`` follows.
-
-    Training is independent of files and folders named ``infer*`` or ``serve*``, and of these sections of ``case.yaml``.
-    """
+    """Yield a case's files of a task: training has no files, folders and sections of ``infer*`` and ``serve*``."""
     for name, content in files:
         if task == "train" and name.startswith(_OTHER_TASKS):
             continue
@@ -246,10 +243,7 @@ def extensions(vendor: str) -> list[Path]:
 
 
 def adaptations(vendor: str, case: str) -> list[Path]:
-    """Return the vendor's folders for a case (``<model>-<framework>``): its own, then those of its extensions.
-
-    The last one's code, packages and variables apply; the configuration files of all are layers, weakest first.
-    """
+    """Return the vendor's folders for a case, then those of its extensions; the last one's code applies."""
     own, *more = (path / "cases" / case for path in (find("vendors", vendor).path, *extensions(vendor)))
     return [own, *filter(Path.is_dir, more)]
 
@@ -456,10 +450,7 @@ def known_engines(vendor_folder: Path | None) -> set[str]:
 
 
 def engine_specs(vendor_folder: Path | None = None) -> dict[str, EngineSpec]:
-    """Return the declared engines of AccelMark and of a vendor, whose declarations take precedence.
-
-    Raises SpecError if a declaration is wrong, or declares an engine without a file.
-    """
+    """Return the declared engines of AccelMark and of a vendor, whose declarations take precedence."""
     declared: dict[str, EngineSpec] = {}
     for folder in (_ENGINES, *([vendor_folder / "engines"] if vendor_folder is not None else [])):
         path = folder / _ENGINES_FILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, Union
+from typing import Annotated, Final, Literal, Union
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -56,12 +56,12 @@ class SettingFlag(Spec):
         return [argument.replace("{value}", word) for argument in self.arguments]
 
 
-def _arguments_alone(given: Any) -> Any:
-    return {"arguments": given} if isinstance(given, (list, tuple)) else given
-
-
 FlagOrArguments = Annotated[
-    SettingFlag, BeforeValidator(_arguments_alone, json_schema_input_type=Union[SettingFlag, list[str]])
+    SettingFlag,
+    BeforeValidator(
+        lambda given: {"arguments": given} if isinstance(given, (list, tuple)) else given,
+        json_schema_input_type=Union[SettingFlag, list[str]],
+    ),
 ]
 
 

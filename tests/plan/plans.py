@@ -1,0 +1,43 @@
+"""Plans of run files, without a machine and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelmark.plan.build import build_plan
+from accelmark.plan.plan import Plan
+from accelmark.plan.request import DataDirs, Detected
+from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.model import parse
+from accelmark.spec.plugins.case import CaseSpec
+from accelmark.spec.runfile import RunSpec
+
+CPU = Detected("cpu", "CPU", None, None)
+
+
+def data_below(case: CaseSpec, named: Path | None) -> Mapping[str, Path]:
+    return {name: Path("/data") / name for name in case.data_names}
+
+
+def plan_of(
+    run: Mapping[str, Any],
+    detected: Detected = CPU,
+    *,
+    cluster: Mapping[str, Any] | None = None,
+    data_dirs: DataDirs = data_below,
+    where: str = "run.yaml",
+    command_line: Mapping[str, Any] | None = None,
+    allow_missing_data: bool = False,
+) -> Plan:
+    return build_plan(
+        parse(RunSpec, run, where),
+        cluster=ClusterSpec.model_validate(cluster or {}),
+        detected=detected,
+        data_dirs=data_dirs,
+        created_at="2026-01-01T00:00:00Z",
+        where=where,
+        command_line=command_line,
+        allow_missing_data=allow_missing_data,
+    )
