@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import yaml
 
-from accelmark.run.preflight.packages import RANK_NEEDS
+from accelmark.run.preflight.checks import RANK_NEEDS
 from accelmark.spec.plugins.requirements import requirement_texts
 
 ROWS: Final = {"3.9": "2.4.1", "3.10": "2.6.0", "3.12": "2.8.0"}

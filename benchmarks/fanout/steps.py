@@ -24,8 +24,7 @@ from accelmark.run.launchers.ssh.delivery import put_files
 from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, raise_descriptor_limit
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
-from accelmark.run.preflight.checks import problems_of_host
-from accelmark.run.preflight.facts import HostFacts, HostState
+from accelmark.run.preflight.checks import HostFacts, HostState, problems_of_host
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.plugins.launcher import options_of
 from tests.cluster.bed import WORK

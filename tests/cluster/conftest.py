@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller.stop import stop
+from accelmark.run.controller.coordinator import stop
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec

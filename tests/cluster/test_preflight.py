@@ -20,7 +20,7 @@ import yaml
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.delivery import wheel
-from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.checks import HostsNotReadyError
 from accelmark.run.preflight.hosts import Preflight, require_ready
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec

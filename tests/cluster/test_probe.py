@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.checks import HostsNotReadyError
 from accelmark.run.probe import probe
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.log.records import Collective

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelmark.run.sandboxes.image import recipe_of
+from accelmark.run.sandboxes.sandbox import recipe_of
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.log.perflog import PerfLogReader

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller.coordinator import resume, start
-from accelmark.run.controller.stop import stop
+from accelmark.run.controller.coordinator import resume, start, stop
 from accelmark.run.preflight.hosts import run_preflight
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec

@@ -66,10 +66,6 @@ def main() -> int:
     if "grandchild" in modes:  # a process that leaves the group, ignores SIGTERM and outlives its parent
         body = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", body], start_new_session=True)
-    if "daemon" in modes:  # without the marker of its run in its environment
-        ended = [sys.executable, "-c", "import time; time.sleep(600)"]
-        daemon = subprocess.Popen(ended, start_new_session=True, env={})
-        (node_dir / "daemon.pid").write_text(str(daemon.pid))
     if "niceness" in modes:
         print(f"niceness {os.nice(0)}", flush=True)
     if "place" in modes:

@@ -15,7 +15,7 @@ from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.hosts import Preflight, check_cluster, preflight_commands
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.image import ImageRecipe
+from accelmark.run.sandboxes.sandbox import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
 from tests.run.fakes import make_plan

@@ -1,4 +1,4 @@
-"""Launchers are plug-ins; the script of one `srun`, with a real shell; the agent of a job over SSH, without a host."""
+"""Launchers are plug-ins; the script of one `srun`, with a real shell."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 
 from accelmark.run.agent.task import CODE_FILE
+from accelmark.run.controller.coordinator import stop
 from accelmark.run.controller.execution import node_jobs
-from accelmark.run.controller.stop import stop
-from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.shared_filesystem import CommandAgent
 from accelmark.run.launchers.slurm.launcher import ALLOCATION_FILE, script_of
-from accelmark.run.launchers.ssh.agent import SshAgent
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError, SpecError
@@ -199,30 +194,3 @@ def test_an_allocation_is_kept_until_slurm_confirms_its_end(
     scancel.write_text("#!/bin/sh\nexit 0\n")
     assert stop(run, at_once=False) != has_ended, "it ends what is left"
     assert not (run / ALLOCATION_FILE).exists()
-
-
-def test_a_lost_connection_is_reported_once_and_so_is_its_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[str] = []
-    stream: Any = SimpleNamespace(heard_at=time.monotonic(), num_follows=0)
-
-    async def follow() -> str:
-        stream.num_follows += 1
-        if stream.num_follows < 4:
-            raise UnreachableError("n2", "the connection was lost")
-        for _ in range(2):
-            stream.heard_at = time.monotonic()
-            stream.answered()
-        return "never"
-
-    stream.follow = follow
-    monkeypatch.setattr(SshAgent, "record", lambda _, state, reason: (state, reason))
-    host: Any = SimpleNamespace(name="n2")
-    unused: Any = None
-    agent = SshAgent(
-        unused, host, (), (), (), unused, stream=stream, reconnect_s=300, abandon=unused, report=reported.append
-    )
-    asyncio.run(agent.wait())
-    assert reported == [
-        "n2: the connection was lost; trying again for 5 m 00 s, its ranks may continue",
-        "n2 answers again after 1 s",
-    ]

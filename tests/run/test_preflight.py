@@ -17,15 +17,39 @@ import pytest
 import yaml
 
 from accelmark.plan.plan import Plan
-from accelmark.run.agent.host import host_lock
-from accelmark.run.host import CommandResult, SubprocessHost
+from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
-from accelmark.run.preflight.checks import devices, load, problems_of_host, same_machine, unlike_hosts
-from accelmark.run.preflight.facts import DeviceFacts, HostFacts, HostsNotReadyError, HostState, PackageFacts
+    DeviceFacts,
+    HostFacts,
+    HostsNotReadyError,
+    HostState,
+    PackageFacts,
+    devices,
+    load,
+    package_facts,
+    package_problems,
+    problems_of_host,
+    require_here,
+    same_machine,
+    unlike_hosts,
+)
+from accelmark.run.preflight.checks import (
+    DeviceFacts,
+    HostFacts,
+    HostsNotReadyError,
+    HostState,
+    PackageFacts,
+    devices,
+    load,
+    package_facts,
+    package_problems,
+    problems_between,
+    problems_of_host,
+    require_here,
+)  # fmt: skip
 from accelmark.run.preflight.hosts import Preflight, check_cluster, require_ready
-from accelmark.run.preflight.packages import package_facts, package_problems, require_here
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, RequestError
@@ -139,7 +163,7 @@ def test_a_verb_that_computes_here_recommends_the_build_for_the_device_of_this_m
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for vendor, option in (("cpu", f"{INDEX} "), ("nvidia", "")):
-        monkeypatch.setattr("accelmark.run.preflight.packages.default_vendor", lambda found=vendor: found)
+        monkeypatch.setattr("accelmark.run.preflight.checks.default_vendor", lambda found=vendor: found)
         with pytest.raises(RequestError) as caught:
             require_here("accelmark automl run", "accelmark[torch]")
         assert str(caught.value).endswith(f"{sys.executable} -m pip install {option}'accelmark[torch]'")
@@ -181,7 +205,7 @@ def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path
         replace(state(name), devices=[DeviceFacts(name="X1", driver=driver)])
         for name, driver in (("a", "1.0"), ("b", "2.0"))
     ]
-    found = list(unlike_hosts(hosts))
+    found = list(problems_between(hosts))
     assert [(problem.where, problem.what) for problem in found] == [("b", "has driver 2.0, a has 1.0")]
     require_ready(found, make_plan(()))
     with pytest.raises(HostsNotReadyError, match=r"has driver 2\.0"):
@@ -189,7 +213,7 @@ def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path
 
 
 def test_one_machine_under_two_names_is_an_error() -> None:
-    (problem,) = same_machine([state("a"), replace(state("a"), name="b")])
+    (problem,) = problems_between([state("a"), replace(state("a"), name="b")])
     assert (problem.where, problem.what, problem.severity) == ("b", "is the same machine as a", "error")
 
 
@@ -293,13 +317,7 @@ def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_n
 
 @pytest.mark.parametrize(
     ("name", "held_by"),
-    [
-        (None, None),
-        (b"", "another run"),
-        (b"/r\xc3\xbcn", "r\u00fcn"),
-        (b"/cut \xc3", "cut \\xc3"),
-        (b"like-another", None),
-    ],
+    [(None, None), (b"", "another run"), (b"/r\xc3\xbcn", "r\u00fcn"), (b"/cut \xc3", "cut \\xc3")],
 )
 def test_names_of_sockets_are_bytes(name: bytes | None, held_by: str | None) -> None:
     with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as lock:
@@ -307,30 +325,6 @@ def test_names_of_sockets_are_bytes(name: bytes | None, held_by: str | None) -> 
         if name is not None:
             lock.bind(b"\0accelmark-host" + name)
         assert probed(is_locked=True).held_by == held_by
-
-
-def test_the_name_of_a_lock_is_cut_between_letters() -> None:
-    with host_lock("r" * 84 + "\u00fc", lambda: False):
-        assert probed(is_locked=True).held_by == "r" * 84
-
-
-@pytest.mark.parametrize(
-    ("code", "errors", "is_blamed"),
-    [
-        (127, b"sh: python4: not found", True),
-        (1, b"SyntaxError: invalid syntax", True),
-        (1, b"OSError: [Errno 5]", False),
-    ],
-)
-def test_python_is_blamed_only_where_it_is_the_cause(
-    code: int, errors: bytes, is_blamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run(*_: object, **__: object) -> CommandResult:
-        return CommandResult(code, b"", errors)
-
-    monkeypatch.setattr(SubprocessHost, "run", run)
-    (problem,) = asyncio.run(check_cluster(ClusterSpec()))
-    assert ("set python in the cluster file" in problem.hint) == is_blamed
 
 
 DEVICES = """

@@ -21,7 +21,7 @@ from accelmark.report.view import RunIndex
 from accelmark.results.sources import load_source, open_sources
 from accelmark.results.store.bundle import check_manifest, write_bundle
 from accelmark.run.agent.task import STOP_FILES
-from accelmark.run.controller.stop import stop
+from accelmark.run.controller.coordinator import stop
 from accelmark.run.display.summary import read_status
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
@@ -178,22 +178,6 @@ def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -
     assert "resumed" not in result["marks"]
     (found,) = (found for found in result["findings"] if found["rule"] == "resumed")
     assert (found["severity"], found["actual"][:42]) == ("info", "the round was started again at step 1: fig")
-
-
-def test_a_daemon_with_an_empty_environment_does_not_outlive_a_killed_agent(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((ENDLESS, "daemon")))
-    wait_for(lambda: list(run.glob("*/*/*/daemon.pid")), "the daemon")
-    (file,) = run.glob("*/*/*/daemon.pid")
-    wait_for(lambda: file.read_text().isdigit(), "its number")
-    daemon = ProcessId.of(int(file.read_text()))
-    assert daemon is not None
-    record = file.with_name(".processes")
-    wait_for(lambda: record.exists() and daemon.model_dump_json() in record.read_text(), "the agent's record of it")
-    os.kill(agent_of(run).pid, signal.SIGKILL)
-    code, out, err = done(process)
-    assert (code, states(run)) == (1, ["lost"]), out + err
-    assert not daemon.alive
 
 
 @pytest.mark.heavy

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from accelmark.run.preflight.packages import RANK_NEEDS
+from accelmark.run.preflight.checks import RANK_NEEDS
 from accelmark.spec.plugins.catalog import folders, frameworks_of, load_case
 from accelmark.spec.plugins.requirements import requirement_texts
 

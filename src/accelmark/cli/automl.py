@@ -66,7 +66,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""
-    from accelmark.run.preflight.packages import require_here
+    from accelmark.run.preflight.checks import require_here
 
     require_here("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
     from accelmark.cli.machine import detect_devices
@@ -109,7 +109,7 @@ def run(
 @app.command(cls=Verb)
 def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Continue a search that was stopped or killed."""
-    from accelmark.run.preflight.packages import require_here
+    from accelmark.run.preflight.checks import require_here
 
     require_here("accelmark automl resume", "accelmark[automl]")
     search = _find(name, runs)

@@ -18,7 +18,7 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.adaptation import adaptation_files
 from accelmark.plan.serving import adapted_server, option_layer
 from accelmark.plan.training import without_effect
-from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.checks import HostsNotReadyError
 from accelmark.run.record.registry import STATE_VARIABLE
 from accelmark.spec.errors import AccelmarkError, RequestError, SpecError, nearest
 from accelmark.spec.layers import Layer, resolve, resolve_as, resolve_inference

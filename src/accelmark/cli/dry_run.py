@@ -20,8 +20,7 @@ from accelmark.run.controller.evaluate import MOST_REPLAYED
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
-from accelmark.run.preflight.checks import given_data
-from accelmark.run.preflight.facts import HostsNotReadyError
+from accelmark.run.preflight.checks import HostsNotReadyError, given_data
 from accelmark.run.preflight.hosts import missing_here, preflight_commands
 from accelmark.run.record.directory import RunDirectory, require_empty
 from accelmark.run.record.states import read_events

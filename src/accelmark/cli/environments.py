@@ -158,7 +158,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
     from accelmark.run.environments.create import host_progress
     from accelmark.run.host import HostError
     from accelmark.run.launchers import create_launcher, plan_of_hosts
-    from accelmark.run.preflight.facts import HostsNotReadyError
+    from accelmark.run.preflight.checks import HostsNotReadyError
 
     async def all_hosts(report: Report) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:

@@ -42,18 +42,20 @@ def execute(
         raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
     if dry_run or with_commands:
         from accelmark.cli.dry_run import print_plan
-        from accelmark.run.launchers import batch_script
+        from accelmark.run.launchers import submit_module
 
-        script = batch_script(plan, path.absolute(), _arguments_inside(path, out)) if submit else None
+        script = None
+        if submit:
+            script = submit_module(plan).batch_script(plan, path.absolute(), _arguments_inside(path, out))
         print_plan(plan, path, as_json=as_json, with_commands=with_commands, script=script)
         return None
     if submit:
-        from accelmark.run.launchers import submit as submit_run
+        from accelmark.run.launchers import submit_module
         from accelmark.run.record.directory import require_empty
 
         place = path.absolute()
         require_empty(place)
-        number = submit_run(plan, place, _arguments_inside(path, out))
+        number = submit_module(plan).submit(plan, place, _arguments_inside(path, out))
         if as_json:
             typer.echo(json.dumps({"run": str(place), "job": number}))
         else:

@@ -167,7 +167,7 @@ def working(doing: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def host_problems_printed(*, as_json: bool) -> Iterator[None]:
     """Where hosts are not ready, print all their problems and exit; with ``as_json`` raise the error."""
-    from accelmark.run.preflight.facts import HostsNotReadyError
+    from accelmark.run.preflight.checks import HostsNotReadyError
 
     try:
         yield

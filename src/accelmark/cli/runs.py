@@ -233,7 +233,7 @@ def stop(
     as_json: options.AsJson = False,
 ) -> Output:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
-    from accelmark.run.controller.stop import stop as stop_run
+    from accelmark.run.controller.coordinator import stop as stop_run
     from accelmark.run.display.summary import how_to_continue
     from accelmark.run.record.directory import RunDirectory
 

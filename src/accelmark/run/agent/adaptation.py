@@ -14,11 +14,11 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import accelmark
 from accelmark.results.store.files import write_atomic
@@ -28,11 +28,11 @@ from accelmark.spec.log.records import ADAPTATION_FILE, AdaptationRecord
 from accelmark.spec.plugins.framework import RANK_VARIABLES, FrameworkSpec
 from accelmark.spec.secret import displayed_value
 
-LOG_FILE: Final = "adaptation.log"
+_LOG_FILE: Final = "adaptation.log"
 SITE_DIRECTORY: Final = "site"
 """Directory of installed packages and kernels while the ranks run."""
 _ENVIRONMENT_FILE: Final = "environment_variables.sh"
-BUILD_FILES: Final = ("setup.py", "pyproject.toml")
+_BUILD_FILES: Final = ("setup.py", "pyproject.toml")
 _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
 """The shell's program; the file's path is its argument."""
 _PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
@@ -78,17 +78,19 @@ def apply_adaptation(
     scripts = [place / _ENVIRONMENT_FILE for place in (folder / "config", folder)] if folder is not None else []
     if script := next(filter(Path.is_file, scripts), None):
         ready, record = _source(script, node_dir, environment, framework.reserved_variables)
-    if requirements is not None and not requirements.is_file():
-        raise RunError(f"{requirements}: not found on this host")
-    if requirements is not None and requirements.read_text(encoding="utf-8").strip():
-        _install(requirements, site, node_dir, ready, python)
-        _refuse_shadows(requirements, site, _RESERVED, _modules(site))
+    if requirements is not None:
+        if not requirements.is_file():
+            raise RunError(f"{requirements}: not found on this host")
+        if requirements.read_text(encoding="utf-8").strip():
+            _install(requirements, site, node_dir, ready, python)
+            _refuse_shadows(requirements, site, _RESERVED, _entries(site))
     if folder is not None and (folder / "csrc").is_dir():
-        before = set(_entries(site))
+        before = _entries(site)
         _build(folder / "csrc", site, node_dir, ready, python)
-        added = set(_entries(site)) - before
-        reserved = _RESERVED | {framework.module, *framework.companion_modules}
-        _refuse_shadows(folder / "csrc", site, reserved, added & set(_modules(site)), added)
+        added = _entries(site) - before
+        # .pth files of packages have no effect in this directory (setuptools has one); those from csrc are refused.
+        reserved = {framework.module, *framework.companion_modules, *(name for name in added if name.endswith(".pth"))}
+        _refuse_shadows(folder / "csrc", site, _RESERVED | reserved, added)
     keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
@@ -105,41 +107,31 @@ def keep_ours_first(environment: dict[str, str], before: Mapping[str, str]) -> N
     AccelMark delivered to a host is found by ``PYTHONPATH`` only. An AccelMark in site-packages is not put first, since
     all installed packages would then take precedence over the variable's.
     """
-    ours, changed = Path(accelmark.__file__).parents[1], environment.get("PYTHONPATH")
-    listed = ours in _entries_of(before.get("PYTHONPATH"))
-    if listed and ours != Path(sysconfig.get_path("purelib")) and changed != before["PYTHONPATH"]:
-        others = [entry for entry in _entries_of(changed) if entry != ours]
+
+    def entries(variables: Mapping[str, str]) -> list[Path]:
+        return [Path(entry) for entry in variables.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+    ours = Path(accelmark.__file__).parents[1]
+    is_changed = environment.get("PYTHONPATH") != before.get("PYTHONPATH")
+    if is_changed and ours in entries(before) and ours != Path(sysconfig.get_path("purelib")):
+        others = [entry for entry in entries(environment) if entry != ours]
         environment["PYTHONPATH"] = os.pathsep.join(map(str, [ours, *others]))
 
 
-def _entries_of(path: str | None) -> list[Path]:
-    return [Path(entry) for entry in (path or "").split(os.pathsep) if entry]
+def _entries(site: Path) -> set[str]:
+    return {path.name for path in site.iterdir()} if site.is_dir() else set()
 
 
-def _entries(site: Path) -> list[str]:
-    return sorted(path.name for path in site.iterdir()) if site.is_dir() else []
-
-
-def _modules(site: Path) -> list[str]:
-    """Return the entries that can be imported."""
+def _refuse_shadows(named: Path, site: Path, reserved: Set[str], installed: Set[str]) -> None:
+    """Raise RunError where an installed module has a reserved name, or a file is named in ``reserved`` itself."""
     suffixes = (*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)
-    return [name for name in _entries(site) if (site / name).is_dir() or name.endswith(suffixes)]
-
-
-def _refuse_shadows(
-    named: Path, site: Path, reserved: Set[str], modules: Iterable[str], added: Iterable[str] = ()
-) -> None:
-    """Raise RunError where an installed module has a reserved name.
-
-    ``.pth`` files of packages have no effect here (setuptools has one); those from ``csrc`` are refused.
-    """
-    taken = [name for name in modules if name.partition(".")[0] in reserved and not name.endswith(".dist-info")]
-    taken += [name for name in sorted(added) if name.endswith(".pth")]
-    if taken:
+    modules = [name for name in installed if (site / name).is_dir() or name.endswith(suffixes)]
+    taken = {name for name in modules if name.partition(".")[0] in reserved and not name.endswith(".dist-info")}
+    if taken := taken | (installed & reserved):
         shutil.rmtree(site, ignore_errors=True)
         raise RunError(
-            f"{named}: installs {', '.join(taken)}, which would replace the module of that name or run code in every "
-            "process: rename it, and import it in extern/__init__.py"
+            f"{named}: installs {', '.join(sorted(taken))}, which would replace the module of that name or run code in "
+            "every process: rename it, and import it in extern/__init__.py"
         )
 
 
@@ -170,7 +162,10 @@ def _install(requirements: Path, site: Path, node_dir: Path, environment: Mappin
     what, cwd = f"{requirements}: cannot be installed", requirements.parent
     dry_run = ["--dry-run", "--report", str(report), "--requirement", str(requirements)]
     _run([python, *_PIP, *dry_run], what, node_dir, environment, cwd=cwd)
-    missing = [_exact(entry) for entry in json.loads(report.read_bytes())["install"]]
+    missing = []
+    for entry in json.loads(report.read_bytes())["install"]:
+        name, version = entry["metadata"]["name"], entry["metadata"]["version"]
+        missing.append(f"{name} @ {entry['download_info']['url']}" if entry["is_direct"] else f"{name}=={version}")
     report.unlink()
     if not missing:
         return
@@ -181,15 +176,9 @@ def _install(requirements: Path, site: Path, node_dir: Path, environment: Mappin
     exact.unlink()
 
 
-def _exact(entry: Mapping[str, Any]) -> str:
-    """Return the requirement that installs exactly an entry of pip's installation report."""
-    name, version = entry["metadata"]["name"], entry["metadata"]["version"]
-    return f"{name} @ {entry['download_info']['url']}" if entry["is_direct"] else f"{name}=={version}"
-
-
 def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str], python: str) -> None:
-    if not any((csrc / name).is_file() for name in BUILD_FILES):
-        raise RunError(f"{csrc}: cannot be built: it has neither {' nor '.join(BUILD_FILES)}")
+    if not any((csrc / name).is_file() for name in _BUILD_FILES):
+        raise RunError(f"{csrc}: cannot be built: it has neither {' nor '.join(_BUILD_FILES)}")
     build = node_dir / "csrc"
     shutil.copytree(csrc, build, dirs_exist_ok=True)
     how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
@@ -211,7 +200,7 @@ def _run(
 
     Raises RunError: it cannot be started, fails or hangs: ``what``, and the first errors in its output.
     """
-    with (node_dir / LOG_FILE).open("ab") as log:
+    with (node_dir / _LOG_FILE).open("ab") as log:
         begin = log.tell()
         try:
             done = subprocess.run(
@@ -223,7 +212,7 @@ def _run(
         except OSError as error:
             raise RunError(f"{what}: {command[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        output = (node_dir / LOG_FILE).read_bytes()[begin:].decode(errors="replace")
-        errors = error_lines(output) or f"no output (see {LOG_FILE})"
+        output = (node_dir / _LOG_FILE).read_bytes()[begin:].decode(errors="replace")
+        errors = error_lines(output) or f"no output (see {_LOG_FILE})"
         raise RunError(f"{what} (exit code {done.returncode}): {errors}")
     return done.stdout or b""

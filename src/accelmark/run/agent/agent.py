@@ -18,12 +18,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
-
-from pydantic import ValidationError
 
 import accelmark
 from accelmark.results.store.files import write_atomic
@@ -54,8 +52,7 @@ from accelmark.run.agent.rank_exit import (
     explained,
     read_log_end,
 )
-from accelmark.run.agent.recorder import RECORDER_MODULE, RecorderProcess
-from accelmark.run.agent.stall import LimitChecker, diagnose
+from accelmark.run.agent.stall import LimitChecker, diagnose, rank_log, size_of
 from accelmark.run.agent.task import (
     EXIT_FILE,
     IDENTITY_FILE,
@@ -64,15 +61,16 @@ from accelmark.run.agent.task import (
     STOP_FILES,
     TASK_FILE,
     AgentTask,
+    TelemetryTask,
 )  # fmt: skip
 from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.processes import (
     NODE_MARKER,
     RUN_MARKER,
-    DescendantRecord,
     ProcessId,
     become_subreaper,
     descendants,
+    is_alive,
     named,
     signal_all,
 )
@@ -83,6 +81,14 @@ from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, Clock
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, module_command
 
+_RECORDER_MODULE: Final = "accelmark.telemetry.record"
+_FIRST_SAMPLE_S: Final = 5.0
+"""Longest time to wait for the first sample when a job ends immediately."""
+_RECORDER_END_S: Final = 10.0
+_MAX_RECORDERS: Final = 3
+_LONGEST_SILENCE_S: Final = 20.0
+_MISSED_SAMPLES: Final = 10
+"""Without a sample for this time and this number of intervals, the recorder has stopped."""
 _ORPHAN_GRACE_S: Final = 1.0
 _PEERS_S: Final = 10.0
 """Time for which stalled ranks are kept, until the agents of all hosts have noticed the stall."""
@@ -109,6 +115,84 @@ def main(arguments: list[str]) -> int:
 
 
 @final
+class RecorderProcess:
+    """The telemetry recorder of a host; ``warn`` receives its failures."""
+
+    def __init__(self, node_dir: Path, warn: Callable[[str], None]) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._dir = node_dir
+        self._warn = warn
+        self._environment: dict[str, str] = {}
+        self._num_starts = 0
+        self._longest_silence_s = _LONGEST_SILENCE_S
+        self._written = 0
+        self._wrote_at = 0.0
+
+    def start(self, telemetry: TelemetryTask, environment: dict[str, str]) -> None:
+        """Start the recorder."""
+        request = telemetry.model_dump(mode="json") | {"pids": [os.getpid()]}
+        write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
+        self._longest_silence_s = max(_LONGEST_SILENCE_S, _MISSED_SAMPLES * telemetry.interval_s)
+        self._environment = environment | {"OMP_NUM_THREADS": "1"}
+        self._start()
+
+    def _start(self) -> None:
+        self._num_starts += 1
+        self._wrote_at = time.monotonic()
+        command = module_command(sys.executable, _RECORDER_MODULE, str(self._dir))
+        with (self._dir / "telemetry.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
+
+    def restart(self) -> None:
+        """Start the recorder again if it died or writes nothing; telemetry then has a gap, which is a warning."""
+        if self.process is None:
+            return
+        now, size = time.monotonic(), size_of(self._dir / "telemetry.jsonl")
+        if size != self._written:
+            self._written, self._wrote_at = size, now
+        if (code := self.process.poll()) is not None:
+            problem = f"ended with exit code {code}"
+        elif (silent_s := now - self._wrote_at) > self._longest_silence_s:
+            problem = f"wrote nothing for {silent_s:.0f} s"
+            self.process.kill()
+            self.process.wait()
+        else:
+            return
+        again = self._num_starts < _MAX_RECORDERS
+        self._warn(f"the telemetry recorder {problem}; it was {'' if again else 'not '}started again")
+        self.process = None
+        if again:
+            self._start()
+
+    def stop(self, wait: Callable[[float], bool]) -> None:
+        """End the recorder, once it has recorded anything; ``wait(seconds)`` returns True to end it at once."""
+        if self.process is None:
+            return
+        deadline = time.monotonic() + _FIRST_SAMPLE_S
+        while not size_of(self._dir / "telemetry.jsonl") and self.process.poll() is None:
+            if wait(0.05) or time.monotonic() > deadline:
+                break
+        self.process.terminate()
+        self.process.send_signal(signal.SIGCONT)  # a suspended recorder ends with its notes
+        try:
+            code = self.process.wait(_RECORDER_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self._warn(f"the telemetry recorder did not end within {_RECORDER_END_S:g} s")
+            return
+        if code != 0:
+            self._warn(f"the telemetry recorder ended with exit code {code}")
+
+    def pids(self) -> set[int]:
+        """Return the processes of the recorder."""
+        if self.process is None:
+            return set()
+        return {self.process.pid, *(process.pid for process in descendants(self.process.pid))}
+
+
+@final
 class Agent:
     """Supervises the ranks of one job on this host."""
 
@@ -128,12 +212,11 @@ class Agent:
         self._terminate_at = 0.0
         self._kill_at: float | None = None
         self._stall: StallRecord | None = None
-        self._descendants = DescendantRecord(node_dir)
         self._num_requests = 0
         self._signal: str | None = None
         self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
-        self._log_events = LogEvents(node_dir / f"rank{task.ranks[0]}.out.log")
+        self._log_events = LogEvents(rank_log(node_dir, task.ranks[0]))
         self._logs = selectors.DefaultSelector()
         self._data: FileWatch | None = None
         self._code: FileWatch | None = None
@@ -148,7 +231,7 @@ class Agent:
             with locked or contextlib.nullcontext():
                 self._prepare()
                 exit_code = self._supervise()
-                logs = {rank: self._dir / f"rank{rank}.out.log" for rank in self._task.ranks}
+                logs = {rank: rank_log(self._dir, rank) for rank in self._task.ranks}
                 self._sealed = {rank: LogSeal.of(log.read_bytes()) for rank, log in logs.items() if log.is_file()}
         except HostInUseError as error:
             self._ending = self._cancelled() or Termination("failed", "failed", str(error))
@@ -196,16 +279,15 @@ class Agent:
         self._data, self._code = FileWatch(task.data_dirs), FileWatch(watched_code(task), UNWATCHED)
         self._warnings += filter(None, (self._data.problem, self._code.problem))
         self._environment = rank_environment(task, self._dir, os.environ)
+        python = task.python or sys.executable
         prefixes = reported_prefixes(task, framework)
         information = system_information(self._dir, self._environment, task.host, prefixes)
-        information["rank_python"] = task.python or sys.executable
-        write_atomic(self._dir / "sys_info.json", json.dumps(information, indent=2))
+        write_atomic(self._dir / "sys_info.json", json.dumps({**information, "rank_python": python}, indent=2))
         self._list_secrets()
         if task.telemetry is not None:  # before the vendor's script, which is for the ranks: its figures are evidence
             self._recorder.start(task.telemetry, self._environment)
         script = AdaptationRecord()
         if task.adaptation is not None or task.requirements is not None:
-            python = task.python or sys.executable
             self._environment, script = apply_adaptation(
                 task.adaptation, task.requirements, self._dir, self._environment, framework, python
             )
@@ -215,10 +297,9 @@ class Agent:
 
     def _code_folders(self) -> Iterator[Path]:
         """Yield the folders of the code that ranks run and that AccelMark hashes."""
-        task = self._task
-        vendor = task.telemetry.vendor_folder if task.telemetry is not None else None
+        vendor = self._task.telemetry.vendor_folder if self._task.telemetry is not None else None
         yield Path(accelmark.__file__).parent
-        yield from filter(None, (task.case, task.adaptation, vendor))
+        yield from filter(None, (self._task.case, self._task.adaptation, vendor))
 
     def _list_secrets(self) -> None:
         """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
@@ -242,20 +323,15 @@ class Agent:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _supervise(self) -> int:
-        with (self._dir / self._task.launcher_log).open("ab") as output:
+        command = launch_of(self._task).command
+        with (self._dir / self._task.launcher_log).open("ab") as log:
             self._ranks = subprocess.Popen(
-                launch_of(self._task).command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd=self._dir,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._dir
             )
         self._bytecode = BytecodeCheck(self._code_folders())
         while (exit_code := self._ranks.poll()) is None:
             self._watch(self._limits.interval_s)
             self._reap_orphans()
-            self._descendants.update()
             if self._ending is None:
                 self._recorder.restart()
             self._enforce()
@@ -289,7 +365,7 @@ class Agent:
         if self._ending is None:
             self._ending = self._cancelled() or self._limits.check()
             if self._ending is not None:
-                self._terminate_at = now + self._diagnose()
+                self._terminate_at = now + self._diagnose(self._ending)
         if self._kill_at is None and self._ending is not None and (self._num_requests or now >= self._terminate_at):
             self._kill_at = now + self._task.limits.grace_s
             if self._ranks is not None:
@@ -306,17 +382,19 @@ class Agent:
             reason = f"its node agent received {self._signal} from a user, a scheduler or a shutdown"
         return Termination("cancelled", "cancelled", reason)
 
-    def _diagnose(self) -> float:
+    def _diagnose(self, ending: Termination) -> float:
         """Record the activity of silent ranks; returns how long to keep them for the agents of other hosts."""
         silent, limit_s = self._limits.silent_s(), self._task.limits.stall_timeout_s
         if self._num_requests < 2 and silent and max(silent.values()) > limit_s / 2:
             self._stall = diagnose(self._dir, self._rank_tree(), silent, self._limits.started)
-        is_stalled = self._ending is not None and self._ending.rank_state == "stalled"
-        return min(_PEERS_S, limit_s) if is_stalled and self._task.nnodes > 1 else 0.0
+        return min(_PEERS_S, limit_s) if ending.rank_state == "stalled" and self._task.nnodes > 1 else 0.0
 
     def _rank_tree(self) -> list[int]:
-        """Return all descendants except the telemetry recorder's."""
-        return self._recorder.others(lambda: descendants(os.getpid(), self._sandbox))
+        """Return all descendants except the telemetry recorder's, which starts tools meanwhile."""
+        recorder = self._recorder.pids()
+        processes = descendants(os.getpid(), self._sandbox)
+        recorder |= self._recorder.pids()
+        return [process.pid for process in processes if process.pid not in recorder and is_alive(process)]
 
     def _end_everything(self) -> None:
         """End processes left behind by the ranks, then the recorder, then all remaining descendants."""
@@ -333,7 +411,6 @@ class Agent:
             signal_all(left, signal.SIGKILL)
             self._wait(0.05)
             self._reap_orphans()
-        self._descendants.remove()
         for directory in self._temporary:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -349,26 +426,18 @@ class Agent:
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
         """Classify every rank by its exit code, where the launch recorded it, else by the launch's."""
-        logs = {rank: read_log_end(self._dir / f"rank{rank}.out.log") for rank in self._task.ranks}
+        logs = {rank: read_log_end(rank_log(self._dir, rank)) for rank in self._task.ranks}
         launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
         errors = load_framework(self._task.framework).connection_errors
-        ends = classify_ranks(logs, exit_code, self._launch_record(), self._ending, errors)
+        record = LaunchRecord.stored(self._dir / RANKS_FILE)
+        ends = classify_ranks(logs, exit_code, record, self._ending, errors)
         killed = [end for end in ends if (end.state, end.signal) == ("signaled", "SIGKILL")]
         messages = kernel_messages(self._limits.started, re.compile(KILLED_FOR_MEMORY))[0] if killed else []
         if not messages:
             return ends
         reason = explained(f"killed by SIGKILL: {escaped_line(messages[-1])}")
         return tuple(end.model_copy(update={"reason": reason}) if end in killed else end for end in ends)
-
-    def _launch_record(self) -> LaunchRecord | None:
-        try:
-            return LaunchRecord.model_validate_json((self._dir / RANKS_FILE).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError:
-            self._warnings.append(f"{RANKS_FILE} is damaged; the launcher's exit code is used for all ranks")
-            return None
 
 
 def temporary_directories(task: AgentTask) -> list[str]:
@@ -400,7 +469,7 @@ def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
 
 
 def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the process that starts ``task``'s ranks.
+    """Return the environment of the process that starts a task's ranks.
 
     Variables of the vendor and the cluster file take precedence over ``ambient``, and both over AccelMark's defaults
     (threads, visible devices, directories of caches). Their ``PYTHONPATH`` is appended to AccelMark's.
@@ -427,7 +496,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
 
 def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
     """Return the commands that an agent starts: the telemetry recorder, then the ranks with their variables."""
-    recorder = [module_command(python, RECORDER_MODULE, str(node_dir))] if task.telemetry is not None else []
+    recorder = [module_command(python, _RECORDER_MODULE, str(node_dir))] if task.telemetry is not None else []
     variables = [f"{name}={value}" for name, value in task.environment.items()]
     return [*recorder, [*(["env", *variables] if variables else []), *launch_of(task, python).command]]
 

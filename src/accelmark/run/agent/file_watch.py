@@ -21,6 +21,18 @@ from accelmark.spec.log.perflog import event_names
 from accelmark.spec.log.records import ClockReading
 
 _MAX_LISTED: Final = 5
+_IN_MODIFY: Final = 0x00000002
+"""A file was written, or one in a directory."""
+_IN_MOVE_SELF: Final = 0x00000800
+"""A file or directory was renamed."""
+_EVENT_HEADER: Final = struct.Struct("iIII")
+"""Watch, mask, cookie, and length of the name that follows."""
+_INOTIFY_BYTES: Final = 2**16
+_LOG_BYTES: Final = 2**20
+_MAX_LATE_S: Final = 5.0
+_BYTECODE_HEADER: Final = 16
+_HASH_BASED: Final = 0b01
+_CHECKED: Final = 0b10
 
 _Identity = tuple[int, int, int, int, int]
 """Device, inode, bytes, and the times of the last change of content and of the inode, which no program can set."""
@@ -47,7 +59,7 @@ class FileWatch:
         self._moved: set[str] = set()
         for directory in before.directories:
             try:
-                self._watched[self._inotify.watch(directory, IN_MOVE_SELF)] = directory
+                self._watched[self._inotify.watch(directory, _IN_MOVE_SELF)] = directory
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.ENOENT):
                     self.problem = f"moves of directories are not noticed from {directory} on: {error}"
@@ -56,7 +68,7 @@ class FileWatch:
     def changed(self) -> tuple[str, ...]:
         """Return the first files and directories that are new, removed, moved or written since, and how many more."""
         now = _Scan(self._directories, self._skipped).identities
-        self._moved |= {self._watched[number] for number, events in self._inotify.read() if events & IN_MOVE_SELF}
+        self._moved |= {self._watched[number] for number, events in self._inotify.read() if events & _IN_MOVE_SELF}
         files = {name for name in self._before.keys() | now.keys() if self._before.get(name) != now.get(name)}
         paths = sorted({f"{directory}/ (moved)" for directory in self._moved} | files)
         more = [f"and {len(paths) - _MAX_LISTED:,} more"] if len(paths) > _MAX_LISTED else []
@@ -79,21 +91,17 @@ class _Scan:
                 continue
             scanned.add(directory)
             try:
-                entries = list(os.scandir(directory))
+                entries = [entry for entry in os.scandir(directory) if entry.name not in skipped]
             except OSError:
                 continue
             self._visit(directory)
-            left += self._note(entry for entry in entries if entry.name not in skipped)
-
-    def _note(self, entries: Iterable[os.DirEntry[str]]) -> Iterator[str]:
-        """Note the files of a directory, and yield its directories."""
-        for entry in entries:
-            with suppress(OSError):
-                path = self._real(entry.path) if entry.is_symlink() else entry.path
-                if entry.is_dir():
-                    yield path
-                else:
-                    self.identities[path] = _identity(entry.stat())
+            for entry in entries:
+                with suppress(OSError):
+                    path = self._real(entry.path) if entry.is_symlink() else entry.path
+                    if entry.is_dir():
+                        left.append(path)
+                    else:
+                        self.identities[path] = _identity(entry.stat())
 
     def _real(self, path: str) -> str:
         """Note the links on the way to a file or directory, and return its real path."""
@@ -121,16 +129,6 @@ def _identity(state: os.stat_result) -> _Identity:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
-IN_MODIFY: Final = 0x00000002
-"""A file was written, or one in a directory."""
-IN_MOVE_SELF: Final = 0x00000800
-"""A file or directory was renamed."""
-_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
-_HEADER: Final = struct.Struct("iIII")
-"""Watch, mask, cookie, and length of the name that follows."""
-_READ_BYTES: Final = 2**16
-
-
 @final
 class Inotify:
     """Watches paths; ``descriptor`` becomes readable when something happens, and is None where the kernel has none."""
@@ -138,7 +136,7 @@ class Inotify:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         has_inotify = hasattr(self._libc, "inotify_init1")
-        descriptor = int(self._libc.inotify_init1(_NONBLOCK_CLOEXEC)) if has_inotify else -1
+        descriptor = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) if has_inotify else -1
         self.descriptor: int | None = descriptor if descriptor >= 0 else None
 
     def watch(self, path: str, events: int) -> int:
@@ -158,29 +156,23 @@ class Inotify:
         parsed: list[tuple[int, int]] = []
         while self.descriptor is not None:
             try:
-                raw = os.read(self.descriptor, _READ_BYTES)
+                raw = os.read(self.descriptor, _INOTIFY_BYTES)
             except BlockingIOError:
                 break
             offset = 0
             while offset < len(raw):
-                number, events, _, length = _HEADER.unpack_from(raw, offset)
+                number, events, _, length = _EVENT_HEADER.unpack_from(raw, offset)
                 parsed.append((number, events))
-                offset += _HEADER.size + length
+                offset += _EVENT_HEADER.size + length
         return parsed
 
     def close(self) -> None:
-        """Stop watching; also done when the object is freed."""
+        """Stop watching; also done when the object is freed, as a user has few descriptors."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
-    def __del__(self) -> None:
-        """Free the descriptor: a user has few."""
-        self.close()
-
-
-_MAX_READ_BYTES: Final = 2**20
-_MAX_LATE_S: Final = 5.0
+    __del__ = close
 
 
 @final
@@ -191,7 +183,7 @@ class LogEvents:
         self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
         self._inotify = Inotify()
         try:
-            self._inotify.watch(str(log.parent), IN_MODIFY)
+            self._inotify.watch(str(log.parent), _IN_MODIFY)
         except OSError:
             self._inotify.close()
         self._log = log
@@ -209,31 +201,23 @@ class LogEvents:
         try:
             with self._log.open("rb") as file:
                 file.seek(self._read_bytes)
-                added = file.read(_MAX_READ_BYTES)
+                added = file.read(_LOG_BYTES)
                 written_s = os.fstat(file.fileno()).st_ctime
         except OSError:
             return
         end = added.rfind(b"\n") + 1
         # A line longer than a read has no event that matters here.
-        self._read_bytes += end or (len(added) if len(added) == _MAX_READ_BYTES else 0)
-        names = event_names(added[:end])
-        if not names:
-            return
+        self._read_bytes += end or (len(added) if len(added) == _LOG_BYTES else 0)
         now = ClockReading.now()
         # On a busy machine the agent may read late; the kernel records when the rank wrote.
         at = now.earlier(min(max(0.0, now.wall_s - written_s), _MAX_LATE_S))
-        for name in names:
+        for name in event_names(added[:end]):
             first, _ = self.seen.get(name, (at, at))
             self.seen[name] = first, at
 
     def close(self) -> None:
         """Stop watching."""
         self._inotify.close()
-
-
-_HEADER_BYTES: Final = 16
-_HASH_BASED: Final = 0b01
-_CHECKED: Final = 0b10
 
 
 @final
@@ -275,26 +259,23 @@ class BytecodeCheck:
             content, text, state = cached.read_bytes(), source.read_bytes(), source.stat()
         except OSError:
             return True  # removed while it was read
-        if not _is_loaded(content[:_HEADER_BYTES], text, state):
+        header, body = content[:_BYTECODE_HEADER], content[_BYTECODE_HEADER:]
+        if not _is_loaded(header, text, state):
             return True
         seen = sha256(b"".join((str(source).encode(), len(text).to_bytes(8, "little"), text, content))).digest()
-        if seen not in self._equal and _has_code(content[_HEADER_BYTES:], text, source):
-            self._equal.add(seen)
+        if seen not in self._equal:
+            with suppress(SyntaxError, ValueError, EOFError, TypeError):
+                if marshal.loads(body) == compile(text, str(source), "exec", dont_inherit=True):  # noqa: S302
+                    self._equal.add(seen)
         return seen in self._equal
 
 
 def _is_loaded(header: bytes, text: bytes, state: os.stat_result) -> bool:
     """Return whether Python would load the bytecode with this header in place of the source."""
-    if len(header) < _HEADER_BYTES or header[:4] != importlib.util.MAGIC_NUMBER:
+    if len(header) < _BYTECODE_HEADER or header[:4] != importlib.util.MAGIC_NUMBER:
         return False
     flags = int.from_bytes(header[4:8], "little")
     if flags & _HASH_BASED:
         return not flags & _CHECKED or header[8:] == importlib.util.source_hash(text)
     stamp = int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF
     return header[8:] == b"".join(number.to_bytes(4, "little") for number in stamp)
-
-
-def _has_code(body: bytes, text: bytes, source: Path) -> bool:
-    with suppress(SyntaxError, ValueError, EOFError, TypeError):
-        return bool(marshal.loads(body) == compile(text, str(source), "exec", dont_inherit=True))  # noqa: S302
-    return False

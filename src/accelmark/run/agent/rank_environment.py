@@ -68,10 +68,20 @@ def environment_record(
         ambient: the environment of the agent, from the shell or the image.
         script: changes by the vendor's ``environment_variables.sh``.
     """
+
+    def origin_of(name: str, value: str) -> VariableOrigin:
+        if name in (RUN_MARKER, NODE_MARKER):
+            return "AccelMark"
+        if name in script.environment:
+            return "environment_variables.sh"
+        if task.environment.get(name) == value:
+            return "cluster file or vendor.yaml"
+        return "shell" if ambient.get(name) == value else "AccelMark"
+
     shown = (*reported_prefixes(task, framework), *framework.numeric_variables, *LOADER_VARIABLES)
     variables = {}
     for name, value in sorted(environment.items()):
-        origin = _origin(name, value, task, ambient, script)
+        origin = origin_of(name, value)
         is_shown = origin != "shell" or name.startswith(shown)
         variables[name] = Variable(origin=origin, value=displayed_value(name, value) if is_shown else None)
     loaders = {name: variables[name] for name in LOADER_VARIABLES if environment.get(name)}
@@ -93,26 +103,10 @@ def environment_record(
     )
 
 
-def _origin(
-    name: str, value: str, task: AgentTask, ambient: Mapping[str, str], script: AdaptationRecord
-) -> VariableOrigin:
-    if name in (RUN_MARKER, NODE_MARKER):
-        return "AccelMark"
-    if name in script.environment:
-        return "environment_variables.sh"
-    if task.environment.get(name) == value:
-        return "cluster file or vendor.yaml"
-    return "shell" if ambient.get(name) == value else "AccelMark"
-
-
 def _foreign_entries(python_path: str, node_dir: Path) -> list[str]:
     """Return the entries of ``PYTHONPATH`` except this AccelMark and the packages installed for the ranks."""
-    own = {
-        Path(accelmark.__file__).parents[1],
-        node_dir / SITE_DIRECTORY,
-        node_dir / CODE_DIRECTORY,
-        Path(sysconfig.get_path("purelib")),
-    }
+    ours, packages = Path(accelmark.__file__).parents[1], Path(sysconfig.get_path("purelib"))
+    own = {ours, packages, node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY}
     return [entry or "." for entry in python_path.split(os.pathsep) if Path(entry) not in own]
 
 

@@ -33,7 +33,7 @@ CAUSES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         ),
         (r"\brequeued\b", "Slurm starts it again; later rounds wait for it"),
         (r"\*\*\* (step|job) .* cancelled|\bsrun: was killed", _ENDED_STEP),
-        (r"\bsrun: (error|force)", _ENDED_STEP),
+        (r"\bsrun: (error|force)", _ENDED_STEP),  # it often follows the line above
         (r"\bSIGKILL\b", "often the kernel's out-of-memory killer: see dmesg; or a user, or its container was removed"),
         (r"\bSIGSEGV\b", "a fault in native code: see the last lines for its stack"),
         (r"\bSIGABRT\b", "an abort in native code: see the last lines for its message"),
@@ -41,31 +41,12 @@ CAUSES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     )
 )
 """What a message of the system contains -> what to do; the first row that matches counts."""
-NUM_MESSAGES: Final = 7
+_NUM_MESSAGES: Final = 7
 """The first rows are causes in any line of a log; the others are ends of a process."""
 
 
-def explained(reason: str) -> str:
-    """Return a reason with what to do about its cause, where the table has it."""
-    advice = advice_for(reason)
-    return f"{reason} ({advice})" if advice is not None and advice not in reason else reason
-
-
-def advice_for(reason: str) -> str | None:
-    """Return what to do about the cause that a reason names; None where the table has none."""
-    return next((advice for pattern, advice in CAUSES if pattern.search(reason)), None)
-
-
-def cause_among(lines: Iterable[str]) -> str | None:
-    """Return the first of ``lines`` that names a cause, by the order of the table; None where none does."""
-    candidates = [line.strip() for line in lines]
-    causes = (line for pattern, _ in CAUSES[:NUM_MESSAGES] for line in candidates if pattern.search(line))
-    return next(causes, None)
-
-
 NodeState = Literal["succeeded", "failed", "timed_out", "lost", "cancelled"]
-
-LAST_LINES: Final = 20
+_LAST_LINES: Final = 20
 _TAIL_BYTES: Final = 256 * 1024
 _MAX_LINE_LENGTH: Final = 500
 _CAUSE: Final = re.compile(
@@ -92,6 +73,24 @@ _CAUSES: Final[tuple[RankState, ...]] = (
 )  # fmt: skip
 _NODE_CAUSES: Final[tuple[NodeState, ...]] = ("failed", "lost", "timed_out", "cancelled", "succeeded")
 """States of ranks and nodes, from the most to the least likely first cause of a job's failure."""
+
+
+def explained(reason: str) -> str:
+    """Return a reason with what to do about its cause, where the table has it."""
+    advice = advice_for(reason)
+    return f"{reason} ({advice})" if advice is not None and advice not in reason else reason
+
+
+def advice_for(reason: str) -> str | None:
+    """Return what to do about the cause that a reason names; None where the table has none."""
+    return next((advice for pattern, advice in CAUSES if pattern.search(reason)), None)
+
+
+def cause_among(lines: Iterable[str]) -> str | None:
+    """Return the first of ``lines`` that names a cause, by the order of the table; None where none does."""
+    candidates = [line.strip() for line in lines]
+    causes = (line for pattern, _ in CAUSES[:_NUM_MESSAGES] for line in candidates if pattern.search(line))
+    return next(causes, None)
 
 
 @final
@@ -157,8 +156,13 @@ def read_log_end(path: Path) -> LogEnd:
     state = str(finished.get("state", "completed")) if finished is not None else None
     own = _message(finished) if finished is not None and state != "completed" else None
     cause = own or error or next((line.strip() for line in reversed(other) if _CAUSE.match(line)), None)
-    shown = [line for line in lines if line.strip()][-LAST_LINES:]
+    shown = [line for line in lines if line.strip()][-_LAST_LINES:]
     return LogEnd(tuple(map(escaped_line, shown)), state, escaped_line(cause) if cause else None, step)
+
+
+def _message(value: Mapping[str, Any]) -> str | None:
+    message = value.get("message") or value.get("reason")
+    return " ".join(str(message).split()) if message else None
 
 
 def error_lines(text: str) -> str:
@@ -170,11 +174,6 @@ def error_lines(text: str) -> str:
     named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
     named = named or lines[-1:]
     return "; ".join(without_userinfo(line)[:_MAX_ERROR_LENGTH] for line in dict.fromkeys(named[:_NUM_ERROR_LINES]))
-
-
-def _message(value: Mapping[str, Any]) -> str | None:
-    message = value.get("message") or value.get("reason")
-    return " ".join(str(message).split()) if message else None
 
 
 def signal_name(exit_code: int) -> str | None:
@@ -205,11 +204,15 @@ def classify_ranks(
     exits = []
     for local_rank, (rank, log) in enumerate(logs.items()):
         code = record.exit_codes.get(rank) if record is not None else exit_code
-        found = classify_rank(rank, local_rank, code, log, termination, connection_errors)
-        if record is not None and termination is None:
-            found = _as_launched(found, record)
-        exits.append(found)
-    return tuple(exits if termination is not None else _victims_cancelled(exits))
+        end = classify_rank(rank, local_rank, code, log, termination, connection_errors)
+        if record is not None and termination is None and end.state != "succeeded":
+            if record.problem is not None:
+                end = end.model_copy(update={"state": "failed", "reason": record.problem})
+            elif record.signal is not None and end.state in ("lost", "signaled"):
+                reason = f"the launcher received {record.signal}, and rank {rank} did not end in time"
+                end = end.model_copy(update={"state": "cancelled", "reason": reason})
+        exits.append(end)
+    return tuple(exits) if termination is not None else _victims_cancelled(exits)
 
 
 def classify_rank(
@@ -235,8 +238,8 @@ def classify_rank(
     elif log.state == "cancelled":
         state, reason = "cancelled", log.cause or "was cancelled"
     elif name is not None and log.state is None:
-        is_told = log.cause is not None and not log.cause.startswith(_FAULT)
-        state, reason = "signaled", f"killed by {name}{during}" + (f": {log.cause}" if is_told else "")
+        has_cause = log.cause is not None and not log.cause.startswith(_FAULT)
+        state, reason = "signaled", f"killed by {name}{during}" + (f": {log.cause}" if has_cause else "")
     elif exit_code == 0 and log.state is None:
         state, reason = "failed", log.cause or f"exited with code 0 without a FINISHED event{during}"
     elif exit_code is None and log.state is None:
@@ -244,7 +247,6 @@ def classify_rank(
     else:
         code = "an unknown code" if exit_code is None else f"code {exit_code}"
         state, reason = "failed", log.cause or f"exited with {code}{during}"
-    lines = () if state == "succeeded" else log.lines
     errors, said = (*_CONNECTION_ERRORS, *connection_errors), (reason or "").lower()
     return RankExit(
         rank=rank,
@@ -254,42 +256,26 @@ def classify_rank(
         signal=name,
         reason=None if reason is None else explained(reason),
         lost_connection=state == "failed" and any(error in said for error in errors),
-        last_lines=lines,
+        last_lines=() if state == "succeeded" else log.lines,
     )
 
 
-def _as_launched(rank_exit: RankExit, record: LaunchRecord) -> RankExit:
-    if rank_exit.state == "succeeded":
-        return rank_exit
-    if record.problem is not None:
-        return rank_exit.model_copy(update={"state": "failed", "reason": record.problem})
-    if record.signal is not None and rank_exit.state in ("lost", "signaled"):
-        reason = f"the launcher received {record.signal}, and rank {rank_exit.rank} did not end in time"
-        return rank_exit.model_copy(update={"state": "cancelled", "reason": reason})
-    return rank_exit
-
-
-def _victims_cancelled(exits: Sequence[RankExit]) -> list[RankExit]:
+def _victims_cancelled(exits: Sequence[RankExit]) -> tuple[RankExit, ...]:
     """Mark ranks as cancelled that the launcher terminated, or that lost their connection, after another failed."""
     culprits = [item for item in exits if item.state == "signaled" and item.signal != "SIGTERM"]
     culprits = culprits or [item for item in exits if item.state == "failed"]
     if not culprits:
-        return list(exits)
+        return tuple(exits)
     reason = f"ended because rank {culprits[0].rank} did ({culprits[0].reason})"
-    return [
-        item
-        if item in culprits
-        or item.state == "succeeded"
-        or (item.state == "signaled" and item.signal not in ("SIGTERM", "SIGKILL"))
-        else item.model_copy(update={"state": "cancelled", "reason": reason})
-        for item in exits
-    ]
+    cancelled = {"state": "cancelled", "reason": reason}
+    own = [item for item in exits if item.state == "signaled" and item.signal not in ("SIGTERM", "SIGKILL")]
+    kept = [*culprits, *own, *(item for item in exits if item.state == "succeeded")]
+    return tuple(item if item in kept else item.model_copy(update=cancelled) for item in exits)
 
 
 def first_cause(ranks: Sequence[RankExit]) -> RankExit | None:
     """Return the rank whose failure caused the other failures: it failed first, by itself."""
-    rest = [rank for rank in ranks if rank.state != "succeeded"]
-    return min(rest, key=_priority, default=None)
+    return min((rank for rank in ranks if rank.state != "succeeded"), key=_priority, default=None)
 
 
 def _priority(rank: RankExit) -> tuple[int, int]:
@@ -319,17 +305,16 @@ def classify_job(nodes: Sequence[NodeExit]) -> tuple[NodeState, str | None]:
 
     ``nodes`` are in the order in which their ends were observed.
     """
+
+    def priority(node: NodeExit) -> tuple[int, bool, int]:
+        cause = first_cause(node.ranks)
+        is_echo = node.state == "failed" and cause is not None and cause.lost_connection  # comes after a lost node
+        of_rank = _priority(cause)[0] if cause is not None else len(_CAUSES) + 1
+        return _NODE_CAUSES.index("lost" if is_echo else node.state), is_echo, of_rank
+
     bad = [node for node in nodes if node.state != "succeeded"]
     if not bad:
         return "succeeded", None
-    cause = min(bad, key=_node_priority)
-    where = f"{cause.host}: " if len(nodes) > 1 else ""
-    return cause.state, f"{where}{cause.reason}"
-
-
-def _node_priority(node: NodeExit) -> tuple[int, bool, int]:
-    """Priority as the first cause: a node whose ranks lost a connection comes after a lost node."""
-    cause = first_cause(node.ranks)
-    is_echo = node.state == "failed" and cause is not None and cause.lost_connection
-    priority = _priority(cause)[0] if cause is not None else len(_CAUSES) + 1
-    return _NODE_CAUSES.index("lost" if is_echo else node.state), is_echo, priority
+    first = min(bad, key=priority)
+    where = f"{first.host}: " if len(nodes) > 1 else ""
+    return first.state, f"{where}{first.reason}"

@@ -34,6 +34,9 @@ _LEAST_FREE: Final = 0.01
 _STACKS_TIMEOUT_S: Final = 3.0
 _MAX_FRAMES: Final = 30
 _MAX_MESSAGES: Final = 20
+_UNRESPONSIVE: Final = ("T", "t", "Z")
+"""States of stopped processes and zombies."""
+_EVENT: Final = PERFLOG_PREFIX.encode()
 _FRAME: Final = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
 _TELLING: Final = re.compile(
@@ -62,37 +65,31 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
             rank=rank,
             pid=(pid := processes.get(rank)),
             process_state=_state(pid) if pid is not None else None,
-            waits_in=_text(pid, "wchan").strip("0\n") or None if pid is not None else None,
+            waits_in=_waits_in(pid) if pid is not None else None,
             silent_s=silent,
-            last_step=_last_step(_log(node_dir, rank)),
-            has_finished=read_log_end(_log(node_dir, rank)).state is not None,
+            last_step=_last_step(rank_log(node_dir, rank)),
+            has_finished=read_log_end(rank_log(node_dir, rank)).state is not None,
             stack=stacks.get(rank, ()),
             collectives=collectives.get(rank, ()),
             children=tuple(_stuck_children(pid)) if pid is not None else (),
         )
         for rank, silent in silent_s.items()
     )
+    full = []
+    for place in (_SHARED_MEMORY, Path(tempfile.gettempdir()), node_dir):
+        with contextlib.suppress(OSError):
+            usage = shutil.disk_usage(place)
+            if usage.free < _LEAST_FREE * usage.total:
+                full.append(f"{place} is full ({usage.free / 2**20:.1f} of {usage.total / 2**20:.0f} MiB free)")
     messages, problem = kernel_messages(since_s, _TELLING)
     shown = tuple(map(escaped_line, messages[-_MAX_MESSAGES:]))
-    full = tuple(filter(None, map(_fullness, (_SHARED_MEMORY, Path(tempfile.gettempdir()), node_dir))))
-    return StallRecord(ranks=ranks, full_file_systems=full, kernel_messages=shown, kernel_problem=problem)
-
-
-def _fullness(place: Path) -> str | None:
-    """Return a message where less than 1 % of a file system is free; None where there is space, or no such place."""
-    try:
-        usage = shutil.disk_usage(place)
-    except OSError:
-        return None
-    if usage.free >= _LEAST_FREE * usage.total:
-        return None
-    return f"{place} is full ({usage.free / 2**20:.1f} of {usage.total / 2**20:.0f} MiB free)"
+    return StallRecord(ranks=ranks, full_file_systems=tuple(full), kernel_messages=shown, kernel_problem=problem)
 
 
 def _rank_processes(pids: Iterable[int]) -> dict[int, int]:
     """Return the process of each rank: the oldest with its number in the environment that answers, else the oldest."""
     by_rank: dict[int, list[int]] = {}
-    for pid in sorted(pids, key=_age):
+    for pid in sorted(pids, key=_started_at):
         rank = next((entry[5:] for entry in _text(pid, "environ").split("\0") if entry.startswith("RANK=")), "")
         if rank.isdigit():
             by_rank.setdefault(int(rank), []).append(pid)
@@ -103,9 +100,9 @@ def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str
     """Ask the ranks for their threads' stacks, which they write to their logs; return the main threads' stacks."""
     sizes: dict[int, int] = {}
     for rank, pid in processes.items():
-        if _state(pid) not in ("T", "t", "Z") and _writes_stacks(pid):
+        if _state(pid) not in _UNRESPONSIVE and _writes_stacks(pid):
             with contextlib.suppress(OSError):
-                sizes[rank] = _log(node_dir, rank).stat().st_size
+                sizes[rank] = rank_log(node_dir, rank).stat().st_size
                 os.kill(pid, STACKS_SIGNAL)
     deadline = time.monotonic() + _STACKS_TIMEOUT_S
     stacks: dict[int, tuple[str, ...]] = {}
@@ -113,18 +110,18 @@ def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str
     while sizes.keys() - stacks.keys() and time.monotonic() < deadline:
         time.sleep(0.1)
         for rank in sizes.keys() - stacks.keys():
-            with contextlib.suppress(OSError), _log(node_dir, rank).open("rb") as log:
+            with contextlib.suppress(OSError), rank_log(node_dir, rank).open("rb") as log:
                 log.seek(sizes[rank])
                 text = log.read().decode(errors="backslashreplace")
                 if text and text == written[rank]:  # complete: it no longer grows
-                    stacks[rank] = main_stack(text)
+                    stacks[rank] = _main_stack(text)
                 written[rank] = text
     return stacks
 
 
 def _collectives(node_dir: Path, rank: int, pid: int) -> tuple[LastCollective, ...]:
     """Return the last collectives of a rank; empty where it records none, or does not answer."""
-    if _state(pid) in ("T", "t", "Z"):
+    if _state(pid) in _UNRESPONSIVE:
         return ()
     with contextlib.suppress(OSError, ValidationError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_STACKS_TIMEOUT_S)
@@ -134,7 +131,7 @@ def _collectives(node_dir: Path, rank: int, pid: int) -> tuple[LastCollective, .
     return ()
 
 
-def main_stack(text: str) -> tuple[str, ...]:
+def _main_stack(text: str) -> tuple[str, ...]:
     """Return the frames of the main thread, innermost first: the last thread in the text of faulthandler."""
     frames: list[str] = []
     for line in text.splitlines():
@@ -146,7 +143,7 @@ def main_stack(text: str) -> tuple[str, ...]:
 
 
 def _writes_stacks(pid: int) -> bool:
-    """Whether a process handles the signal for stacks; any other would be ended by it."""
+    """Return whether a process handles the signal for stacks; any other would be ended by it."""
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _text(pid, "status"), re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (STACKS_SIGNAL - 1) & 1)
 
@@ -161,22 +158,24 @@ def _last_step(log: Path) -> int | None:
 
 def _stuck_children(pid: int) -> Iterator[str]:
     """Yield the threads and children of a process that are stopped, or wait in the kernel without a time limit."""
-    for task in sorted((_PROC / str(pid) / "task").glob("*")):
-        for child in (task / "children").read_text().split() if (task / "children").exists() else ():
-            if (state := _state(int(child))) in ("T", "t", "D", "Z"):
-                name, place = _text(int(child), "comm").strip(), _text(int(child), "wchan").strip("0\n")
-                yield escaped_line(f"process {child} ({name}): state {state}" + (f" in {place}" if place else ""))
-        if task.name != str(pid) and (state := _state(pid, task.name)) == "D":
-            yield f"thread {task.name}: state D"
+    for thread in sorted((_PROC / str(pid) / "task").glob("*")):
+        for child in map(int, _text(pid, f"task/{thread.name}/children").split()):
+            if (state := _state(child)) in (*_UNRESPONSIVE, "D"):
+                place = f" in {waits_in}" if (waits_in := _waits_in(child)) else ""
+                yield escaped_line(f"process {child} ({_text(child, 'comm').strip()}): state {state}{place}")
+        if thread.name != str(pid) and _state(pid, f"task/{thread.name}/stat") == "D":
+            yield f"thread {thread.name}: state D"
 
 
-def _state(pid: int, thread: str | None = None) -> str | None:
-    place = f"task/{thread}/stat" if thread is not None else "stat"
-    fields = _text(pid, place).rpartition(")")[2].split()
-    return fields[0] if fields else None
+def _state(pid: int, stat: str = "stat") -> str | None:
+    return next(iter(_text(pid, stat).rpartition(")")[2].split()), None)
 
 
-def _age(pid: int) -> int:
+def _waits_in(pid: int) -> str | None:
+    return _text(pid, "wchan").strip("0\n") or None
+
+
+def _started_at(pid: int) -> int:
     """Return when a process started, in ticks since boot; 0 where there is none."""
     fields = _text(pid, "stat").rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 else 0
@@ -188,11 +187,9 @@ def _text(pid: int, name: str) -> str:
     return ""
 
 
-def _log(node_dir: Path, rank: int) -> Path:
+def rank_log(node_dir: Path, rank: int) -> Path:
+    """Return the log of a rank."""
     return node_dir / f"rank{rank}.out.log"
-
-
-_EVENT: Final = PERFLOG_PREFIX.encode()
 
 
 @final
@@ -258,16 +255,14 @@ class LimitChecker:
             self._update(rank, launcher, now)
         limit_s = self.limits.stall_timeout_s
         silent = [rank for rank in self.ranks if now - self._activities[rank].since > limit_s]
-        if not silent:
-            return None
-        unfinished = [rank for rank in silent if read_log_end(_log_of(self.node_dir, rank)).state is None]
+        unfinished = [rank for rank in silent if read_log_end(rank_log(self.node_dir, rank)).state is None]
         if not unfinished:
-            who = f"rank {silent[0]}" if len(silent) == 1 else f"all of this host's {len(silent)} ranks"
+            who = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"all of this host's {len(self.ranks)} ranks"
             what = f"{who} finished, but a process did not end within {limit_s:g} s"
             return Termination("stalled", "timed_out", what) if len(silent) == len(self.ranks) else None
         first = min(unfinished, key=lambda rank: self._activities[rank].since)
         num_more = len(unfinished) - 1
-        others = "" if not num_more else f", nor did {num_more} more of this host's {len(self.ranks)} ranks"
+        others = f", nor did {num_more} more of this host's {len(self.ranks)} ranks" if num_more else ""
         what = "no event" if self._activities[first].has_events else "nothing"
         return Termination("stalled", "timed_out", f"rank {first} wrote {what} for {limit_s:g} s{others}")
 
@@ -278,12 +273,16 @@ class LimitChecker:
 
     def _update(self, rank: int, launcher: int, now: float) -> None:
         """Record activity of a rank: events; any output before its first event; the launch's, until it has a log."""
-        log = _log_of(self.node_dir, rank)
+        log = rank_log(self.node_dir, rank)
         known = self._activities.setdefault(rank, _Activity(now))
         num_bytes = size_of(log) or -launcher
         if num_bytes == known.num_bytes:
             return
-        has_event = num_bytes > 0 and _has_event(log, max(0, known.num_bytes - len(_EVENT)))
+        has_event = False
+        if num_bytes > 0:
+            with contextlib.suppress(OSError), log.open("rb") as file:
+                file.seek(max(0, known.num_bytes - len(_EVENT)) if known.num_bytes < num_bytes else 0)
+                has_event = _EVENT in file.read()
         if has_event or not known.has_events:
             known.since = now
         known.num_bytes, known.has_events = num_bytes, known.has_events or has_event
@@ -297,18 +296,6 @@ class LimitChecker:
         if stamp != self._heartbeat:
             self._heartbeat, self._last_heartbeat = stamp, now
         return now - self._last_heartbeat
-
-
-def _has_event(log: Path, begin: int) -> bool:
-    """Return whether a log has an event after its first ``begin`` bytes; a shorter log is read from its start."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(begin if begin <= size_of(log) else 0)
-        return _EVENT in file.read()
-    return False
-
-
-def _log_of(node_dir: Path, rank: int) -> Path:
-    return node_dir / f"rank{rank}.out.log"
 
 
 def size_of(path: Path) -> int:

@@ -1,9 +1,10 @@
-"""Carry out the plan of a run: take each of its jobs through its states."""
+"""Carry out the plan of a run: take each of its jobs through its states; stop a run, also without its coordinator."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from accelmark.results.schema import JobState, Summary
 from accelmark.results.store.files import make_directory
 from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE
 from accelmark.results.store.signature import require_key
+from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.cancellation import Cancellation
 from accelmark.run.controller.evaluate import evaluate, evaluation_of
 from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job, has_checkpoints
@@ -29,7 +31,7 @@ from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory, measure_run
 from accelmark.run.record.registry import record_start, register_end, require_original, require_unchanged
 from accelmark.run.record.states import RunEventLog
-from accelmark.run.sandboxes.image import require_images
+from accelmark.run.sandboxes.sandbox import recipe_of
 from accelmark.spec.errors import (
     EXIT_CANCELLED,
     EXIT_FAILED,
@@ -42,12 +44,11 @@ from accelmark.spec.errors import (
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.catalog import add_plugins
+from accelmark.spec.plugins.launcher import load_launcher
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
-
-_CHATTY: Final = ("asyncssh",)
-"""Loggers that write lines for each command on each host at the level ``info``; they start at warnings instead."""
+_STOP_TIMEOUT_S: Final = 90.0
 PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
 
@@ -69,7 +70,8 @@ def start(plan: Plan, path: Path, fetch: FetchData, preflight: PreflightCheck, *
         HostsNotReadyError: hosts are not ready; nothing was started, and no directory is left.
         AccelmarkError: it could not start, and no directory is left; later failures are in the outcome.
     """
-    require_images(plan)
+    for job in plan.jobs:
+        recipe_of(plan, job.job)  # a vendor without a recipe is an error
     require_key()
     directory = RunDirectory.create(path, plan)
     try:
@@ -123,10 +125,29 @@ def _carry_out(
 
     with (
         directory.locked(),
-        library_log(directory.path / COORDINATOR_LOG, directory.plan.log_level),
+        _library_log(directory.path / COORDINATOR_LOG, directory.plan.log_level),
         display(directory.plan, str(directory.path), directory.statuses(), as_json=as_json) as observer,
     ):
         return asyncio.run(run(observer))
+
+
+@contextmanager
+def _library_log(path: Path, level: str) -> Iterator[None]:
+    """Append what libraries log at ``level`` or above to ``path``, until the context ends."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s [%(filename)s,%(lineno)d] %(name)s: %(message)s"))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # At the level info it writes lines for each command on each host.
+    logging.getLogger("asyncssh").setLevel(logging.WARNING if level == "info" else logging.NOTSET)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
 
 
 @final
@@ -207,6 +228,17 @@ class Coordinator:
         self._event_log.note("note", what)
         return f"{path}: {what}"
 
+    def what_continues(self) -> str:
+        """Return how a run continues whose coordinator ends early; empty where nothing was started."""
+        what = "ranks that were started continue; follow them" if self._in_state("running") else "continue"
+        return f"; {what} with 'accelmark resume {self.directory.path}'" if self._event_log.num_events else ""
+
+    def _create_launcher(self) -> Launcher:
+        launcher = create_launcher(self.directory.plan, self.directory.path)
+        launcher.report = self.observer.note
+        self.stop.before_exit = launcher.abort
+        return launcher
+
     async def _check_hosts(self, jobs: Sequence[PlannedJob]) -> None:
         """End agents of earlier attempts on the hosts of ``jobs`` and check the hosts, until a stop is requested."""
 
@@ -220,12 +252,6 @@ class Coordinator:
         if not self.stop:
             await self.stop.unless_requested(check())
 
-    def _create_launcher(self) -> Launcher:
-        launcher = create_launcher(self.directory.plan, self.directory.path)
-        launcher.report = self.observer.note
-        self.stop.before_exit = launcher.abort
-        return launcher
-
     async def _check_or_replace_hosts(self) -> list[str]:
         """Check the hosts of all jobs, and replace those that are not ready by spares; returns what was replaced.
 
@@ -236,7 +262,7 @@ class Coordinator:
             try:
                 await self._check_hosts(self.directory.plan.jobs)
             except SpecError as error:
-                plan, notes = with_spares(self.directory.plan, error)
+                plan, notes = _with_spares(self.directory.plan, error)
                 if not notes:
                     raise
                 await self._launcher.close()
@@ -249,7 +275,13 @@ class Coordinator:
                 return replaced
 
     async def _run_all(self, from_checkpoint: Sequence[str]) -> Summary:
-        while (job := await self._next()) is not None:
+        while True:
+            if not self.stop and await asyncio.to_thread(add_next_jobs, self.directory, self._event_log.jobs):
+                self._event_log.add(job.directory for job in self.directory.plan.jobs)
+                self.observer.planned(self.directory.plan)
+            if not (queued := self._in_state("queued")):
+                break
+            job = queued[0]
             await self._run_job(job, from_checkpoint=job.directory in from_checkpoint)
             for _ in range(self.directory.plan.retry_lost):
                 if self._state(job) == "lost" and not self.stop:
@@ -260,18 +292,6 @@ class Coordinator:
         register_end(self.directory.path, summary)
         return summary
 
-    async def _next(self) -> PlannedJob | None:
-        """Return the next queued job, after jobs that follow from earlier results were added to the plan."""
-        if not self.stop and await asyncio.to_thread(add_next_jobs, self.directory, self._event_log.jobs):
-            self._event_log.add(job.directory for job in self.directory.plan.jobs)
-            self.observer.planned(self.directory.plan)
-        return next(iter(self._in_state("queued")), None)
-
-    def what_continues(self) -> str:
-        """Return how a run continues whose coordinator ends early; empty where nothing was started."""
-        what = "ranks that were started continue; follow them" if self._in_state("running") else "continue"
-        return f"; {what} with 'accelmark resume {self.directory.path}'" if self._event_log.num_events else ""
-
     async def _close(self) -> None:
         self._event_log.close()
         self._launcher.leaves_ranks = bool(self._in_state("running"))
@@ -279,17 +299,17 @@ class Coordinator:
 
     async def _run_job(self, job: PlannedJob, *, from_checkpoint: bool) -> None:
         """Take one job from queued to its end."""
-        reason = self._reason_not_to_start()
-        if reason is not None:
-            self._move(job, "cancelled", reason)
+        bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
+        if self.stop or bad:
+            why = self.stop.reason if self.stop else f"{bad[0].directory} failed, and fail_fast is set"
+            self._move(job, "cancelled", f"not started: {why}")
             return
         self._move(job, "preparing")
         is_repeated = from_checkpoint and earlier_attempts(self.directory.round_dir(job))
         can_resume = not isinstance(job.job.work, TrainingWork) or has_checkpoints(self.directory, job, self._launcher)
         if is_repeated and not can_resume:
-            self._note(
-                job, "no checkpoint to resume from (checkpoint.every_steps writes some): it starts again at step 1"
-            )
+            why = "no checkpoint to resume from (checkpoint.every_steps writes some)"
+            self._note(job, f"{why}: it starts again at step 1")
         loop = asyncio.get_running_loop()
 
         def report(what: str) -> None:
@@ -326,15 +346,8 @@ class Coordinator:
         await self._finish(job, end or ("lost", "the coordinator ended before all of its agents were started"))
 
     def _reporter(self, job: PlannedJob) -> Callable[[], None]:
-        """Return a function that reads the progress of a job and reports it."""
         reader = ProgressReader(self.directory.node_dir(job, job.nodes[0]), job.job.work)
         return lambda: self.observer.progress(job, reader.read())
-
-    def _reason_not_to_start(self) -> str | None:
-        if self.stop:
-            return f"not started: {self.stop.reason}"
-        bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
-        return f"not started: {bad[0].directory} failed, and fail_fast is set" if bad else None
 
     async def _finish(self, job: PlannedJob, end: JobEnd) -> None:
         """Move a job to its final state, and compute its result if it was started."""
@@ -402,28 +415,7 @@ class Coordinator:
         self.observer.state(job, self._event_log.jobs[job.directory])
 
 
-@contextmanager
-def library_log(path: Path, level: str) -> Iterator[None]:
-    """Append what libraries log at ``level`` or above to ``path``, until the context ends."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s [%(filename)s,%(lineno)d] %(name)s: %(message)s"))
-    root = logging.getLogger()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(level.upper())
-    for name in _CHATTY if level == "info" else ():
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for name in _CHATTY:
-            logging.getLogger(name).setLevel(logging.NOTSET)
-        root.removeHandler(handler)
-        root.setLevel(before)
-        handler.close()
-
-
-def with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
+def _with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
     """Return the plan with a spare for each host that ``error`` names, and a message for each; none without enough.
 
     A spare that turns out not to be ready is a host of the new plan, and is replaced in the same way.
@@ -434,18 +426,79 @@ def with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
     if len(bad) > len(spares):
         return plan, []
     replacements = dict(zip(bad, spares, strict=False))
-    cluster = plan.cluster.model_copy(
-        update={"hosts": tuple(replacements.get(host.name, host) for host in hosts), "spares": spares[len(bad) :]}
-    )
+    changed = {"hosts": tuple(replacements.get(host.name, host) for host in hosts), "spares": spares[len(bad) :]}
+    names = {name: spare.name for name, spare in replacements.items()}
     jobs = []
     for job in plan.jobs:
-        nodes = (
-            node.model_copy(update={"host": replacements[node.host].name}) if node.host in replacements else node
-            for node in job.nodes
-        )
+        nodes = (node.model_copy(update={"host": names.get(node.host, node.host)}) for node in job.nodes)
         jobs.append(job.model_copy(update={"nodes": tuple(nodes)}))
-    notes = [
-        f"host {name} {problems[name]}: it was replaced by the spare {spare.name}"
-        for name, spare in replacements.items()
-    ]
+    notes = [f"host {name} {problems[name]}: it was replaced by the spare {spare}" for name, spare in names.items()]
+    cluster = plan.cluster.model_copy(update=changed)
     return plan.model_copy(update={"cluster": cluster, "jobs": tuple(jobs)}), notes
+
+
+def stop(path: Path, *, at_once: bool) -> bool:
+    """Stop the run at ``path``, also one whose coordinator has died, and wait for its end.
+
+    Returns False if it had ended already.
+
+    Raises:
+        RequestError: the directory is a copy.
+        RunError: its coordinator does not end, or a host with stale agents cannot be reached.
+    """
+    directory = RunDirectory.open(path)
+    require_original(directory.path)
+    holder = directory.holder()
+    process = holder or directory.holder_elsewhere()
+    if process is None:
+        return _stop_without_coordinator(directory, at_once=at_once)
+    if holder is not None:
+        holder.terminate()
+        if at_once:
+            time.sleep(0.2)
+            holder.terminate()
+    else:  # its coordinator looks for this file
+        (directory.path / STOP_FILES[at_once]).touch()
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while directory.holder() or directory.holder_elsewhere():
+        if time.monotonic() > deadline:
+            kill = f"end it by 'kill -KILL {process.pid}' on {process.hostname}, and repeat this"
+            advice = kill if at_once else "use --now"
+            raise RunError(f"{path}: process {process.pid} did not stop the run within {_STOP_TIMEOUT_S:g} s: {advice}")
+        time.sleep(0.1)
+    return True
+
+
+def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool:
+    """Stop a dead coordinator's jobs, and return its hosts; return False if it left none."""
+
+    async def no_preflight(*_: object) -> None:
+        """Nothing is started."""
+
+    async def end_orphaned_jobs() -> None:
+        coordinator = Coordinator(directory, lambda *_: None, no_preflight, RunObserver())
+        for _ in range(1 + at_once):
+            coordinator.stop.request("the run was stopped")
+        await coordinator.resume()
+
+    async def end_lost_jobs() -> list[str]:
+        states = directory.statuses()
+        lost = {node.host for job in directory.plan.jobs if states[job.directory].state == "lost" for node in job.nodes}
+        launcher = create_launcher(directory.plan, directory.path)
+        try:
+            return await launcher.end_stale_agents([host for host in directory.plan.cluster.hosts if host.name in lost])
+        finally:
+            await launcher.close()
+
+    statuses = directory.statuses().values()
+    has_ended = all(status.ended for status in statuses)
+    names = load_launcher(directory.plan.cluster.launcher).run_files
+    holds_hosts = any((directory.path / name).exists() for name in names)  # an allocation that was not returned
+    if has_ended and not holds_hosts and not any(status.state == "lost" for status in statuses):
+        return False
+    with directory.locked():
+        if not has_ended:
+            asyncio.run(end_orphaned_jobs())
+        if problems := asyncio.run(end_lost_jobs()):
+            raise RunError("\n".join(problems))
+    return True

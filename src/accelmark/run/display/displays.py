@@ -44,9 +44,6 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _NARROWEST: Final = 16
 """Least columns for a job's result, however narrow the terminal is."""
 _PLAIN_EVERY_S: Final = 10.0
-_CHECKED_WITHIN_S: Final = 2.0
-"""Time of the check of hosts from which it is printed."""
-_UNCHANGED_EVERY_S: Final = 60.0
 _DRAWN_EVERY_S: Final = 0.25
 
 _HEADLINES: Final = (
@@ -72,7 +69,7 @@ class RunObserver:
         """Report that a search has added jobs to the plan."""
 
     def checking(self, what: str) -> None:
-        """Hosts are being checked before a start; ``what`` is empty at the end."""
+        """Report that hosts are being checked before a start; ``what`` is empty at the end."""
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         """Report a step of preparing a job (a download, say); up to ten times a second."""
@@ -194,12 +191,11 @@ class LiveDisplay(RunObserver):
 
 @final
 class PlainDisplay(RunObserver):
-    """Prints a line for each change of state, and while a job runs about every ten seconds, unchanged every minute."""
+    """Prints a line for each change of state, and while a job runs about every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last = time.monotonic() - _PLAIN_EVERY_S + _CHECKED_WITHIN_S
-        self._rare = ""
+        self._last = time.monotonic()
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         """Print the job's new state."""
@@ -207,19 +203,15 @@ class PlainDisplay(RunObserver):
         reason = f": {status.reason}" if status.reason else ""
         self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
 
-    def checking(self, what: str) -> None:
-        """Print that hosts are being checked, where that takes long, every ten seconds."""
-        if what and time.monotonic() - self._last >= _PLAIN_EVERY_S:
-            self._last = time.monotonic()
-            self._print(f"  {what}")
-
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Print the step, at most every ten seconds; an unchanged one every minute."""
-        self._print_rarely(job, what)
+        """Print the step, at most every ten seconds."""
+        if time.monotonic() - self._last >= _PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self._print(f"  {job_name(job)}  {what}")
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
-        """Print the job's progress, at most every ten seconds; unchanged every minute."""
-        self._print_rarely(job, plain_progress(progress, job))
+        """Print the job's progress, at most every ten seconds."""
+        self.preparing(job, plain_progress(progress, job))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
         """Print the round's result, where it has one."""
@@ -230,12 +222,6 @@ class PlainDisplay(RunObserver):
         """Print the note."""
         self._print(f"  {text}")
 
-    def _print_rarely(self, job: PlannedJob, text: str) -> None:
-        line = f"  {job_name(job)}  {text}"
-        if time.monotonic() - self._last >= (_UNCHANGED_EVERY_S if line == self._rare else _PLAIN_EVERY_S):
-            self._last, self._rare = time.monotonic(), line
-            self._print(line)
-
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False)
 
@@ -243,10 +229,10 @@ class PlainDisplay(RunObserver):
 def plain_progress(progress: JobProgress, job: PlannedJob) -> str:
     """Return a job's phase and progress in one line."""
     phase = "its ranks have ended" if progress.phase == "finished" else progress.phase  # beside the state "running"
-    return "  ".join([phase, *progress_parts(progress, job)])
+    return "  ".join([phase, *_progress_parts(progress, job)])
 
 
-def progress_parts(progress: JobProgress, job: PlannedJob) -> list[str]:
+def _progress_parts(progress: JobProgress, job: PlannedJob) -> list[str]:
     """Return how far a job is (steps, items or requests; share; remaining time), its figures, and its devices' load."""
     parts: list[str] = []
     work = job.job.work
@@ -371,7 +357,7 @@ def draw(board: Board, width: int) -> RenderableType:
         if board.progress.share is not None:
             bar = ProgressBar(total=1.0, completed=board.progress.share, width=max(10, min(32, width - 4)))
             parts.append(Padding(bar, (0, 0, 0, 2)))
-        if facts := progress_parts(board.progress, job):
+        if facts := _progress_parts(board.progress, job):
             parts.append(Padding(Text("  ".join(facts)), (0, 0, 0, 2)))
         if len(board.losses) > 1:
             parts.append(Text(f"  loss {sparkline(board.losses, min(_MOST_BLOCKS, width - 7))}", style="cyan"))
@@ -429,15 +415,15 @@ def job_name(job: PlannedJob) -> str:
 
 def print_hanging(console: Console, *lines: Text) -> None:
     """Print lines at once; on a terminal no word is broken, and each line can be copied as one."""
-    shown = [_hanging(line, console) for line in lines] if console.is_terminal else lines
+
+    def hanging(line: Text) -> Text:
+        indent = len(line.plain) - len(line.plain.lstrip())
+        rows = line[indent:].wrap(console, console.width - indent - 4)
+        for number, row in enumerate(rows):
+            row.pad_left(indent + 4 * (number > 0))
+            row.pad_right(console.width - row.cell_len)
+        rows[-1].rstrip()
+        return line.blank_copy().join(rows)
+
+    shown = map(hanging, lines) if console.is_terminal else lines
     console.print(Text("\n").join(shown), soft_wrap=True)
-
-
-def _hanging(line: Text, console: Console) -> Text:
-    indent = len(line.plain) - len(line.plain.lstrip())
-    rows = line[indent:].wrap(console, console.width - indent - 4)
-    for number, row in enumerate(rows):
-        row.pad_left(indent + 4 * (number > 0))
-        row.pad_right(console.width - row.cell_len)
-    rows[-1].rstrip()
-    return line.blank_copy().join(rows)

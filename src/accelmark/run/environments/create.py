@@ -21,7 +21,7 @@ from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.host import Host, HostError, SubprocessHost, python_path
-from accelmark.run.preflight.packages import (
+from accelmark.run.preflight.checks import (
     RANK_NEEDS,
     broken_imports,
     create_command,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import Folder, find, folder_module, folders
@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
     from accelmark.run.launchers.launcher import Launcher
     from accelmark.spec.cluster import ClusterSpec
-
-
-SUBMIT_FILE: Final = "submit.py"
-"""Optional file of a launcher's folder, with ``submit(plan, run, arguments) -> number of the job``,
-``batch_script(plan, run, arguments) -> text`` and ``submitted(run) -> SubmittedJob | None``."""
 
 
 @final
@@ -35,33 +30,19 @@ class SubmittedJob:
 
 def create_launcher(plan: Plan, run: Path) -> Launcher:
     """Return the launcher that a plan's cluster file names, for the run directory ``run``."""
-    launcher: Launcher = folder_module(find("launchers", plan.cluster.launcher, "cluster file"), "launcher").create(
-        plan, run
-    )
+    module: Any = folder_module(find("launchers", plan.cluster.launcher, "cluster file"), "launcher")
+    launcher: Launcher = module.create(plan, run)
     return launcher
 
 
-def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
-    """Submit AccelMark with ``arguments``, which start the run at ``run``, as a batch job; returns its number.
+def submit_module(plan: Plan) -> Any:
+    """Return ``submit.py`` of the plan's launcher, which runs AccelMark with ``arguments`` in a batch job.
 
-    Raises:
-        RequestError: the plan's launcher submits no batch jobs, or does not know a host.
-        RunError: the job was refused.
+    It has ``submit(plan, run, arguments) -> number of the job``, ``batch_script(plan, run, arguments) -> text`` and
+    ``submitted(run) -> SubmittedJob | None``.
+
+    Raises RequestError: the launcher submits no batch jobs.
     """
-    number: str = _submit_module(plan).submit(plan, run, arguments)
-    return number
-
-
-def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
-    """Return the batch script that :func:`submit` would submit.
-
-    Raises RequestError: the plan's launcher submits no batch jobs.
-    """
-    script: str = _submit_module(plan).batch_script(plan, run, arguments)
-    return script
-
-
-def _submit_module(plan: Plan) -> Any:
     folder, able = find("launchers", plan.cluster.launcher, "cluster file"), _submitting()
     if folder.name not in able:
         raise RequestError(
@@ -77,7 +58,7 @@ def submitted(run: Path) -> SubmittedJob | None:
 
 
 def _submitting() -> dict[str, Folder]:
-    return {name: folder for name, folder in folders("launchers").items() if (folder.path / SUBMIT_FILE).is_file()}
+    return {name: folder for name, folder in folders("launchers").items() if (folder.path / "submit.py").is_file()}
 
 
 def plan_of_hosts(cluster: ClusterSpec) -> Plan:

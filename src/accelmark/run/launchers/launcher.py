@@ -76,6 +76,11 @@ class AgentHandle(ABC):
     async def stop(self, *, at_once: bool) -> None:
         """Ask the agent to end its ranks, or to kill them ``at_once``; :meth:`wait` returns soon after."""
 
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Files here that may contain why the agent did not start."""
+        return (self.node.node_dir / AGENT_LOG,)
+
     async def ended(self, *, has_exit: bool = True) -> NodeExit:
         """Return the agent's record of its end; without a record, end its processes, and record that.
 
@@ -105,21 +110,19 @@ class AgentHandle(ABC):
         agent = ProcessId.stored(self.node.node_dir / IDENTITY_FILE)
         if agent is not None and host.get("boot_id", agent.boot_id) != agent.boot_id:
             return f"the host was rebooted while the job ran (boot {agent.boot_id} ended, it is {host['boot_id']} now)"
-        lines = [line for log in self.logs for line in tail(log) if line.strip()]
+        lines = [line.strip() for log in self.logs for line in tail(log) if line.strip()]
+        if cause := cause_among([*host.get("messages", ()), *reversed(lines)]):
+            return cause
         code = int(host["exit_code"]) if host.get("exit_code", "").isdigit() else self.exit_code
-        killer = signal_name(code) if code is not None else None
-        ending = f"killed by {killer}" if killer is not None else None
-        return cause_among([*host.get("messages", ()), *reversed(lines)]) or ending or _last_error(lines)
+        if code is not None and (killer := signal_name(code)) is not None:
+            return f"killed by {killer}"
+        errors = [line for line in lines if "error" in line.lower()] or lines
+        return f"last output: {errors[-1]}" if errors else None
 
     async def end_processes(self) -> int:
         """End a dead agent's processes on its host; returns their number, 0 where it is unknown."""
         done = await self.host.run(self.clean_up)
         return int(done.out) if done.code == 0 and done.out.strip().isdigit() else 0
-
-    @property
-    def logs(self) -> tuple[Path, ...]:
-        """Files here that may contain why the agent did not start."""
-        return (self.node.node_dir / AGENT_LOG,)
 
     def record(self, state: Literal["lost", "failed", "cancelled"], reason: str) -> NodeExit:
         """Write ``exit.json`` where the agent did not, for later coordinators."""
@@ -139,27 +142,17 @@ class AgentHandle(ABC):
         return end
 
 
-def _last_error(lines: Sequence[str]) -> str | None:
-    """Return ``last output: …`` with the last line that names an error, else the last line; None without lines."""
-    chosen = [line for line in lines if "error" in line.lower()] or lines
-    return f"last output: {chosen[-1].strip()}" if chosen else None
-
-
 class Launcher(ABC):
     """Starts node agents on the hosts of a plan's cluster; ``run`` is the run's directory on this machine."""
 
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
-
     shared_directory: Path | None = None
     """A directory that must exist on every host, below which AccelMark writes; None: AccelMark makes it."""
-
     reconnect_s: float = 0.0
     """Longest time for which a host may be unreachable before its job is lost."""
-
     locks_hosts: bool = False
     """Whether a job locks its hosts, so that no other run uses them."""
-
     leaves_ranks = False
     """Whether ranks continue after :meth:`close`, as their coordinator ends early: an allocation is kept for them."""
 
@@ -217,6 +210,14 @@ class Launcher(ABC):
     def job_commands(self, node: NodeJob) -> list[list[str]]:
         """Return, in order, all commands for a job on one host; those that the agent starts come last."""
 
+    def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
+        """Return the commands that run on this machine and start the agents of a job on all of its hosts."""
+        return []
+
+    def allocation_commands(self) -> list[list[str]]:
+        """Return the commands that run on this machine before any host is reached."""
+        return []
+
     async def allocate(self) -> None:  # noqa: B027  most hosts need no allocation
         """Ensure that hosts may be used; raises RunError if there is no allocation."""
 
@@ -226,14 +227,6 @@ class Launcher(ABC):
 
     async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
         """Ensure that AccelMark is on a host; raises HostError if it could not be delivered."""
-
-    def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
-        """Return the commands that run on this machine and start the agents of a job on all of its hosts."""
-        return []
-
-    def allocation_commands(self) -> list[list[str]]:
-        """Return the commands that run on this machine before any host is reached."""
-        return []
 
     async def master_address(self, host: HostSpec) -> str:
         """Return the address of rank 0 on ``host`` for ranks on other hosts."""
@@ -260,10 +253,8 @@ class Launcher(ABC):
 
     def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
         """Return the command on a host that ends the processes of a dead agent of a job."""
-        agent = self.agent_module(node)
-        ending = replace(
-            agent, module="accelmark.run.processes", arguments=(str(node_dir),), environment=self.variables
-        )
+        agent, module = self.agent_module(node), "accelmark.run.processes"
+        ending = replace(agent, module=module, arguments=(str(node_dir),), environment=self.variables)
         return self.sandbox(node).clean_up(self.python, ending)
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:

@@ -22,8 +22,7 @@ from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.launchers.launcher import START_TIMEOUT_S, AgentHandle, Launcher
 from accelmark.run.onhost.files import is_locked
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
-from accelmark.run.sandboxes.image import ensure_image
-from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
+from accelmark.run.sandboxes.sandbox import ModuleCommand, ensure_image, model_files
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError, raising
 from accelmark.spec.job import NodeExit
@@ -32,6 +31,7 @@ from accelmark.spec.secret import secrets_in
 
 POLL_S: Final = 0.2
 """Interval between checks of the agents' files."""
+_COMMAND_POLL_S: Final = 0.02
 _SETTLE_S: Final = 3.0
 """Longest time from the end of the agent's command until its last files are visible here."""
 
@@ -111,16 +111,11 @@ class CommandAgent(AgentHandle):
 
     async def start(self) -> None:
         """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it."""
-        argv, log = self.host.command(self.command), self.node.node_dir / AGENT_LOG
+        argv, node_dir = self.host.command(self.command), self.node.node_dir
         missing = raising(RunError, f"{self.node.host.name}: {argv[0]} is not on the PATH", FileNotFoundError)
-        with write_errors(log), log.open("ab") as output, missing:
+        with write_errors(node_dir / AGENT_LOG), (node_dir / AGENT_LOG).open("ab") as log, missing:
             self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=self.node.node_dir,
-                start_new_session=True,
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=node_dir, start_new_session=True
             )
 
     async def attach(self) -> bool:
@@ -135,16 +130,8 @@ class CommandAgent(AgentHandle):
     async def wait_for_end(self) -> None:
         """Wait until the agent's command has ended, or without it until the agent has."""
         if self._process is not None:
-            descriptor = os.pidfd_open(self._process.pid)
-            loop = asyncio.get_running_loop()
-            ended = asyncio.Event()
-            loop.add_reader(descriptor, ended.set)
-            try:
-                await ended.wait()
-            finally:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
-            self._process.wait()
+            while self._process.poll() is None:
+                await asyncio.sleep(_COMMAND_POLL_S)
             self.exit_code = self._process.returncode
             return
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -166,6 +153,7 @@ class CommandAgent(AgentHandle):
 
     async def end_processes(self) -> int:
         """End a dead agent's processes, if its host still runs commands."""
-        with contextlib.suppress(HostError):
+        try:
             return await super().end_processes()
-        return 0
+        except HostError:
+            return 0

@@ -1,32 +1,49 @@
-"""The checks of preflight: each is a function from the facts of hosts to problems, listed in one of two tables."""
+"""The checks of preflight: facts about hosts as programs there report them, and functions from facts to problems."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, final
+
+from pydantic import Field, ValidationError
 
 from accelmark.datasets.ensure import locate
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import outline
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.data import datasets_of
-from accelmark.run.preflight.facts import HostState
-from accelmark.run.preflight.packages import OLDEST_PYTHON, RANK_NEEDS, known_device, package_problems
-from accelmark.spec.cluster import CONTAINER_ENGINES
-from accelmark.spec.errors import AccelmarkError, Problem
+from accelmark.run.host import Host, HostError
+from accelmark.run.onhost import command
+from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, Problem, RequestError, SpecError
 from accelmark.spec.job import ExternalJob
+from accelmark.spec.model import Spec
 from accelmark.spec.number_format import counted, percent
-from accelmark.spec.plugins.catalog import load_framework
+from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor
+from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.launcher import load_launcher
-from accelmark.spec.plugins.requirements import Need
+from accelmark.spec.plugins.requirements import Missing, Need, install_command, missing, missing_text, pip_install
 from accelmark.spec.plugins.trainer import placeholders
+from accelmark.spec.plugins.vendor import FrameworkDevice
+from accelmark.telemetry.inventory import default_vendor
 
-CLOCK_TOLERANCE_S: Final = 5.0
+OLDEST_PYTHON: Final = (3, 9)
+"""Of agents and ranks. The coordinator's is in :mod:`accelmark.cli`."""
+AGENT_PACKAGES: Final = {"psutil": "psutil", "pydantic": "pydantic", "yaml": "PyYAML"}
+"""Modules that the node agent imports -> their packages."""
+_RANK_NEEDS: Final = (
+    "numpy", "packaging", "psutil", "pydantic>=2.9", "PyYAML", 'eval_type_backport; python_version < "3.10"',
+)  # fmt: skip
+RANK_NEEDS: Final = tuple(Need(requirement=requirement, needed_by="AccelMark") for requirement in _RANK_NEEDS)
+"""What AccelMark itself needs in the environment of a framework."""
+_IMPORT_TIMEOUT_S: Final = 300.0
+_CLOCK_TOLERANCE_S: Final = 5.0
 """Largest difference of clocks: logs of several hosts can still be compared."""
 _BUSY_LOAD: Final = 0.5
 """Load per core above which the host counts as busy."""
@@ -36,128 +53,178 @@ _MIN_SHARED_MEMORY_MIB: Final = 16.0
 _HOSTS_SHOWN: Final = 8
 """Most hosts that are named at one problem."""
 
-error = partial(Problem, "", "")
-warning = partial(Problem, "", "", severity="warning")
-Check = Callable[[HostState], Iterator[Problem]]
-ClusterCheck = Callable[[Sequence[HostState]], Iterator[Problem]]
+_error = partial(Problem, "", "")
+_warning = partial(Problem, "", "", severity="warning")
 
 
-def in_use(host: HostState) -> Iterator[Problem]:
-    """Check that no other run uses the host."""
-    if host.facts.held_by is not None:
-        yield error(f"is in use by {host.facts.held_by}", "wait until it ends, or stop it with 'accelmark stop'")
+class HostsNotReadyError(SpecError):
+    """Hosts are not ready for the jobs."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, problems: Sequence[Problem], *, strict: bool) -> None:
+        self.all_problems = tuple(problems)
+        """All problems, including warnings."""
+        self.strict = strict
+        """Whether warnings count as errors."""
+        super().__init__(problem for problem in problems if problem.severity == "error" or strict)
 
 
-def python_version(host: HostState) -> Iterator[Problem]:
-    """Check that the host's Python is new enough for the node agent."""
-    if _is_old(host) and host.cluster.container is None:
-        version = ".".join(map(str, host.facts.python))
-        what = f"{host.facts.executable} is Python {version}, {'.'.join(map(str, OLDEST_PYTHON))} is needed"
-        yield error(what, "set python in the cluster file to a newer one on that host")
+class DeviceFacts(Spec):
+    """One device of the vendor under test."""
+
+    name: str
+    driver: str | None = None
+    utilisation: float | None = None
+    memory_used_mib: float | None = None
 
 
-def _is_old(host: HostState) -> bool:
-    return host.facts.python < OLDEST_PYTHON
+class HostFacts(Spec):
+    """Output of the program ``probe`` of :mod:`accelmark.run.onhost`."""
+
+    time: float
+    hostname: str
+    boot_id: str
+    python: tuple[int, int, int]
+    executable: str
+    not_writable: str | None
+    free_mib: float
+    memory_mib: float
+    shared_memory_mib: float | None = None
+    """Free space of ``/dev/shm``; null where there is none."""
+    cpus: int
+    load1: float
+    busy_ports: tuple[int, ...]
+    refusals: dict[str, str]
+    """URLs of services that its jobs use and that it cannot connect to, each with the reason."""
+    missing_directories: tuple[str, ...]
+    missing_files: tuple[str, ...]
+    lacking_modules: tuple[str, ...]
+    engine_problem: str | None
+    held_by: str | None
+    may_clear_caches: bool
+    sees_lock: bool | None = None
+    """Whether the coordinator's lock of the run directory is visible on it; null where they share none."""
+
+    @property
+    def lacking_packages(self) -> str:
+        """The packages of ``lacking_modules``, separated by spaces."""
+        return " ".join(AGENT_PACKAGES.get(module, module) for module in self.lacking_modules)
 
 
-def agent_packages(host: HostState) -> Iterator[Problem]:
-    """Check that the host's Python has the packages of the node agent; one that is too old gets no advice on them."""
-    packages, container = host.facts.lacking_packages, host.cluster.container
-    if not packages or (_is_old(host) and container is None):
-        return
-    what = f"{host.facts.executable} has no {', '.join(packages)}"
-    install = f"run there: {host.facts.executable} -m pip install {' '.join(packages)}"
-    hint = f"{install}; or set python in the cluster file to a virtual environment's Python that has them"
-    if container is None:
-        yield error(what, hint)
-    elif not CONTAINER_ENGINES[container.engine].ends_processes:
-        yield warning(f"{what}: what a killed agent leaves in a container there is not ended", hint)
+class PackageFacts(Spec):
+    """Output of the program ``packages`` of :mod:`accelmark.run.onhost`."""
+
+    executable: str
+    python: tuple[int, int, int]
+    versions: dict[str, str | None] = Field(default_factory=dict)
+    """Package -> its installed version."""
+    broken: dict[str, str] = Field(default_factory=dict)
+    """Installed module or package that cannot be imported -> the last line of the error."""
 
 
-def work_directory(host: HostState) -> Iterator[Problem]:
-    """Check that the work directory can be written and has space."""
-    facts, needed_mib = host.facts, host.cluster.min_disk_mib
+@final
+@dataclass(slots=True)
+class HostState:
+    """Facts about a host, and the run's needs there."""
+
+    name: str
+    facts: HostFacts
+    plan: Plan
+    jobs: Sequence[PlannedJob] = ()
+    """The jobs that are about to be started on it; empty where a cluster is checked without a run."""
+    clock_offset_s: float = 0.0
+    """Its clock minus this machine's."""
+    work_directory: str = ""
+    visible_file: Path | None = None
+    """A file in the run directory that it must see at the same path."""
+    is_localhost: bool = False
+    devices: Sequence[DeviceFacts] | None = None
+    """The vendor's devices; None where they were not read."""
+    packages: Mapping[str, PackageFacts] = field(default_factory=dict)
+    """Framework -> the packages of the Python of its ranks."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Framework -> the container image in which they were read."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The cluster of the run."""
+        return self.plan.cluster
+
+
+def problems_of_host(host: HostState) -> list[Problem]:
+    """Return all problems of one host, each once."""
+    checks = (_agent, _resources, _network_and_data, _settings, load, _rank_packages, devices)
+    return list(dict.fromkeys(replace(problem, where=host.name) for check in checks for problem in check(host)))
+
+
+def _agent(host: HostState) -> Iterator[Problem]:
+    """Check that no other run uses the host, and that its Python can run the node agent."""
+    facts, container = host.facts, host.cluster.container
+    if facts.held_by is not None:
+        yield _error(f"is in use by {facts.held_by}", "wait until it ends, or stop it with 'accelmark stop'")
+    if container is None and facts.python < OLDEST_PYTHON:
+        yield _too_old(facts, "set python in the cluster file to a newer one on that host")
+    elif packages := facts.lacking_packages:
+        what = f"{facts.executable} has no {packages.replace(' ', ', ')}"
+        install = f"run there: {facts.executable} -m pip install {packages}"
+        hint = f"{install}; or set python in the cluster file to a virtual environment's Python that has them"
+        if container is None:
+            yield _error(what, hint)
+        elif not CONTAINER_ENGINES[container.engine].ends_processes:
+            yield _warning(f"{what}: what a killed agent leaves in a container there is not ended", hint)
+
+
+def _too_old(facts: HostFacts | PackageFacts, hint: str) -> Problem:
+    version, oldest = (".".join(map(str, numbers)) for numbers in (facts.python, OLDEST_PYTHON))
+    return _error(f"{facts.executable} is Python {version}, {oldest} is needed", hint)
+
+
+def _resources(host: HostState) -> Iterator[Problem]:
+    """Check disk, memory (also that which processes share) and the container engine."""
+    facts, cluster = host.facts, host.cluster
     if facts.not_writable is not None:
         what = f"{host.work_directory} cannot be written: {facts.not_writable}"
-        yield error(what, "choose another directory, mount it, or free space")
-    elif facts.free_mib < needed_mib:
-        what = f"{facts.free_mib:.0f} MiB are free in {host.work_directory}, {needed_mib} are needed"
-        yield error(what, "free space, choose another directory, or lower min_disk_mib in the cluster file")
+        yield _error(what, "choose another directory, mount it, or free space")
+    elif facts.free_mib < cluster.min_disk_mib:
+        what = f"{facts.free_mib:.0f} MiB are free in {host.work_directory}, {cluster.min_disk_mib} are needed"
+        yield _error(what, "free space, choose another directory, or lower min_disk_mib in the cluster file")
+    if facts.memory_mib < cluster.min_memory_mib:
+        what = f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed"
+        yield _error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
+    shared_mib = facts.shared_memory_mib
+    if shared_mib is not None and shared_mib < _MIN_SHARED_MEMORY_MIB and cluster.container is None:
+        what = f"shared memory is full: {shared_mib:.0f} MiB are free in /dev/shm"
+        yield _error(what, "remove files there, or enlarge it")
+    if cluster.container is not None and facts.engine_problem is not None:
+        check = CONTAINER_ENGINES[cluster.container.engine].check
+        hint = f"install it, or repair it until '{' '.join(check)}' works there"
+        yield _error(f"the container engine {check[0]} {facts.engine_problem}", hint)
 
 
-def memory(host: HostState) -> Iterator[Problem]:
-    """Check that memory is free, also for processes that share it."""
-    free_mib, needed_mib = host.facts.memory_mib, host.cluster.min_memory_mib
-    if free_mib < needed_mib:
-        what = f"{free_mib:.0f} MiB of memory are free, {needed_mib} are needed"
-        yield error(what, "end other processes on it, or lower min_memory_mib in the cluster file")
-    shared_mib = host.facts.shared_memory_mib
-    if shared_mib is not None and shared_mib < _MIN_SHARED_MEMORY_MIB and host.cluster.container is None:
-        yield error(
-            f"shared memory is full: {shared_mib:.0f} MiB are free in /dev/shm", "remove files there, or enlarge it"
-        )
-
-
-def ports(host: HostState) -> Iterator[Problem]:
-    """Check that the run's ports are free; where another run uses the host, it uses the ports."""
-    for port in host.facts.busy_ports if host.facts.held_by is None else ():
-        yield error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
-
-
-def endpoints(host: HostState) -> Iterator[Problem]:
-    """Check that the servers that jobs measure accept connections."""
-    for url, why in host.facts.refusals.items():
-        yield error(f"{url} cannot be reached: {why}", "check --endpoint, and that the server runs")
-
-
-def data_directories(host: HostState) -> Iterator[Problem]:
-    """Check that the data directories of the user exist."""
-    for path in host.facts.missing_directories:
+def _network_and_data(host: HostState) -> Iterator[Problem]:
+    """Check ports, the servers that jobs measure, data, and files and locks that the host shares with this machine."""
+    facts, seen = host.facts, host.visible_file
+    for port in facts.busy_ports if facts.held_by is None else ():  # another run that uses the host uses the ports
+        yield _error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
+    for url, why in facts.refusals.items():
+        yield _error(f"{url} cannot be reached: {why}", "check --endpoint, and that the server runs")
+    for path in facts.missing_directories:
         hint = "copy or mount it there, or correct data in the run file (--data)"
-        yield error(f"the data directory {path} is missing", hint)
-
-
-def data_layout(host: HostState) -> Iterator[Problem]:
-    """Check that data on this machine has the layout that its case reads."""
-    for spec, path in given_data(host.plan) if host.is_localhost and host.jobs else ():
-        for problem in outline(spec, path) if path.is_dir() else ():
-            yield error(f"{spec.title} in {path}: {problem.what}", problem.hint or "correct --data")
-
-
-def shared_files(host: HostState) -> Iterator[Problem]:
-    """Check that the host sees the files and locks of this machine that it needs."""
-    seen, facts = host.visible_file, host.facts
+        yield _error(f"the data directory {path} is missing", hint)
+    for spec, place in given_data(host.plan) if host.is_localhost and host.jobs else ():
+        for problem in outline(spec, place) if place.is_dir() else ():
+            yield _error(f"{spec.title} in {place}: {problem.what}", problem.hint or "correct --data")
     for path in facts.missing_files:
         if seen is not None and path == str(seen):
             hint = "choose a run directory on a file system that all nodes share (--out)"
-            yield error(f"cannot see {seen.parent} of this machine", hint)
+            yield _error(f"cannot see {seen.parent} of this machine", hint)
         else:
-            yield error(f"the file {path} is missing", "copy it there, or correct image_file in the cluster file")
+            yield _error(f"the file {path} is missing", "copy it there, or correct image_file in the cluster file")
     if facts.sees_lock is False and seen is not None:
         what = f"does not see that {seen.parent} is locked on this machine: locks of that file system are local"
         hint = "mount it so that flock works between nodes (Lustre: -o flock), or choose another one (--out)"
-        yield error(what, hint)
-
-
-def container_engine(host: HostState) -> Iterator[Problem]:
-    """Check that the container engine of the cluster file works."""
-    container, problem = host.cluster.container, host.facts.engine_problem
-    if container is not None and problem is not None:
-        check = CONTAINER_ENGINES[container.engine].check
-        hint = f"install it, or repair it until '{' '.join(check)}' works there"
-        yield error(f"the container engine {check[0]} {problem}", hint)
-
-
-def page_cache(host: HostState) -> Iterator[Problem]:
-    """Check that this user may drop caches, if the cluster file requests it."""
-    if host.cluster.clear_caches and not host.facts.may_clear_caches:
-        yield warning("caches cannot be dropped", "run as root, or remove clear_caches")
-
-
-def clock(host: HostState) -> Iterator[Problem]:
-    """Check that the host's clock agrees with this machine's."""
-    if abs(host.clock_offset_s) > CLOCK_TOLERANCE_S:
-        yield warning(f"its clock is {host.clock_offset_s:+.1f} s off this machine's", "synchronise it by NTP")
+        yield _error(what, hint)
 
 
 def load(host: HostState) -> Iterator[Problem]:
@@ -167,11 +234,15 @@ def load(host: HostState) -> Iterator[Problem]:
         sets_threads = bool(host.jobs) and all(job.job.work.threads is not None for job in host.jobs)
         use = f", or, where the CPU computes, use the idle cores: --set threads={idle}"
         hint = "end other processes" + (use if idle > 0 and not sets_threads else "")
-        yield warning(f"busy: load {facts.load1:.1f} on {counted(facts.cpus, 'core')}", hint)
+        yield _warning(f"busy: load {facts.load1:.1f} on {counted(facts.cpus, 'core')}", hint)
 
 
-def trainer_variables(host: HostState) -> Iterator[Problem]:
-    """Check that the variables that external trainers name are set, where they run on this machine."""
+def _settings(host: HostState) -> Iterator[Problem]:
+    """Check clock and page cache, and that the variables of external trainers are set, where they run here."""
+    if abs(host.clock_offset_s) > _CLOCK_TOLERANCE_S:
+        yield _warning(f"its clock is {host.clock_offset_s:+.1f} s off this machine's", "synchronise it by NTP")
+    if host.cluster.clear_caches and not host.facts.may_clear_caches:
+        yield _warning("caches cannot be dropped", "run as root, or remove clear_caches")
     inherited = () if host.cluster.container is not None else os.environ
     for job in (planned.job for planned in host.jobs if host.is_localhost):
         if isinstance(job.work, ExternalJob):
@@ -180,32 +251,32 @@ def trainer_variables(host: HostState) -> Iterator[Problem]:
             for name in placeholders((*trainer.command, *trainer.cases.get(job.key.model, ()))):
                 if name.startswith("env:") and name.removeprefix("env:") not in known:
                     what = f"the variable {name.removeprefix('env:')}, which trainer {trainer.name} needs, is not set"
-                    yield error(what, "set it in the environment of the cluster file, or before the command")
+                    yield _error(what, "set it in the environment of the cluster file, or before the command")
 
 
 def devices(host: HostState) -> Iterator[Problem]:
     """Check that the host has enough idle devices, and those that the keys name."""
     if host.devices is None:
         return
-    vendor, needed = host.plan.vendor, host.num_devices
+    nodes = [node for job in host.jobs for node in job.nodes if node.host == host.name]
+    needed = max((node.nproc for node in nodes), default=1)
     if len(host.devices) < needed:
         have = f"{len(host.devices)} devices" if host.devices else "no device"
-        yield error(f"has {have} of {vendor}, {needed} are needed", "see 'accelmark doctor' there")
+        yield _error(f"has {have} of {host.plan.vendor}, {needed} are needed", "see 'accelmark doctor' there")
     for index, device in enumerate(host.devices[:needed]):
         if (device.utilisation or 0.0) > _BUSY_UTILISATION or (device.memory_used_mib or 0.0) > _BUSY_MEMORY_MIB:
             what = f"device {index} ({device.name}) is not idle: {percent(device.utilisation or 0)} busy"
-            what += f", {device.memory_used_mib or 0:.0f} MiB used"
-            yield warning(what, "end the processes that use it")
+            yield _warning(f"{what}, {device.memory_used_mib or 0:.0f} MiB used", "end the processes that use it")
     for job in host.jobs if not host.plan.open else ():
         chip = job.job.chip
         for index, device in enumerate(host.devices[:needed]):
             if chip is not None and not chip.matches_name(device.name):
                 what = f"{job.job.key} names {chip.title}, but device {index} is {device.name!r}"
-                yield error(what, "name the chip that is there in the key")
+                yield _error(what, "name the chip that is there in the key")
                 break
 
 
-def rank_packages(host: HostState) -> Iterator[Problem]:
+def _rank_packages(host: HostState) -> Iterator[Problem]:
     """Check that the Pythons of the ranks have the packages that jobs need, and can import them."""
     environments: Iterable[str] = () if host.jobs else host.cluster.environments
     for framework, (needs, installs) in packages_of(host.jobs, environments).items():
@@ -219,17 +290,13 @@ def rank_packages(host: HostState) -> Iterator[Problem]:
             )
 
 
-def same_machine(hosts: Sequence[HostState]) -> Iterator[Problem]:
-    """Check that no machine is listed twice."""
+def problems_between(hosts: Sequence[HostState]) -> Iterator[Problem]:
+    """Check that no machine is listed twice, and that all hosts have the drivers, devices and Python of the first."""
     machines: dict[tuple[str, str], str] = {}
     for host in hosts:
         other = machines.setdefault((host.facts.boot_id, host.facts.hostname), host.name)
         if other != host.name and load_launcher(host.cluster.launcher).one_host_per_machine:
             yield Problem(host.name, "", f"is the same machine as {other}", "list each host once")
-
-
-def unlike_hosts(hosts: Sequence[HostState]) -> Iterator[Problem]:
-    """Check that all hosts have the drivers, devices and Python of the first."""
     with_devices = [(host.name, host.devices) for host in hosts if host.devices]
     kinds: dict[str, dict[str, str]] = {
         "driver": {name: ", ".join(sorted({d.driver for d in found if d.driver})) for name, found in with_devices},
@@ -244,32 +311,17 @@ def unlike_hosts(hosts: Sequence[HostState]) -> Iterator[Problem]:
                 yield Problem(name, "", what, "use hosts of one kind: the slowest limits a job", "warning")
 
 
-CHECKS: Final[tuple[Check, ...]] = (
-    in_use, python_version, agent_packages, work_directory, memory, ports, endpoints, data_directories, data_layout,
-    shared_files, container_engine, page_cache, clock, load, trainer_variables, rank_packages, devices,
-)  # fmt: skip
-"""The checks of one host."""
-CLUSTER_CHECKS: Final[tuple[ClusterCheck, ...]] = (same_machine, unlike_hosts)
-"""The checks between hosts."""
-
-
-def problems_of_host(host: HostState) -> list[Problem]:
-    """Return all problems of one host, each once."""
-    return list(dict.fromkeys(replace(problem, where=host.name) for check in CHECKS for problem in check(host)))
-
-
 def grouped(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems with those that several hosts share as one, which names these hosts, at most a few."""
     hosts: dict[Problem, list[str]] = {}
     for problem in problems:
         hosts.setdefault(replace(problem, where=""), []).append(problem.where)
-    return [replace(problem, where=_abridged(names)) for problem, names in hosts.items()]
 
+    def abridged(names: Sequence[str]) -> str:
+        more = len(names) - _HOSTS_SHOWN
+        return ", ".join(names[:_HOSTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
-def _abridged(names: Sequence[str]) -> str:
-    more = len(names) - _HOSTS_SHOWN
-    shown = ", ".join(names[:_HOSTS_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown
+    return [replace(problem, where=abridged(names)) for problem, names in hosts.items()]
 
 
 def given_data(plan: Plan) -> list[tuple[DatasetSpec, Path]]:
@@ -296,3 +348,120 @@ def packages_of(jobs: Iterable[PlannedJob], frameworks: Iterable[str] = ()) -> d
         needs += job.requires
         installs += job.installs
     return packages
+
+
+async def package_facts(
+    host: Host,
+    python: str,
+    distributions: Sequence[str],
+    modules: Sequence[str] = (),
+    python_path: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    enter: Callable[[str], list[str]] | None = None,
+) -> PackageFacts:
+    """Return the versions of packages of a Python on a host, and which cannot be imported.
+
+    ``modules`` and the modules of the packages ``imports`` are tried, where they are installed. ``enter`` returns the
+    command that answers a request in a container.
+
+    Raises HostError: the Python cannot be run.
+    """
+    names = {"distributions": distributions, "modules": modules, "python_path": python_path, "imports": imports}
+    request = json.dumps({name: list(values) for name, values in names.items()})
+    argv = command(python, "packages", request) if enter is None else enter(request)
+    done = await host.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
+    if done.code != 0:
+        raise HostError(host.name, f"the packages of {python} cannot be read: {done.message}")
+    try:
+        return PackageFacts.model_validate_json(done.out.strip().rpartition(b"\n")[2])
+    except ValidationError as error:
+        raise HostError(host.name, f"{python} did not print its packages: {error.errors()[0]['msg']}") from error
+
+
+def package_problems(
+    facts: PackageFacts,
+    needs: Sequence[Need],
+    installed: Sequence[str],
+    framework: FrameworkSpec,
+    environment: Path | None = None,
+    *,
+    image: str | None = None,
+    device: FrameworkDevice | None = None,
+    is_here: bool = True,
+) -> Iterator[Problem]:
+    """Yield what the jobs of a framework need and a host's Python lacks, and its broken modules; ``where`` is empty.
+
+    Args:
+        installed: packages that are installed for the ranks before they start.
+        environment: its virtual environment, if its ranks run in one.
+        is_here: the host is this machine.
+    """
+    create = create_command(framework.name, environment, is_here=is_here)
+    if image is not None:
+        create = f"install it in the image {image}"
+    all_lacking = missing(needs, facts.versions.get, installed, facts.python)
+    for item in all_lacking:
+        if item.need.sdk:
+            yield _error(missing_text([item]), f"install {item.requirement} from {item.need.sdk}")
+    if lacking := [item for item in all_lacking if not item.need.sdk]:
+        requirements, index = [item.requirement for item in lacking], _index_of(lacking, framework, device)
+        if image is not None:
+            hint = f"{create}: {pip_install(requirements, facts.executable)}"
+        elif is_here and environment is None:
+            hint = install_command(lacking, facts.executable, index)
+        else:  # a Python that needs no AccelMark, and may be too old for it
+            hint = pip_install(requirements, facts.executable, index)
+            hint = hint if is_here else f"run there: {hint}"
+        if image is None and any(item.need.needed_by == f"framework {framework.name}" for item in lacking):
+            hint = f"{hint}; or, in an environment of its own: {create}" if environment is None else create
+        yield _error(missing_text(lacking), hint)
+    if environment is not None and facts.python < OLDEST_PYTHON:
+        yield _too_old(facts, create)
+    yield from broken_imports(facts, framework, create)
+
+
+def broken_imports(facts: PackageFacts, framework: FrameworkSpec, create: str) -> Iterator[Problem]:
+    """Yield a problem for each module that cannot be imported, with the command that repairs it.
+
+    ``create`` installs the framework again, and pip a package that the jobs need, with what that lacks; other modules
+    are uninstalled.
+    """
+    for module, message in facts.broken.items():
+        remove = f"{facts.executable} -m pip uninstall {module}"
+        hint = remove if facts.versions.get(module) is None else pip_install([module], facts.executable)
+        if module in (framework.module, *framework.companion_modules):
+            hint = create
+        yield _error(f"{facts.executable}: import {module} fails: {message}", hint)
+
+
+def known_device(vendor: str, framework: str) -> FrameworkDevice | None:
+    """Return a vendor's device for ``framework``, None where no file declares it."""
+    try:
+        return framework_device(load_vendor(vendor), framework)
+    except RequestError:
+        return None
+
+
+def _index_of(lacking: Iterable[Missing], framework: FrameworkSpec, device: FrameworkDevice | None) -> str | None:
+    """Return the index with the framework's builds for a device, if it has one and the framework is lacking."""
+    is_lacking = not {package.name for package in lacking}.isdisjoint(framework.distributions)
+    return device.index if device is not None and is_lacking else None
+
+
+def create_command(framework: str, environment: Path | None = None, *, is_here: bool = True) -> str:
+    """Return the command that creates or repairs a framework's environment, here or on the hosts of a cluster file."""
+    place = "" if environment is None else f" --path {environment}"
+    return f"accelmark env create {framework}" + (place if is_here else " --hosts CLUSTER")
+
+
+def require_here(needed_by: str, *requirements: str) -> None:
+    """Check that this Python has what a verb needs that computes on this machine's devices.
+
+    Raises RequestError: with the missing packages and the command that installs them, in the builds for the devices.
+    """
+    lacking = missing(Need(requirement=requirement, needed_by=needed_by) for requirement in requirements)
+    if lacking:
+        vendor = load_vendor(default_vendor())
+        indexes = (_index_of(lacking, load_framework(name), device) for name, device in vendor.frameworks.items())
+        install = install_command(lacking, index=next(filter(None, indexes), None))
+        raise RequestError(f"{missing_text(lacking)}: run {install}")

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,21 +21,32 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.store.loaded_run import HOLDER_FILE, is_in_progress
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.display.displays import RunObserver
-from accelmark.run.host import CommandResult, Host, HostError, UnreachableError, python_path
+from accelmark.run.host import Host, HostError, UnreachableError, python_path
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
-from accelmark.run.preflight.checks import CLUSTER_CHECKS, given_data, grouped, packages_of, problems_of_host
-from accelmark.run.preflight.facts import AGENT_PACKAGES, DeviceFacts, HostFacts, HostsNotReadyError, HostState
-from accelmark.run.preflight.packages import RANK_NEEDS, create_command, package_facts
+from accelmark.run.preflight.checks import (
+    AGENT_PACKAGES,
+    RANK_NEEDS,
+    DeviceFacts,
+    HostFacts,
+    HostsNotReadyError,
+    HostState,
+    create_command,
+    given_data,
+    grouped,
+    package_facts,
+    packages_of,
+    problems_between,
+    problems_of_host,
+)  # fmt: skip
 from accelmark.run.record.directory import RunDirectory
-from accelmark.run.sandboxes.image import ImageRecipe, named_image, recipe_of
+from accelmark.run.sandboxes.sandbox import ImageRecipe, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import Problem
 from accelmark.spec.job import ServeJob
-from accelmark.spec.number_format import counted, duration
+from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
-from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.requirements import (
     Need,
     base_requirements,
@@ -52,7 +63,6 @@ _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
-_SHOWN_EVERY_S: Final = 0.5
 _HERE: Final = "this machine"
 
 
@@ -63,19 +73,9 @@ async def run_preflight(
 
     Raises HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
     """
-    num_hosts, started = len({node.host for job in jobs for node in job.nodes}), time.monotonic()
-
-    async def show() -> None:
-        while True:
-            observer.checking(f"checking {counted(num_hosts, 'host')}, {duration(time.monotonic() - started)}")
-            await asyncio.sleep(_SHOWN_EVERY_S)
-
-    shown = asyncio.create_task(show())
-    try:
-        problems = [*_missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
-    finally:
-        shown.cancel()
-        observer.checking("")
+    observer.checking(f"checking {counted(len({node.host for job in jobs for node in job.nodes}), 'host')}")
+    problems = [*_missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
+    observer.checking("")
     require_ready(problems, directory.plan)
     for problem in grouped(problems):
         observer.note(f"warning: {problem}")
@@ -162,14 +162,12 @@ class Preflight:
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for of_host in per_host for problem in of_host]
         states = [self._states[name] for name in hosts if name in self._states]
-        problems += (problem for check in CLUSTER_CHECKS for problem in check(states))
-        unreached: list[Problem] = []
+        problems += problems_between(states)
         for master, others in self._masters().items():
             state = self._states.get(master)
             if state is not None and self._cluster.master_port not in state.facts.busy_ports:
                 there = [hosts[name] for name in others if name in self._states]
-                unreached += await self._reach_master(hosts[master], there)
-        problems += unreached
+                problems += await self._reach_master(hosts[master], there)
         order = list(hosts)
         return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.where))
 
@@ -182,7 +180,8 @@ class Preflight:
             done = await host.run(command(launcher.python, "probe"), json.dumps(self._request(host)).encode() + b"\n")
             ended = time.time()
             if done.code != 0:
-                return [Problem(name, "", f"cannot be checked with {launcher.python}: {done.message}", _advice(done))]
+                hint = "correct that there, or set python in the cluster file to a Python 3.9 or newer of that host"
+                return [Problem(name, "", f"cannot be checked with {launcher.python}: {done.message}", hint)]
             facts = HostFacts.model_validate_json(done.out)
         except HostError as error:
             return [_failed(error)]
@@ -259,7 +258,10 @@ class Preflight:
             wanted = distributions([*(RANK_NEEDS if environment or is_contained else ()), *needs])
             spec = load_framework(framework)
             modules = () if self.is_dry_run else spec.checked_imports
-            imports = [] if self.is_dry_run else _imported(needs, spec)
+            own = [Need(requirement=item, needed_by="") for item in (*base_requirements(), *spec.requires)]
+            # Of cases, engines and servers, also the packages are tried: their own requirements may be lacking.
+            tried = sorted({*distributions(needs)} - {*distributions([*own, *RANK_NEEDS])})
+            imports = [] if self.is_dry_run else tried
             path = python_path() if state.is_localhost and not is_contained else ()
             enter, python = None, ""
             try:
@@ -309,8 +311,7 @@ class Preflight:
         else:
             if await self._image_of(host, state.jobs[0]) is None:
                 what = f"devices of {plan.vendor} cannot be read before the image is there"
-                packages = ", ".join(facts.lacking_packages)
-                hint = f"nothing, the run obtains it; or install {packages} for {facts.executable}"
+                hint = f"nothing, the run obtains it; or install {facts.lacking_packages} for {facts.executable}"
                 return [Problem(name, "", what, hint, "warning")]
             inside = await self._inside(host, state.jobs[0])
             done = await host.run(inside(_DEVICES_MODULE, plan.vendor), timeout_s=_CONTAINER_TIMEOUT_S)
@@ -328,14 +329,13 @@ class Preflight:
         """
         problems: list[Problem] = []
         for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
-            if (await host.run(recipe.present)).code != 0:
-                done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
-                if done.code != 0:
-                    what = f"the image {recipe.name} is absent, and was not found in its registry: {done.message}"
-                    hint = (
-                        f"correct container.image, or log in to its registry, until this works there: {recipe.command}"
-                    )
-                    problems.append(Problem(host.name, "", what, hint, "warning"))
+            if (await host.run(recipe.present)).code == 0:
+                continue
+            done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
+            if done.code != 0:
+                what = f"the image {recipe.name} is absent, and was not found in its registry: {done.message}"
+                hint = f"correct container.image, or log in to its registry, until this works there: {recipe.command}"
+                problems.append(Problem(host.name, "", what, hint, "warning"))
         return problems
 
     async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[Problem]:
@@ -369,21 +369,8 @@ class Preflight:
         return Problem(other.name, "", what, "open the port in the firewall, or set master_port")
 
 
-def _imported(needs: Iterable[Need], framework: FrameworkSpec) -> list[str]:
-    """Return the packages of cases, engines and servers, whose own requirements may be lacking."""
-    own = [Need(requirement=item, needed_by="") for item in (*base_requirements(), *framework.requires)]
-    return sorted({*distributions(needs)} - {*distributions([*own, *RANK_NEEDS])})
-
-
 def _failed(error: HostError) -> Problem:
     return Problem(error.host, "", error.problem, error.advice)
-
-
-def _advice(done: CommandResult) -> str:
-    """Return what to do about a probe that failed; only a Python that is missing or too old is blamed on Python."""
-    if done.code in (126, 127) or b"SyntaxError" in done.err:
-        return "set python in the cluster file to a Python 3.9 or newer of that host"
-    return f"correct that on the host; its last lines: {'; '.join(done.output.strip().splitlines()[-3:])}"
 
 
 def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:

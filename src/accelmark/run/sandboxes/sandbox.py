@@ -1,26 +1,134 @@
-"""Sandboxes: how a module of AccelMark is started on a host, natively or in a container."""
+"""Sandboxes: how a module of AccelMark is started on a host, natively or in a container, and images of containers.
+
+An image of a vendor and framework is named by a hash of its recipe, so that a changed recipe is rebuilt.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, final
 from urllib.parse import urlsplit
 
 from accelmark.plan.plan import Plan
+from accelmark.results.store.files import make_directory, write_errors
 from accelmark.run.agent.host import DROP_CACHES, DROP_CACHES_VARIABLE
-from accelmark.run.sandboxes.image import ImageRecipe, recipe_of
-from accelmark.spec.cluster import ContainerSpec
-from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.run.agent.rank_exit import error_lines
+from accelmark.run.host import Host
+from accelmark.spec.cluster import CONTAINER_ENGINES, ContainerSpec
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.job import ExternalJob, InferJob, JobSpec
+from accelmark.spec.plugins.catalog import find, load_vendor, tree_hash
 from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.plugins.vendor import VendorSpec
+from accelmark.spec.secret import secrets_in, shown
 
+_IMAGE_LOG: Final = "image.log"
+"""Output of the engine while it obtained the image, in the directory of the first job that needed it."""
+_LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
+_IMAGE_TIMEOUT_S: Final = 4 * 3600.0
 _ENTER: Final = "accelmark/run/sandboxes/enter.sh"
 """Installs the packages that the agent lacks before it starts; relative to the code."""
 _DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
 """Where the host's drop_caches file is mounted: the container's own is read-only."""
+
+
+@final
+@dataclass(frozen=True)
+class ImageRecipe:
+    """How to obtain an image on a host."""
+
+    name: str
+    present: list[str]
+    """The command that exits with 0 where the host has the image."""
+    make: list[str]
+    """The command that builds, loads or pulls it; empty where it is a file that must exist."""
+    archive: Path | None = None
+    """The file that it is loaded from; None: it is built or pulled."""
+    look_up: list[str] = field(default_factory=list)
+    """The command that looks for it in the registry; empty where it is not pulled."""
+
+    @property
+    def command(self) -> str:
+        """The command that obtains it, to be repeated by hand: without secrets."""
+        return shlex.join(shown(self.make, secrets_in(self.make)))
+
+
+def recipe_of(plan: Plan, job: JobSpec, context: Path | None = None) -> ImageRecipe | None:
+    """Return the image of a job: the cluster file's or a trainer's own, else the vendor's for framework and version.
+
+    None where it runs natively, or Slurm obtains it. It is built from ``context``, the vendor's folder on the host, by
+    default on this machine.
+
+    Raises RequestError: the vendor has no recipe for the job's framework, or none for the version that its key names.
+    """
+    container, version = plan.cluster.container, job.key.framework_version
+    if container is None:
+        return None
+    if isinstance(job.work, ExternalJob):
+        container = container.model_copy(update={"image": container.image or job.work.trainer.image})
+    engine, named, folder = container.engine, named_image(container), find("vendors", plan.vendor).path
+    if named is not None or engine == "pyxis":
+        return named
+    directory = f"{job.framework}_{version}" if version else job.framework
+    recipe = folder / "images" / directory
+    if not (recipe / "Dockerfile").is_file():
+        others = ", ".join(sorted(recipe.parent.name for recipe in folder.glob("images/*/Dockerfile"))) or "none"
+        problem = f"vendor {plan.vendor!r} has no images/{directory}/Dockerfile"
+        raise RequestError(f"{problem} (it has: {others}): add one, or name an image (container.image)")
+    content = tree_hash(recipe)
+    if container.build_options:
+        content = hashlib.sha256("\0".join([content, *container.build_options]).encode()).hexdigest()
+    name = f"accelmark-{plan.vendor}-{directory}:{content[:16]}".lower()
+    build = [engine, "build", "--tag", name, "--network", "host", *container.build_options]
+    if container.pip_source is not None:
+        build += ["--build-arg", f"PIP_SOURCE={container.pip_source}"]
+    place = (context or folder) / "images" / directory
+    return ImageRecipe(name, [engine, "image", "inspect", name], [*build, str(place)])
+
+
+def named_image(container: ContainerSpec) -> ImageRecipe | None:
+    """Return the image that a cluster file names; None where it is the vendor's, or Slurm obtains it."""
+    engine, archive, image = container.engine, container.image_file, container.image
+    if engine == "pyxis":
+        return None
+    if "image" in CONTAINER_ENGINES[engine].lacks:
+        return ImageRecipe(str(archive), ["test", "-e", str(archive)], [], archive)
+    if image is None:
+        return None
+    present = [engine, "image", "inspect", image]
+    if archive is not None:
+        return ImageRecipe(image, present, [engine, "load", "--input", str(archive)], archive)
+    return ImageRecipe(image, present, [engine, "pull", image], look_up=[engine, "manifest", "inspect", image])
+
+
+async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None:
+    """Ensure that a host has an image; ``image.log`` is written to ``directory`` on this machine.
+
+    Raises RunError: it could not be obtained; the host and the first errors are named.
+    """
+    if (await host.run(recipe.present)).code == 0:
+        return
+    if not recipe.make:
+        raise RunError(f"{host.name}: the image {recipe.name} is missing: copy it there, or correct image_file")
+    made = await host.run(recipe.make, timeout_s=_IMAGE_TIMEOUT_S)
+    make_directory(directory)
+    with write_errors(directory / _IMAGE_LOG):
+        (directory / _IMAGE_LOG).write_text(made.output, encoding="utf-8", errors="replace")
+    if made.code != 0:
+        why = error_lines(made.output) or f"exit code {made.code}"
+        origin = (
+            f"loaded from {recipe.archive}" if recipe.archive is not None else "pulled" if recipe.look_up else "built"
+        )
+        problem = f"the image {recipe.name} could not be {origin}: {why}"
+        raise RunError(f"{host.name}: {problem}; repeat on that host: {recipe.command}")
+    if recipe.archive is not None and (await host.run(recipe.present)).code != 0:
+        loaded = ", ".join(_LOADED.findall(made.output)) or "an image without a name"
+        raise RunError(f"{host.name}: {recipe.archive} contains {loaded}, not {recipe.name} (container.image)")
 
 
 @final
@@ -104,8 +212,12 @@ class ContainerSandbox(Sandbox):
 
     def variables(self, inside: ModuleCommand) -> dict[str, str]:
         """Return the environment variables of the container."""
+        pip: dict[str, str] = {}
+        if (source := self.spec.pip_source) is not None:
+            pip["PIP_INDEX_URL"], parts = source, urlsplit(source)
+            if parts.scheme == "http":  # trusted because the cluster file names it
+                pip["PIP_TRUSTED_HOST"] = parts.netloc.rpartition("@")[2]
         dropping = {DROP_CACHES_VARIABLE: _DROP_CACHES_INSIDE} if self.clear_caches else {}
-        pip = _pip_variables(self.spec.pip_source)
         return {**self.vendor.container.environment, **inside.environment, **pip, **dropping}
 
     def entered(self, inside: ModuleCommand) -> list[str]:
@@ -181,15 +293,6 @@ _SANDBOXES: Final[dict[str, type[ContainerSandbox]]] = {
     "pyxis": PyxisSandbox,
 }
 """Engines other than Docker and Podman, whose commands are equal."""
-
-
-def _pip_variables(source: str | None) -> dict[str, str]:
-    """Return pip's variables for a package index; one without TLS is trusted because the cluster file names it."""
-    if source is None:
-        return {}
-    parts = urlsplit(source)
-    trusted = {"PIP_TRUSTED_HOST": parts.netloc.rpartition("@")[2]} if parts.scheme == "http" else {}
-    return {"PIP_INDEX_URL": source, **trusted}
 
 
 def _is_below(path: str, places: list[str]) -> bool:

@@ -117,13 +117,6 @@ async def node_address(node: str) -> str | None:
     return dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split()).get("NodeAddr")
 
 
-async def troubled_nodes(nodes: Iterable[str]) -> list[str]:
-    """Return a message for each of ``nodes`` that Slurm has taken out of service, with its reason."""
-    done = await _slurm("sinfo", "--noheader", "--Node", "--dead", f"--nodes={','.join(nodes)}", "--format=%N %T %E")
-    lines = dict.fromkeys(line for line in done.out.decode(errors="replace").splitlines() if line.strip())
-    return [f"{node} is {state} ({why.strip()})" for node, state, why in (line.split(" ", 2) for line in lines)]
-
-
 async def cancel(job_id: str) -> None:
     """Cancel a job; that it has ended is not an error.
 

@@ -21,23 +21,15 @@ from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.run.agent.rank_exit import NodeState, explained, signal_name
 from accelmark.run.agent.task import AGENT_LOG, CODE_FILE, IDENTITY_FILE, LOCK_FILE, NodeJob
 from accelmark.run.launchers.shared_filesystem import POLL_S, CommandAgent, SharedFilesystemLauncher
-from accelmark.run.launchers.slurm.job import (
-    SlurmJob,
-    cancel,
-    node_address,
-    request,
-    require_nodes,
-    show_job,
-    troubled_nodes,
-)  # fmt: skip
+from accelmark.run.launchers.slurm.job import cancel, node_address, request, require_nodes, show_job
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.run.onhost.files import is_locked
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError, raising
 from accelmark.spec.plugins.launcher import options_of
 
-SCRIPT_FILE: Final = "step.sh"
-LOG_FILE: Final = "step.log"
+_SCRIPT_FILE: Final = "step.sh"
+_LOG_FILE: Final = "step.log"
 """In the directory of a job's first host: the script that ``srun`` runs on every host, and its output."""
 _CHECKS_PER_S: Final = 256
 """Most hosts that are looked at in a second, over all hosts of a job."""
@@ -72,7 +64,7 @@ class JobStep:
 
     def __init__(self, prefix: Callable[[], Sequence[str]], directory: Path) -> None:
         self._prefix = prefix
-        self.log = directory / LOG_FILE
+        self.log = directory / _LOG_FILE
         self.agents: list[StepAgent] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._num_ended = 0
@@ -81,18 +73,13 @@ class JobStep:
     @property
     def command(self) -> list[str]:
         """The command on this machine."""
-        return [*self._prefix(), "sh", str(self.log.with_name(SCRIPT_FILE))]
-
-    @property
-    def poll_s(self) -> float:
-        """Interval between checks of each host."""
-        return max(POLL_S, len(self.agents) / _CHECKS_PER_S)
+        return [*self._prefix(), "sh", str(self.log.with_name(_SCRIPT_FILE))]
 
     def start(self) -> None:
         """Start it, once; raises RunError if ``srun`` is not on the PATH."""
         if self.process is not None:
             return
-        write_atomic(self.log.with_name(SCRIPT_FILE), script_of(self.agents), private=True)
+        write_atomic(self.log.with_name(_SCRIPT_FILE), script_of(self.agents), private=True)
         for agent in self.agents:
             (agent.node.node_dir / AGENT_LOG).touch()
         missing = raising(RunError, f"{self.command[0]} is not on the PATH", FileNotFoundError)
@@ -101,18 +88,16 @@ class JobStep:
                 self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
-    def note_death(self) -> None:
-        """Add to its log that ``srun`` was killed, which it cannot write itself."""
-        code = self.process.poll() if self.process is not None else None
-        if code is not None and code < 0 and not self._is_noted:
+    async def left_by_one(self) -> None:
+        """Count the end of an agent; with the last one, wait for the end of ``srun``."""
+        assert self.process is not None  # noqa: S101  its agents were started
+        code = self.process.poll()
+        if code is not None and code < 0 and not self._is_noted:  # it was killed, and could not write that itself
             self._is_noted = True
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(f"srun: was killed by {signal_name(code)}\n")
-
-    async def left_by_one(self) -> None:
-        """Count the end of an agent; with the last one, wait for the end of ``srun``."""
         self._num_ended += 1
-        if self.process is None or self._num_ended < len(self.agents):
+        if self._num_ended < len(self.agents):
             return
         deadline = time.monotonic() + _END_S
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -138,8 +123,7 @@ class StepAgent(CommandAgent):
             await super().wait_for_end()
             return
         while not await asyncio.to_thread(self._has_ended):
-            await asyncio.sleep(self.step.poll_s)
-        self.step.note_death()
+            await asyncio.sleep(max(POLL_S, len(self.step.agents) / _CHECKS_PER_S))
         await self.step.left_by_one()
 
     def _has_ended(self) -> bool:
@@ -174,13 +158,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
         self._is_own = _JOB_VARIABLE not in os.environ
         self._was_granted = False
         self._restarts = 0
-        self._job_id = os.environ.get(_JOB_VARIABLE) or self._saved_job_id()
+        self._job_id = os.environ.get(_JOB_VARIABLE)
+        if self._job_id is None and (run / ALLOCATION_FILE).exists():
+            self._job_id = (run / ALLOCATION_FILE).read_text(encoding="utf-8").strip() or None
         self._addresses: dict[str, str] = {}
-
-    def _saved_job_id(self) -> str | None:
-        with contextlib.suppress(OSError):
-            return (self.run / ALLOCATION_FILE).read_text(encoding="utf-8").strip() or None
-        return None
 
     def prefix(self, *hosts: HostSpec) -> tuple[str, ...]:
         """Return the ``srun`` that runs a step, once on each node; ``JOBID`` if no allocation is requested yet."""
@@ -241,14 +222,10 @@ class SlurmLauncher(SharedFilesystemLauncher):
         """Request an allocation, and keep its number even where this is cancelled meanwhile: :meth:`close` needs it."""
         requesting = asyncio.ensure_future(request(self._command(), self._options.slurm_options))
         try:
-            self._keep(await asyncio.shield(requesting))
-        except asyncio.CancelledError:
-            self._keep(await requesting)
-            raise
-
-    def _keep(self, job_id: str) -> None:
-        self._job_id = job_id
-        write_atomic(self.run / ALLOCATION_FILE, job_id)
+            await asyncio.shield(requesting)
+        finally:
+            self._job_id = await requesting
+            write_atomic(self.run / ALLOCATION_FILE, self._job_id)
 
     async def _wait_until_granted(self) -> None:
         assert self._job_id is not None  # noqa: S101  both callers have one
@@ -280,27 +257,17 @@ class SlurmLauncher(SharedFilesystemLauncher):
 
     async def allocation_end(self) -> tuple[NodeState, str] | None:
         """Return the state and reason of the allocation's end by Slurm; None while it is held."""
-        if self._job_id is None or (job := await self._settled(self._job_id)) is None:
+        if self._job_id is None:
             return None
-        if job.restarts > self._restarts:
-            return "lost", explained(f"Slurm job {self._job_id} was requeued by a user or by Slurm")
-        if job.end is None:
-            return None
-        state, reason = job.end
-        nodes = await troubled_nodes(host.address for host in self.plan.cluster.hosts) if state == "lost" else []
-        return state, "; ".join([reason, *nodes])
-
-    async def _settled(self, job_id: str) -> SlurmJob | None:
-        """Return a job once its processes have ended, if it is ending; Slurm hides its state until then.
-
-        Inside the allocation nothing is waited for: this process is one of them.
-        """
-        give_up = asyncio.get_running_loop().time() + _COMPLETING_S
-        while (job := await show_job(job_id)) is not None and job.state == "COMPLETING" and self._is_own:
-            if asyncio.get_running_loop().time() > give_up:
+        give_up = time.monotonic() + _COMPLETING_S
+        # Slurm hides the state until all processes have ended. Inside the allocation, this process is one of them.
+        while (job := await show_job(self._job_id)) is not None and job.state == "COMPLETING" and self._is_own:
+            if time.monotonic() > give_up:
                 break
             await asyncio.sleep(0.5)
-        return job
+        if job is not None and job.restarts > self._restarts:
+            return "lost", explained(f"Slurm job {self._job_id} was requeued by a user or by Slurm")
+        return job.end if job is not None else None
 
     async def master_address(self, host: HostSpec) -> str:
         """Return the node's address in Slurm's configuration."""

@@ -58,13 +58,10 @@ class NodeStream:
     """Subdirectories that are not copied: the agent's own."""
     in_place: bool = False
     """Whether ``local`` and ``remote`` are the same directory on a shared file system: nothing is copied then."""
-    answered: Callable[[], None] = lambda: None
-    """Called when the host answers a heartbeat."""
     heard_at: float = field(default_factory=time.monotonic)
     """When the host last answered a heartbeat, by ``time.monotonic``."""
     _process: asyncssh.SSHClientProcess[bytes] | None = None
     _requests: bytes = b""
-    _damaged: set[str] = field(default_factory=set)
 
     async def follow(self) -> AgentEnd:
         """Copy files until the agent has ended; returns how it ended, once every file is identical here.
@@ -73,22 +70,13 @@ class NodeStream:
             UnreachableError: the connection was lost; call again to continue.
             HostError: files cannot be copied intact.
         """
-        if self.in_place:
-            end, checksums = await self._once()
-            for name, digest in checksums.items():
+        end, checksums = await self._once()
+        for name, digest in checksums.items():
+            if self.in_place:
                 await wait_until_visible(self.host.name, self.local / name, digest)
-            return end
-        for _ in range(3):
-            end, checksums = await self._once()
-            self._damaged = await asyncio.to_thread(self._differing, checksums)
-            if not self._damaged:
-                return end
-            for name in self._damaged:
-                (self.local / name).unlink(missing_ok=True)
-        raise HostError(self.host.name, f"copies of {', '.join(sorted(self._damaged))} differ from the host's files")
-
-    def _differing(self, checksums: dict[str, str]) -> set[str]:
-        return {name for name, digest in checksums.items() if _sha256(self.local / name) != digest}
+            elif await asyncio.to_thread(_sha256, self.local / name) != digest:
+                raise HostError(self.host.name, f"the copy of {name} differs from the host's file")
+        return end
 
     def ask(self, *, at_once: bool) -> None:
         """Ask the agent to end, as soon as the host can be reached."""
@@ -104,20 +92,24 @@ class NodeStream:
         make_directory(self.local)
         process = await self.host.open(command(self.python, "follow", self.remote, self.owner))
         self._process = process
-        known = [] if self.in_place else [path for path in self.local.iterdir() if path.is_file()]
-        known = [path for path in known if path.name.endswith(_GROWING) and path.name not in self._damaged]
-        have = {path.name: path.stat().st_size for path in known}
+        known = [] if self.in_place else [path for path in self.local.iterdir() if path.name.endswith(_GROWING)]
         request = {
-            "have": have,
+            "have": {path.name: path.stat().st_size for path in known if path.is_file()},
             "start_timeout_s": START_TIMEOUT_S,
             "poll_s": self.poll_s,
             "send": not self.in_place,
             "skip": list(self.skip),
         }
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(self.ping_s)
+                self._send(b"p\n")
+
         pinging: asyncio.Task[None] | None = None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)
-            pinging = asyncio.create_task(self._ping())
+            pinging = asyncio.create_task(ping())
             while True:
                 line = await process.stdout.readline()
                 if not line.endswith(b"\n"):
@@ -128,7 +120,6 @@ class NodeStream:
                 header: dict[str, Any] = json.loads(line)
                 if "heard" in header:
                     self.heard_at = time.monotonic()
-                    self.answered()
                     continue
                 if "end" in header:
                     if left := header["left"]:
@@ -151,14 +142,13 @@ class NodeStream:
         content = await process.stdout.readexactly(size) if size else b""
         path = self.local / name
         with write_errors(path):
-            if offset == 0 and size < _LARGEST_FRAME and not name.endswith(_GROWING):
-                make_directory(path.parent)
-                partial = path.with_name(f".{path.name}.part")
-                partial.write_bytes(content)
-                partial.replace(path)
-                return
             if offset == 0:
                 make_directory(path.parent)
+                if size < _LARGEST_FRAME and not name.endswith(_GROWING):
+                    partial = path.with_name(f".{path.name}.part")
+                    partial.write_bytes(content)
+                    partial.replace(path)
+                    return
             # Thousands of ranks append a line each second: one call opens the file, without buffers.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -169,11 +159,6 @@ class NodeStream:
                     written += os.pwrite(descriptor, content[written:], offset + written)
             finally:
                 os.close(descriptor)
-
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(self.ping_s)
-            self._send(b"p\n")
 
 
 async def wait_until_visible(host: str, path: Path, digest: str) -> None:
@@ -212,18 +197,9 @@ class SshAgent(AgentHandle):
     abandon: Callable[[], None]
     """Called where the job is lost, to end the agent later."""
     report: Callable[[str], None]
-    """Called with a message for the user where the connection is lost, and where the host answers again."""
+    """Called with a message for the user where the connection is lost."""
     _stop_by: float | None = field(default=None, init=False)
     _lost_since: float = field(default=-math.inf, init=False)
-    _is_lost: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self.stream.answered = self._answered
-
-    def _answered(self) -> None:
-        if self._is_lost:
-            self._is_lost = False
-            self.report(f"{self.host.name} answers again after {duration(time.monotonic() - self._lost_since)}")
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; a second call starts no second agent.
@@ -267,7 +243,6 @@ class SshAgent(AgentHandle):
                 now = time.monotonic()
                 if self.stream.heard_at >= self._lost_since:
                     self._lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
-                    self._is_lost = True
                     limit = duration(self.reconnect_s)
                     self.report(f"{self.host.name}: {error.what}; trying again for {limit}, its ranks may continue")
                 if now - self._lost_since > self.reconnect_s or (self._stop_by is not None and now > self._stop_by):

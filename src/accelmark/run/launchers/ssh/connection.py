@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import asyncssh
 
 _CONNECT_TIMEOUT_S: Final = 20.0
-_KNOWN_HOSTS: Final = Path("~/.ssh/known_hosts")
 
 
 @final
@@ -60,6 +59,7 @@ class SshConnection(Host):
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
         ssh, settings = library(), self._options
+        timeout_s = min(_CONNECT_TIMEOUT_S, settings.reconnect_s)
         options = {
             "client_keys": (key := settings.key_of(self.spec)) and [str(key)],
             "known_hosts": settings.known_hosts and str(settings.known_hosts),
@@ -70,16 +70,46 @@ class SshConnection(Host):
             return await ssh.connect(  # type: ignore[no-any-return]
                 self.spec.address,
                 self._port(),
-                connect_timeout=min(_CONNECT_TIMEOUT_S, settings.reconnect_s),
+                connect_timeout=timeout_s,
                 login_timeout=_CONNECT_TIMEOUT_S,
                 keepalive_interval=settings.ping_s,
                 keepalive_count_max=KEEPALIVES,
                 **{name: value for name, value in options.items() if value is not None},
             )
         except ssh.HostKeyNotVerifiable as error:
-            raise HostKeyError(self.name, *_wrong_key(error.reason, self.spec, settings)) from error
-        except (TimeoutError, OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
-            raise UnreachableError(self.name, *_explain(error, self.spec, settings)) from error
+            raise self._wrong_key(error.reason) from error
+        except TimeoutError as error:
+            raise self._unreachable(f"no answer within {timeout_s:g} s") from error
+        except (OSError, ValueError, ssh.Error) as error:  # ValueError: a key or a file that SSH reads
+            why = str(error).removesuffix(f" on host {self.spec.address}")
+            if isinstance(error, OSError) and (error.errno or 0) > 0:  # negative where a name cannot be resolved
+                why = os.strerror(error.errno or 0) + (f": {error.filename}" if error.filename else "")
+            raise self._unreachable(why) from error
+
+    def _unreachable(self, why: str) -> UnreachableError:
+        """Return the error of a host that cannot be reached, with the files that the cluster file names.
+
+        Without a label, the address is the host's name: then the text is the same for all hosts, to be grouped.
+        """
+        host, settings = self.spec, self._options
+        at = f"{host.address} port {settings.port_of(host)}" if host.label else f"port {settings.port_of(host)}"
+        at = at if settings.ssh_config is None else host.address
+        files = {"key": settings.key_of(host), "known_hosts": settings.known_hosts}
+        used = ", ".join(f"{name} {file}" for name, file in files.items() if file is not None)
+        return UnreachableError(self.name, f"cannot be reached at {at}: {why}" + (f" ({used})" if used else ""))
+
+    def _wrong_key(self, reason: str) -> HostKeyError:
+        """Return whether a host key is unknown or has changed; the texts are the same for all hosts, to be grouped."""
+        address, port = self.spec.address, self._options.port_of(self.spec)
+        known = (self._options.known_hosts or Path("~/.ssh/known_hosts")).expanduser()
+        scan = f"ssh-keyscan -p {port} ADDRESS"
+        with contextlib.suppress(OSError, ValueError):
+            if library().match_known_hosts(str(known), address, "", port)[0]:
+                problem = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
+                advice = f"find out why; if it was reinstalled, replace its line there ({scan})"
+                return HostKeyError(self.name, problem, advice)
+        problem = f"unknown host key ({reason.removesuffix(f' for host {address}')})"
+        return HostKeyError(self.name, problem, f"verify the key, then add it: {scan} >> {known}")
 
     def _port(self) -> int | tuple[()]:
         """Return the port; an empty tuple leaves it to the configuration file that was given."""
@@ -173,38 +203,3 @@ def library() -> Any:
 
 def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
-
-
-_Explained = tuple[str, str | None]
-"""Problem and advice; None where only the host can show the problem."""
-
-
-def _explain(error: Exception, host: HostSpec, options: Options) -> _Explained:
-    """Return the cause of an error on connecting, with the files of this machine that the cluster file names."""
-    # Without a label, the address is the host's name: then the text is the same for all hosts, to be grouped.
-    port = f"port {options.port_of(host)}"
-    at = f"{host.address} {port}" if host.label else port
-    at = at if options.ssh_config is None else host.address
-    files = {"key": options.key_of(host), "known_hosts": options.known_hosts}
-    used = ", ".join(f"{name} {file}" for name, file in files.items() if file is not None)
-    why = str(error).removesuffix(f" on host {host.address}")
-    if isinstance(error, TimeoutError):
-        why = f"no answer within {min(_CONNECT_TIMEOUT_S, options.reconnect_s):g} s"
-    elif isinstance(error, OSError) and (error.errno or 0) > 0:  # negative where a name cannot be resolved
-        why = os.strerror(error.errno or 0) + (f": {error.filename}" if error.filename else "")
-    return f"cannot be reached at {at}: {why}" + (f" ({used})" if used else ""), None
-
-
-def _wrong_key(reason: str, host: HostSpec, options: Options) -> _Explained:
-    """Return whether a host key is unknown or has changed; the texts are the same for all hosts, to be grouped."""
-    where = f" for host {host.address}"
-    known, port = (options.known_hosts or _KNOWN_HOSTS).expanduser(), options.port_of(host)
-    scan = f"ssh-keyscan -p {port} ADDRESS"  # the same for all hosts, to be grouped
-    try:
-        is_known = bool(library().match_known_hosts(str(known), host.address, "", port)[0])
-    except (OSError, ValueError):
-        is_known = False
-    if is_known:
-        problem = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
-        return problem, f"find out why; if it was reinstalled, replace its line there ({scan})"
-    return f"unknown host key ({reason.removesuffix(where)})", f"verify the key, then add it: {scan} >> {known}"

@@ -34,8 +34,7 @@ from accelmark.run.launchers.ssh.delivery import (
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId
-from accelmark.run.sandboxes.image import ensure_image
-from accelmark.run.sandboxes.sandbox import ModuleCommand, model_files
+from accelmark.run.sandboxes.sandbox import ModuleCommand, ensure_image, model_files
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec
@@ -134,8 +133,8 @@ class SshLauncher(Launcher):
         self._present: set[tuple[str, str]] = set()
         """Hosts, and the code or image that is known to be on them."""
         self._clearing = {name: asyncio.Lock() for name in self._connections}
-        self._lost: dict[str, set[PurePosixPath]] = {}
-        """Node directories on lost hosts, whose agents may still run."""
+        self._lost: set[tuple[str, PurePosixPath]] = set()
+        """Lost hosts, and directories there of jobs whose agents may still run."""
         self._retries: set[asyncio.Task[None]] = set()
         self._data: dict[Path, tuple[str, str]] = {}
         """For each round, the first host that had its data, and its content."""
@@ -160,10 +159,6 @@ class SshLauncher(Launcher):
 
     def agent(self, node: NodeJob) -> SshAgent:
         """Return the agent of a job on one host."""
-
-        async def prepare() -> None:
-            await self._prepare(node)
-
         host, node_dir = self.host(node.host), self.layout.node_dir(node)
         stream = NodeStream(
             host,
@@ -182,7 +177,7 @@ class SshLauncher(Launcher):
             self._agent_command(node),
             self.clean_up_command(node, node_dir),
             command(self.python, "state", str(node_dir)),
-            prepare,
+            lambda: self._prepare(node),
             stream=stream,
             reconnect_s=self.options.reconnect_s,
             abandon=lambda: self._end_when_reachable(node),
@@ -255,12 +250,14 @@ class SshLauncher(Launcher):
         host, layout = self.host(node.host), self.layout
         await self._clear(node)
         await self.deliver(node.host)
-        await self._ensure_image(node)
+        async with self._locks[host.name]:
+            image = self.sandbox(node).image
+            if image is not None and (host.name, image.name) not in self._present:
+                await ensure_image(image, host, node.node_dir)
+                self._present.add((host.name, image.name))
         task = layout.task(node).model_dump_json(indent=2)
-        task_file = layout.node_dir(node) / TASK_FILE
-        await put_files(
-            host, self.python, {layout.job_file(node): layout.job(node).model_dump_json(indent=2), task_file: task}
-        )
+        job = layout.job(node).model_dump_json(indent=2)
+        await put_files(host, self.python, {layout.job_file(node): job, layout.node_dir(node) / TASK_FILE: task})
         if layout.is_shared_run:
             written = hashlib.sha256(task.encode()).hexdigest()
             await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
@@ -273,16 +270,7 @@ class SshLauncher(Launcher):
             cleared = await host.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
             if cleared.code != 0:
                 raise HostError(host.name, f"an earlier attempt cannot be removed: {cleared.message}")
-            self._lost.pop(host.name, None)
-
-    async def _ensure_image(self, node: NodeJob) -> None:
-        image, host = self.sandbox(node).image, self.host(node.host)
-        if image is None:
-            return
-        async with self._locks[host.name]:
-            if (host.name, image.name) not in self._present:
-                await ensure_image(image, host, node.node_dir)
-                self._present.add((host.name, image.name))
+            self._lost = {lost for lost in self._lost if lost[0] != host.name}
 
     async def _fetch_data(self, node: NodeJob) -> None:
         """Fetch and verify the data of a job on a host, and write ``data.json`` of its round."""
@@ -307,49 +295,40 @@ class SshLauncher(Launcher):
         """End agents of this run on hosts; unreachable ones end by themselves without heartbeats."""
         left = duration(self.options.abandon_s)
 
-        async def end(spec: HostSpec) -> str | None:
+        async def end(spec: HostSpec) -> str:
             try:
-                done = await asyncio.wait_for(
-                    self.host(spec).run(self._clear_command(""), timeout_s=None), _CLEAR_TIMEOUT_S
-                )
+                running = self.host(spec).run(self._clear_command(""), timeout_s=None)
+                done = await asyncio.wait_for(running, _CLEAR_TIMEOUT_S)
+                problem = "" if done.code == 0 else f"{spec.name}: {done.message}"
             except (HostError, TimeoutError) as error:
                 problem = str(error) or f"{spec.name}: no answer"
-            else:
-                if done.code == 0:
-                    return None
-                problem = f"{spec.name}: {done.message}"
-            return f"{problem}; agents there end by themselves after {left} without a coordinator"
+            return problem and f"{problem}; agents there end by themselves after {left} without a coordinator"
 
         return [problem for problem in await asyncio.gather(*map(end, specs)) if problem]
 
     def _end_when_reachable(self, node: NodeJob) -> None:
         """End the agent of a job on a lost host as soon as the host can be reached again."""
-        self._lost.setdefault(node.host.name, set()).add(self.layout.node_dir(node))
-        retry = asyncio.create_task(self._end_lost(self.host(node.host)))
-        self._retries.add(retry)
-        retry.add_done_callback(self._retries.discard)
+        host, lost = self.host(node.host), (node.host.name, self.layout.node_dir(node))
+        argv = command(self.python, "clear", str(lost[1]), "", "", self.layout.owner)
 
-    async def _end_lost(self, host: SshConnection) -> None:
-        while True:
-            await asyncio.sleep(LONGEST_PAUSE_S)
-            async with self._clearing[host.name]:
-                for node_dir in list(self._lost.get(host.name, ())):
-                    try:
-                        argv = command(self.python, "clear", str(node_dir), "", "", self.layout.owner)
-                        await host.run(argv, timeout_s=None)
-                    except HostError:
-                        break
-                    self._lost[host.name].discard(node_dir)
-                if not self._lost.get(host.name):
-                    self._lost.pop(host.name, None)
-                    return
+        async def end() -> None:
+            while lost in self._lost:
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                async with self._clearing[host.name]:
+                    if lost in self._lost:
+                        with contextlib.suppress(HostError):
+                            await host.run(argv, timeout_s=None)
+                            self._lost.discard(lost)
+
+        self._lost.add(lost)
+        self._retries.add(asyncio.create_task(end()))
 
     async def close(self) -> None:
         """Try once more to end agents on lost hosts, and close all connections."""
         for retry in self._retries:
             retry.cancel()
         await asyncio.gather(*self._retries, return_exceptions=True)
-        lost = [self._connections[name].spec for name in self._lost]
+        lost = [self._connections[name].spec for name in {name for name, _ in self._lost}]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.end_stale_agents(lost), STOP_TIMEOUT_S)
         await asyncio.gather(*(host.close() for host in self._connections.values()))
