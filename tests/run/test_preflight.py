@@ -21,20 +21,6 @@ from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
-    DeviceFacts,
-    HostFacts,
-    HostsNotReadyError,
-    HostState,
-    PackageFacts,
-    devices,
-    load,
-    package_facts,
-    package_problems,
-    problems_of_host,
-    require_here,
-    same_machine,
-    unlike_hosts,
-)
 from accelmark.run.preflight.checks import (
     DeviceFacts,
     HostFacts,
