@@ -152,10 +152,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
     Raises HostsNotReadyError: with the error of each host where it failed.
     """
-    from rich.console import Console
-
     from accelmark.run.controller.cancellation import run_until_signal
-    from accelmark.run.environments.create import host_progress
     from accelmark.run.host import HostError
     from accelmark.run.launchers import create_launcher, plan_of_hosts
     from accelmark.run.preflight.checks import HostsNotReadyError
@@ -182,8 +179,7 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
             raise HostsNotReadyError(problems, strict=False)
         return {host.name: result for host, result in zip(cluster.hosts, results, strict=True)}
 
-    with host_progress(Console(stderr=True, highlight=False)) as report:
-        return run_until_signal(all_hosts(report))
+    return run_until_signal(all_hosts(lambda host, what: typer.echo(f"{host}: {what}", err=True)))
 
 
 def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:

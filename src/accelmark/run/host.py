@@ -85,10 +85,7 @@ class Host(ABC):
         self.name = spec.name
 
     async def connect(self) -> object:  # noqa: B027  not all hosts need a connection
-        """Connect to it, unless connected.
-
-        Raises HostError: it cannot be reached, refuses the login, or has an unknown host key.
-        """
+        """Connect, unless connected. Raises HostError: it cannot be reached or refuses, or its host key is unknown."""
 
     @abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -160,10 +157,10 @@ class SubprocessHost(Host):
         command, pipe = self.command(argv), asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-        except FileNotFoundError as error:
-            raise HostError(self.name, f"{command[0]} is not on the PATH") from error
         except OSError as error:
-            raise HostError(self.name, f"{command[0]} cannot be started: {error.strerror}") from error
+            is_absent = isinstance(error, FileNotFoundError)
+            what = "is not on the PATH" if is_absent else f"cannot be started: {error.strerror}"
+            raise HostError(self.name, f"{command[0]} {what}") from error
         try:
             yield process
         finally:

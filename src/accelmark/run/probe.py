@@ -81,7 +81,6 @@ def probe(
 
 
 async def _run(run: RunDirectory, report: Callable[[str], None]) -> None:
-    """Run the only job of ``run`` to its end."""
     (job,) = run.plan.jobs
     launcher = create_launcher(run.plan, run.path)
     launcher.report = report

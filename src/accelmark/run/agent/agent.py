@@ -268,7 +268,6 @@ class Agent:
         return not self._num_requests and waited_s < self._task.limits.host_wait_s
 
     def _prepare(self) -> None:
-        """Prepare the host and the environment of the ranks, and start the recorder."""
         framework = load_framework(self._task.framework)
         self._temporary = [self._dir / name for name in temporary_directories(self._task)]
         if self._task.clear_caches and (problem := clear_caches()) is not None:

@@ -298,7 +298,6 @@ class Coordinator:
         await self._launcher.close()
 
     async def _run_job(self, job: PlannedJob, *, from_checkpoint: bool) -> None:
-        """Take one job from queued to its end."""
         bad = self._in_state("failed", "timed_out", "lost") if self.directory.plan.fail_fast else []
         if self.stop or bad:
             why = self.stop.reason if self.stop else f"{bad[0].directory} failed, and fail_fast is set"
@@ -336,7 +335,6 @@ class Coordinator:
         await self._finish(job, end)
 
     async def _attach(self, job: PlannedJob) -> None:
-        """Follow a job that an earlier coordinator started."""
 
         def on_start() -> None:
             if self._state(job) == "preparing":
@@ -350,7 +348,6 @@ class Coordinator:
         return lambda: self.observer.progress(job, reader.read())
 
     async def _finish(self, job: PlannedJob, end: JobEnd) -> None:
-        """Move a job to its final state, and compute its result if it was started."""
         is_started = self._state(job) == "running"
         if is_started:
             self._event_log.note("agents_ended", job=job.directory)

@@ -7,13 +7,11 @@ import json
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from accelmark.plan.adaptation import requirements_file
-from accelmark.plan.plan import PlannedJob
+from accelmark.plan.plan import PlannedJob, PlannedNode
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import NodeState, classify_job
@@ -22,237 +20,29 @@ from accelmark.run.controller.cancellation import Cancellation, run_in_daemon_th
 from accelmark.run.host import ConnectionLostError, HostError, UnreachableError
 from accelmark.run.launchers.launcher import AgentHandle, Launcher
 from accelmark.run.record.directory import RunDirectory
+from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import EvaluateJob, ExternalJob, JobSpec, NodeExit, RankStall, TrainingWork
 from accelmark.spec.log.records import DATA_FILE, DataRecord
 from accelmark.spec.plugins.catalog import find, load_vendor
 from accelmark.spec.plugins.framework import Server
 
+FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
+"""Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
+
+Returns a record of each data set, or None where it did not check."""
+JobEnd = tuple[NodeState, str | None]
+"""The state of a job and its first cause, which names host and rank where they are known."""
+JOB_FILE: Final = "job.json"
+_HOST_WAIT_S: Final = 3600.0
+"""Longest time for which later jobs of a run wait for a run that has locked one of its hosts meanwhile."""
+_RETRY_S: Final = 2.0
 _SILENT: Final = 0.5
 """Share of the longest silence from which a rank counts as silent: others still wrote events."""
 _COMMUNICATES: Final = re.compile(
     r"distributed/|distributed_c10d|collective|all_?reduce|all_?gather|reduce_?scatter|barrier|broadcast"
 )
 """In the frames of a rank that waits for others."""
-_UNKNOWN: Final = "which rank stopped first is unknown: the stacks of all ranks are in exit.json of each host"
-
-
-def stall_cause(nodes: Sequence[NodeExit]) -> str | None:
-    """Return which rank stopped first, with its host and the evidence, or that it is unknown; None without a stall.
-
-    Evidence, the strongest first: a rank that is silent while others are not; a stopped process; a process in
-    uninterruptible sleep; a rank behind all others in steps, or in collectives; a rank outside of communication while
-    all others are inside; a rank (of three or more) in another function than all others.
-    """
-    ranks = [(node, rank) for node in nodes if node.stall is not None for rank in node.stall.ranks]
-    ranks = [(node, rank) for node, rank in ranks if not rank.has_finished]
-    if not ranks:
-        return None
-    longest = max(rank.silent_s for _, rank in ranks)
-    silent = [(node, rank) for node, rank in ranks if rank.silent_s >= _SILENT * longest]
-    if len(silent) == 1:
-        node, rank = silent[0]
-        what = node.reason or f"rank {rank.rank} wrote no event"
-    elif (suspect := _suspect([rank for _, rank in silent])) is not None:
-        rank, why = suspect
-        node = next(node for node, silent_rank in silent if silent_rank is rank)
-        what = f"rank {rank.rank} stopped first: {why}"
-    else:
-        return _UNKNOWN + "".join(_messages(node) for node in nodes)
-    where = f"{node.host}: " if len(nodes) > 1 else ""
-    at = f"; it was at {rank.stack[0]}" if rank.stack else ""
-    return where + what + at + "".join(f"; {child}" for child in rank.children[:1]) + _messages(node)
-
-
-def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
-    """Return the rank that the strongest evidence singles out, with that evidence; None where none does."""
-    known = [rank for rank in silent if rank.process_state is not None]
-    stopped = [rank for rank in known if rank.process_state in ("T", "t")]
-    if len(stopped) == 1 or (stopped and len(stopped) < len(known)):
-        return stopped[0], "its process is stopped (state T: by SIGSTOP or a debugger)"
-    asleep = [rank for rank in known if rank.process_state == "D"]
-    if len(asleep) == 1 < len(known):
-        place = f" in {asleep[0].waits_in}" if asleep[0].waits_in else ""
-        return asleep[0], f"its process is in uninterruptible sleep{place} (state D)"
-    steps = sorted((rank.last_step if rank.last_step is not None else 0, index) for index, rank in enumerate(silent))
-    if steps[0][0] < steps[1][0]:
-        return silent[steps[0][1]], f"its last step was {steps[0][0]}, that of the others {steps[1][0]} or later"
-    if (behind := _behind(silent)) is not None:
-        return behind
-    outside = [
-        rank for rank in silent if rank.stack and not any(_COMMUNICATES.search(frame) for frame in rank.stack[:3])
-    ]
-    if len(outside) == 1 and all(rank.stack for rank in silent):
-        return outside[0], "it is the only one that does not wait in communication"
-    places = Counter(_function(rank) for rank in silent if rank.stack)
-    odd = [rank for rank in silent if rank.stack and places[_function(rank)] == 1]
-    if len(odd) == 1 and len(places) == 2 and len(silent) > 2 and all(rank.stack for rank in silent):
-        return odd[0], "all others are in another function"
-    return None
-
-
-def _behind(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
-    """Return the rank that has not started a collective which all others have."""
-    last = [{collective.group: collective for collective in rank.collectives} for rank in silent]
-    for group in last[0]:
-        if all(group in collectives for collectives in last):
-            order = sorted((collectives[group].number, index) for index, collectives in enumerate(last))
-            number, index = order[0]
-            if number < order[1][0]:
-                known = last[index][group].operation
-                others = f"that of the others number {order[1][0]} or later"
-                return silent[index], f"its last collective in group {group} was number {number} ({known}), {others}"
-    return None
-
-
-def _function(rank: RankStall) -> str:
-    place, _, function = rank.stack[0].partition(" in ")
-    return f"{place.rpartition(':')[0]} {function}"
-
-
-def _messages(node: NodeExit) -> str:
-    if node.stall is None:
-        return ""
-    full = "".join(f"; {what} on {node.host}" for what in node.stall.full_file_systems)
-    messages = node.stall.kernel_messages
-    return full + (f"; the kernel of {node.host}: {messages[-1]}" if messages else "")
-
-
-JOB_FILE: Final = "job.json"
-_HOST_WAIT_S: Final = 3600.0
-"""Longest time for which later jobs of a run wait for a run that has locked one of its hosts meanwhile."""
-
-
-async def write_job(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
-) -> list[NodeJob]:
-    """Write ``job.json`` of a job, and return its part on each of its hosts; see :func:`node_jobs`."""
-    file = directory.round_dir(job) / JOB_FILE
-    if not (from_checkpoint and has_checkpoints(directory, job, launcher)):
-        file.unlink(missing_ok=True)
-    nodes = await node_jobs(directory, job, launcher, from_checkpoint=from_checkpoint)
-    make_directory(file.parent)
-    write_atomic(file, nodes[0].job.model_dump_json(indent=2))
-    return nodes
-
-
-async def node_jobs(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
-) -> list[NodeJob]:
-    """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
-
-    ``from_checkpoint``: whether to resume from checkpoints of an interrupted attempt, if there are any.
-    """
-    has_begun = any(directory.path.glob(f"*/*/*_noderank*/{EXIT_FILE}"))
-    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, from_checkpoint=from_checkpoint)
-    hosts = {host.name: host for host in plan.cluster.hosts}
-    mine = [hosts[node.host] for node in job.nodes]
-    servers = [
-        Server(address=await launcher.master_address(host), port=host.service_ports[0])
-        for host in mine
-        if host.service_ports
-    ]
-    flagperf = {
-        "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
-        "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
-    }
-    master_address = await launcher.master_address(mine[0])
-    vendor, folder = load_vendor(plan.vendor), find("vendors", plan.vendor)
-    is_trusted = not isinstance(spec.work, EvaluateJob) or folder.origin == "accelmark"
-    telemetry = TelemetryTask(vendor=plan.vendor, vendor_folder=folder.path, interval_s=plan.telemetry_interval_s)
-    variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
-    adapted = spec.adaptation.path if spec.adaptation is not None else None
-    return [
-        NodeJob(
-            host=host,
-            node_dir=directory.node_dir(job, node),
-            job=spec,
-            task=AgentTask(
-                run=str(directory.path),
-                host=host.name,
-                noderank=node.noderank,
-                nnodes=len(job.nodes),
-                nproc=node.nproc,
-                ranks_per_host=spec.ranks_per_host,
-                command=node.command,
-                job_file=directory.round_dir(job) / JOB_FILE,
-                framework=spec.framework,
-                python=plan.cluster.environment_python(spec.framework),
-                master_address=master_address,
-                master_port=plan.cluster.master_port,
-                environment={
-                    **(vendor.environment if is_trusted else {}),
-                    **(flagperf if servers else {}),
-                    **plan.cluster.environment,
-                },
-                threads=spec.work.threads,
-                visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
-                reported_variables=vendor.reported_variables,
-                servers=tuple(servers),
-                interface=host.interface,
-                clear_caches=plan.cluster.clear_caches,
-                adaptation=adapted,
-                requirements=requirements_file(adapted, spec.case.path),
-                case=spec.case.path,
-                data_dirs=tuple(spec.data_dirs.values()),
-                telemetry=None if isinstance(spec.work, EvaluateJob) else telemetry,
-                limits=Limits(
-                    timeout_s=plan.timeout_s,
-                    stall_timeout_s=plan.stall_timeout_s,
-                    host_wait_s=_HOST_WAIT_S if has_begun else 0.0,
-                ),
-            ),
-        )
-        for host, node in zip(mine, job.nodes, strict=True)
-    ]
-
-
-def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:
-    """Return the job with its paths, as its ranks read it."""
-    changed: dict[str, object] = {
-        "checkpoint_dir": directory.round_dir(job) / job.job.checkpoint_dir,
-        "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
-        "seed": _seed(directory.round_dir(job), job.job),
-    }
-    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
-        for name, ref in (("case", job.job.case), ("extern", job.job.extern)):
-            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
-                changed[name] = ref.model_copy(update={"package": None})
-    return job.job.model_copy(update=changed)
-
-
-def _seed(round_dir: Path, job: JobSpec) -> int | None:
-    """Return the seed with which a round started, or draw one where a vendor's code, which is hashed, takes part.
-
-    A vendor's code could have been prepared for the seed of the case. An open run may set one.
-    """
-    is_set = (entry := job.provenance.get("seed")) is not None and entry.forced
-    if not isinstance(job.work, TrainingWork) or not job.has_vendors_code or is_set:
-        return None
-    try:
-        return read_job(round_dir).seed
-    except RunError:
-        return secrets.randbits(31)
-
-
-def has_checkpoints(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> bool:
-    """Return whether an earlier attempt at a job may have left checkpoints that it can resume from."""
-    round_dir, work = directory.round_dir(job), job.job.work
-    if isinstance(work, ExternalJob) and not work.trainer.resume:
-        return False
-    if not launcher.spec.shares_filesystem:  # an attempt that was started may have written some on its hosts
-        return any(round_dir.glob("attempt*/*_noderank*"))
-    checkpoints = round_dir / job.job.checkpoint_dir
-    return checkpoints.is_dir() and any(checkpoints.iterdir())
-
-
-FetchData = Callable[[JobSpec, Callable[[str], None]], Mapping[str, DataRecord] | None]
-"""Ensures that a job's data is in its ``data_dirs`` and reports progress; raises DataError.
-
-Returns a record of each data set, or None where it did not check."""
-_RETRY_S: Final = 2.0
-JobEnd = tuple[NodeState, str | None]
-"""The state of a job and its first cause, which names host and rank where they are known."""
 
 
 def _ignore(*_: object) -> None:
@@ -285,7 +75,12 @@ async def execute_job(
     Raises AccelmarkError: a host could not be prepared, or an agent not be started; UnreachableError where agents may
     still run on a host.
     """
-    nodes = await write_job(directory, job, launcher, from_checkpoint=from_checkpoint)
+    file = directory.round_dir(job) / JOB_FILE
+    if not (from_checkpoint and has_checkpoints(directory, job, launcher)):
+        file.unlink(missing_ok=True)
+    nodes = await node_jobs(directory, job, launcher, from_checkpoint=from_checkpoint)
+    make_directory(file.parent)
+    write_atomic(file, nodes[0].job.model_dump_json(indent=2))
     agents = launcher.agents(nodes)
 
     def fetch_data() -> None:
@@ -347,24 +142,18 @@ async def follow_job(
 
 
 async def _start(agents: Sequence[AgentHandle]) -> None:
-    """Start the agents of a job on all of its hosts, or end those that were started."""
     started = await asyncio.gather(*(agent.start() for agent in agents), return_exceptions=True)
     failed = [error for error in started if isinstance(error, BaseException)]
     if not failed:
         return
-    may_run = [
-        agent
-        for agent, error in zip(agents, started, strict=True)
-        if error is None or isinstance(error, UnreachableError)
-    ]
-    ends = await _end(may_run)
+    pairs = zip(agents, started, strict=True)
+    ends = await _end([agent for agent, error in pairs if error is None or isinstance(error, UnreachableError)])
     if lost := [end for end in ends if end.state == "lost"]:
         raise UnreachableError(lost[0].host, f"{failed[0]}; {lost[0].reason}") from failed[0]
     raise failed[0]
 
 
 async def _end(agents: Sequence[AgentHandle]) -> list[NodeExit]:
-    """Kill the ranks of running agents, and wait for the ends of the agents."""
     await asyncio.gather(*(agent.stop(at_once=True) for agent in agents))
     return await asyncio.gather(*(agent.wait() for agent in agents))
 
@@ -395,3 +184,176 @@ async def _wait(
     if state == "cancelled" and stop:
         return state, f"{stop.reason}, measurements are partial"
     return state, reason
+
+
+async def node_jobs(
+    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
+) -> list[NodeJob]:
+    """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
+
+    ``from_checkpoint``: whether to resume from checkpoints of an interrupted attempt, if there are any.
+    """
+    has_begun = any(directory.path.glob(f"*/*/*_noderank*/{EXIT_FILE}"))
+    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, from_checkpoint=from_checkpoint)
+    hosts = {host.name: host for host in plan.cluster.hosts}
+    mine = [hosts[node.host] for node in job.nodes]
+    servers = [
+        Server(address=await launcher.master_address(host), port=host.service_ports[0])
+        for host in mine
+        if host.service_ports
+    ]
+    vendor, folder = load_vendor(plan.vendor), find("vendors", plan.vendor)
+    environment = dict(plan.cluster.environment)
+    if servers:
+        of_servers = {
+            "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
+            "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
+        }
+        environment = of_servers | environment
+    is_evaluation = isinstance(spec.work, EvaluateJob)
+    if not is_evaluation or folder.origin == "accelmark":
+        environment = {**vendor.environment, **environment}
+    telemetry = TelemetryTask(vendor=plan.vendor, vendor_folder=folder.path, interval_s=plan.telemetry_interval_s)
+    variable = plan.cluster.visible_devices_env or vendor.visible_devices_env
+    adapted = spec.adaptation.path if spec.adaptation is not None else None
+    master_address = await launcher.master_address(mine[0])
+    limits = Limits(
+        timeout_s=plan.timeout_s,
+        stall_timeout_s=plan.stall_timeout_s,
+        host_wait_s=_HOST_WAIT_S if has_begun else 0.0,
+    )
+
+    def task_on(host: HostSpec, node: PlannedNode) -> AgentTask:
+        return AgentTask(
+            run=str(directory.path),
+            host=host.name,
+            noderank=node.noderank,
+            nnodes=len(job.nodes),
+            nproc=node.nproc,
+            ranks_per_host=spec.ranks_per_host,
+            command=node.command,
+            job_file=directory.round_dir(job) / JOB_FILE,
+            framework=spec.framework,
+            python=plan.cluster.environment_python(spec.framework),
+            master_address=master_address,
+            master_port=plan.cluster.master_port,
+            environment=environment,
+            threads=spec.work.threads,
+            visible_devices=VisibleDevices(variable=variable, count=node.nproc) if variable is not None else None,
+            reported_variables=vendor.reported_variables,
+            servers=tuple(servers),
+            interface=host.interface,
+            clear_caches=plan.cluster.clear_caches,
+            adaptation=adapted,
+            requirements=requirements_file(adapted, spec.case.path),
+            case=spec.case.path,
+            data_dirs=tuple(spec.data_dirs.values()),
+            telemetry=None if is_evaluation else telemetry,
+            limits=limits,
+        )
+
+    return [
+        NodeJob(host=host, node_dir=directory.node_dir(job, node), job=spec, task=task_on(host, node))
+        for host, node in zip(mine, job.nodes, strict=True)
+    ]
+
+
+def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:
+    """Return the job with its paths, as its ranks read it, and with its seed.
+
+    Where a vendor's code, which is hashed, takes part, the seed is drawn, and kept by later attempts: the code could
+    have been prepared for the seed of the case. An open run may set one.
+    """
+    round_dir, spec = directory.round_dir(job), job.job
+    seed: int | None = None
+    is_set = (entry := spec.provenance.get("seed")) is not None and entry.forced
+    if isinstance(spec.work, TrainingWork) and spec.has_vendors_code and not is_set:
+        try:
+            seed = read_job(round_dir).seed
+        except RunError:
+            seed = secrets.randbits(31)
+    changed: dict[str, object] = {
+        "checkpoint_dir": round_dir / spec.checkpoint_dir,
+        "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
+        "seed": seed,
+    }
+    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
+        for name, ref in (("case", spec.case), ("extern", spec.extern)):
+            if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
+                changed[name] = ref.model_copy(update={"package": None})
+    return spec.model_copy(update=changed)
+
+
+def has_checkpoints(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> bool:
+    """Return whether an earlier attempt at a job may have left checkpoints that it can resume from."""
+    round_dir, work = directory.round_dir(job), job.job.work
+    if isinstance(work, ExternalJob) and not work.trainer.resume:
+        return False
+    if not launcher.spec.shares_filesystem:  # an attempt that was started may have written some on its hosts
+        return any(round_dir.glob("attempt*/*_noderank*"))
+    checkpoints = round_dir / job.job.checkpoint_dir
+    return checkpoints.is_dir() and any(checkpoints.iterdir())
+
+
+def stall_cause(nodes: Sequence[NodeExit]) -> str | None:
+    """Return which rank stopped first, with its host and the evidence, or that it is unknown; None without a stall.
+
+    Evidence, the strongest first: a rank that is silent while others are not; a stopped process; a process in
+    uninterruptible sleep; a rank behind all others in steps, or in collectives; a rank outside of communication while
+    all others are inside.
+    """
+    ranks = [(node, rank) for node in nodes if node.stall is not None for rank in node.stall.ranks]
+    ranks = [(node, rank) for node, rank in ranks if not rank.has_finished]
+    if not ranks:
+        return None
+    longest = max(rank.silent_s for _, rank in ranks)
+    silent = [(node, rank) for node, rank in ranks if rank.silent_s >= _SILENT * longest]
+    if len(silent) == 1:
+        node, rank = silent[0]
+        what = node.reason or f"rank {rank.rank} wrote no event"
+    elif (suspect := _suspect([rank for _, rank in silent])) is not None:
+        rank, why = suspect
+        node = next(node for node, silent_rank in silent if silent_rank is rank)
+        what = f"rank {rank.rank} stopped first: {why}"
+    else:
+        unknown = "which rank stopped first is unknown: the stacks of all ranks are in exit.json of each host"
+        return unknown + "".join(_messages(node) for node in nodes)
+    where = f"{node.host}: " if len(nodes) > 1 else ""
+    at = f"; it was at {rank.stack[0]}" if rank.stack else ""
+    return where + what + at + "".join(f"; {child}" for child in rank.children[:1]) + _messages(node)
+
+
+def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:
+    """Return the rank that the strongest evidence singles out, with that evidence; None where none does."""
+    known = [rank for rank in silent if rank.process_state is not None]
+    stopped = [rank for rank in known if rank.process_state in ("T", "t")]
+    if len(stopped) == 1 or (stopped and len(stopped) < len(known)):
+        return stopped[0], "its process is stopped (state T: by SIGSTOP or a debugger)"
+    asleep = [rank for rank in known if rank.process_state == "D"]
+    if len(asleep) == 1 < len(known):
+        place = f" in {asleep[0].waits_in}" if asleep[0].waits_in else ""
+        return asleep[0], f"its process is in uninterruptible sleep{place} (state D)"
+    first, second, *_ = sorted(silent, key=lambda rank: rank.last_step or 0)
+    if (first.last_step or 0) < (second.last_step or 0):
+        return first, f"its last step was {first.last_step or 0}, that of the others {second.last_step} or later"
+    last = [{collective.group: collective for collective in rank.collectives} for rank in silent]
+    for group in last[0]:
+        if all(group in collectives for collectives in last):
+            (number, index), (next_number, _), *_ = sorted((of[group].number, index) for index, of in enumerate(last))
+            if number < next_number:
+                its = f"its last collective in group {group} was number {number} ({last[index][group].operation})"
+                return silent[index], f"{its}, that of the others number {next_number} or later"
+    outside = [
+        rank for rank in silent if rank.stack and not any(_COMMUNICATES.search(frame) for frame in rank.stack[:3])
+    ]
+    if len(outside) == 1 and all(rank.stack for rank in silent):
+        return outside[0], "it is the only one that does not wait in communication"
+    return None
+
+
+def _messages(node: NodeExit) -> str:
+    if node.stall is None:
+        return ""
+    full = "".join(f"; {what} on {node.host}" for what in node.stall.full_file_systems)
+    messages = node.stall.kernel_messages
+    return full + (f"; the kernel of {node.host}: {messages[-1]}" if messages else "")

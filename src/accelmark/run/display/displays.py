@@ -87,10 +87,10 @@ class RunObserver:
 def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json: bool) -> RunObserver:
     """Return the display of a run on standard output."""
     if as_json:
-        return JsonDisplay(run)
+        return _JsonDisplay(run)
     console = Console(highlight=False, soft_wrap=True)
     on_terminal = console.is_terminal and not console.is_dumb_terminal
-    return LiveDisplay(plan, dict(statuses)) if on_terminal else PlainDisplay(console)
+    return _LiveDisplay(plan, dict(statuses)) if on_terminal else _PlainDisplay(console)
 
 
 def headline(result: RoundResult) -> str:
@@ -114,7 +114,7 @@ def headline(result: RoundResult) -> str:
 
 
 @final
-class LiveDisplay(RunObserver):
+class _LiveDisplay(RunObserver):
     """Draws a few lines at the bottom of a terminal, about once a second."""
 
     def __init__(self, plan: Plan, statuses: dict[str, JobStatus]) -> None:
@@ -135,7 +135,6 @@ class LiveDisplay(RunObserver):
         self._live.stop()
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
-        """Draw the job's new state."""
         self._board.statuses[job.directory] = status
         if status.state in ("preparing", "running"):
             self._since = time.monotonic()
@@ -144,13 +143,11 @@ class LiveDisplay(RunObserver):
         self._draw()
 
     def planned(self, plan: Plan) -> None:
-        """Draw the jobs of the new plan."""
         for job in plan.jobs:
             self._board.statuses.setdefault(job.directory, JobStatus())
         self._board.plan = plan
 
     def checking(self, what: str) -> None:
-        """Draw that hosts are being checked."""
         self._board.checking = what
         self._draw()
 
@@ -166,19 +163,16 @@ class LiveDisplay(RunObserver):
             self._draw()
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
-        """Draw the job's progress."""
         if progress.loss is not None and progress.step != self._board.progress.step:
             self._board.losses = [*self._board.losses[1 - _MOST_LOSSES :], progress.loss]
         self._board.progress, self._board.preparing = progress, ""
         self._draw()
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Draw the round's result."""
         self._board.headlines[job.directory], self._board.checking = headline(result), ""
         self._draw()
 
     def note(self, text: str) -> None:
-        """Draw a note below the jobs."""
         self._board.notes.append(text)
         self._draw()
 
@@ -190,7 +184,7 @@ class LiveDisplay(RunObserver):
 
 
 @final
-class PlainDisplay(RunObserver):
+class _PlainDisplay(RunObserver):
     """Prints a line for each change of state, and while a job runs about every ten seconds."""
 
     def __init__(self, console: Console) -> None:
@@ -198,28 +192,23 @@ class PlainDisplay(RunObserver):
         self._last = time.monotonic()
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
-        """Print the job's new state."""
         self._last = time.monotonic()
         reason = f": {status.reason}" if status.reason else ""
         self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Print the step, at most every ten seconds."""
         if time.monotonic() - self._last >= _PLAIN_EVERY_S:
             self._last = time.monotonic()
             self._print(f"  {job_name(job)}  {what}")
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
-        """Print the job's progress, at most every ten seconds."""
         self.preparing(job, plain_progress(progress, job))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Print the round's result, where it has one."""
         if line := headline(result):
             self._print(f"  {job_name(job)}  {line}")
 
     def note(self, text: str) -> None:
-        """Print the note."""
         self._print(f"  {text}")
 
     def _print(self, line: str) -> None:
@@ -279,7 +268,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 @final
-class JsonDisplay(RunObserver):
+class _JsonDisplay(RunObserver):
     """Prints one JSON object per line, for programs."""
 
     def __init__(self, run: str) -> None:
@@ -292,28 +281,23 @@ class JsonDisplay(RunObserver):
         return self
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
-        """Print the job's new state."""
         self._emit("state", job=job.directory, state=status.state, reason=status.reason, attempt=status.attempt)
 
     def preparing(self, job: PlannedJob, what: str) -> None:
-        """Print the step, about once a second."""
         if time.monotonic() - self._printed >= 1:
             self._printed = time.monotonic()
             self._emit("preparing", job=job.directory, text=what)
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
-        """Print the job's progress where it has changed."""
         if progress != self._last:
             self._last = progress
             self._emit("progress", job=job.directory, **asdict(progress))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
-        """Print the round's figures."""
         figures = {name.value: figure.value for name, figure in result.figures.items()}
         self._emit("result", job=job.directory, converged=result.converged, figures=figures)
 
     def note(self, text: str) -> None:
-        """Print the note."""
         self._emit("note", text=text)
 
     def _emit(self, event: str, **value: Any) -> None:

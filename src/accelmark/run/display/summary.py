@@ -136,7 +136,6 @@ def vendor_line(summary: Summary) -> Text:
 
 
 def _table(cases: Sequence[CaseResult]) -> Table:
-    """Return the table of results; columns without values are left out."""
     rows = [_row(case) for case in cases]
     headings = ("", "case", "verdict", "target", "throughput", "time", "power")
     shown = [at for at in range(len(headings)) if at < _NUM_FIXED or any(row[at].plain != _NOTHING for row in rows)]
@@ -222,7 +221,6 @@ def _figure(case: CaseResult, name: FigureName) -> str:
 
 
 def _relative(path: Path) -> str:
-    """Return ``path``, relative to the current directory where it is inside."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

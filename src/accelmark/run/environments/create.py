@@ -6,15 +6,11 @@ import asyncio
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 from urllib.parse import urlsplit
-
-from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan
@@ -40,6 +36,40 @@ from accelmark.spec.secret import without_userinfo
 from accelmark.telemetry.inventory import default_vendor
 
 _PLACE: Final = "environments"
+_MARKER: Final = "accelmark-environment"
+"""File in an environment that AccelMark created; only directories with it are removed."""
+_CONSTRAINTS: Final = "constraints.txt"
+_PREPARE: Final = """\
+if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ ! -f "$1/$3" ] && [ -n "$(ls -A "$1")" ]; then
+  echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
+fi
+# A cluster file may name the Python of the environment, which does not exist yet.
+[ "$2" != "$1/bin/python" ] || [ -x "$2" ] || set -- "$1" python3 "$3" "$4"
+"$2" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || {
+  echo "$2 is missing or older than Python 3.9: set python in the cluster file" >&2; exit 4
+}
+clear=
+[ -f "$1/pyvenv.cfg" ] || clear=--clear  # the rest of an interrupted removal
+"$2" -m venv $clear -- "$1" || {
+  echo "$2 -m venv failed: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 5
+}
+touch -- "$1/$3"
+cat > "$1/$4"
+"""
+"""Arguments: the directory, the Python, the marker, and the file for the constraints, which are standard input."""
+_REMOVE: Final = """\
+[ -e "$1" ] || exit 0
+[ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
+rm -f -- "$1/pyvenv.cfg"
+find "$1" -mindepth 1 -maxdepth 1 ! -name "$2" -exec rm -rf -- {} +
+rm -rf -- "$1"
+"""
+"""Arguments: the directory and the marker, which is removed last, so that the rest of an interrupted removal has it."""
+_UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
+"""pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
+_INSTALL_TIMEOUT_S: Final = 4 * 3600.0
+Report = Callable[[str, str], None]
+"""Called with a host and the activity there."""
 
 
 class FrameworkEnvironment(Spec):
@@ -78,6 +108,10 @@ def registered() -> dict[str, FrameworkEnvironment]:
     return {environment.framework: environment for environment in stored if environment is not None}
 
 
+def _record(framework: str) -> Path:
+    return cache_directory() / _PLACE / f"{framework}.json"
+
+
 def register(environment: FrameworkEnvironment) -> None:
     """Record an environment, in place of an earlier one of its framework."""
     record = _record(environment.framework)
@@ -113,70 +147,6 @@ def with_environments(plan: Plan) -> Plan:
     return plan.model_copy(update={"cluster": cluster.model_copy(update={"environments": paths})})
 
 
-def _record(framework: str) -> Path:
-    return cache_directory() / _PLACE / f"{framework}.json"
-
-
-MARKER: Final = "accelmark-environment"
-"""File in an environment that AccelMark created; only directories with it are removed."""
-_CONSTRAINTS: Final = "constraints.txt"
-_PREPARE: Final = """\
-if [ -e "$1" ] && [ ! -f "$1/pyvenv.cfg" ] && [ ! -f "$1/$3" ] && [ -n "$(ls -A "$1")" ]; then
-  echo "$1 is not empty and no virtual environment: name another directory with --path" >&2; exit 3
-fi
-# A cluster file may name the Python of the environment, which does not exist yet.
-[ "$2" != "$1/bin/python" ] || [ -x "$2" ] || set -- "$1" python3 "$3" "$4"
-"$2" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || {
-  echo "$2 is missing or older than Python 3.9: set python in the cluster file" >&2; exit 4
-}
-clear=
-[ -f "$1/pyvenv.cfg" ] || clear=--clear  # the rest of an interrupted removal
-"$2" -m venv $clear -- "$1" || {
-  echo "$2 -m venv failed: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 5
-}
-touch -- "$1/$3"
-cat > "$1/$4"
-"""
-"""Arguments: the directory, the Python, the marker, and the file for the constraints, which are standard input."""
-_REMOVE: Final = """\
-[ -e "$1" ] || exit 0
-[ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
-rm -f -- "$1/pyvenv.cfg"
-find "$1" -mindepth 1 -maxdepth 1 ! -name "$2" -exec rm -rf -- {} +
-rm -rf -- "$1"
-"""
-"""Arguments: the directory and the marker, which is removed last, so that the rest of an interrupted removal has it."""
-_UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
-"""pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
-_INSTALL_TIMEOUT_S: Final = 4 * 3600.0
-_REACH: Final = """\
-import sys
-from urllib.request import Request, urlopen
-urlopen(Request(sys.argv[1], headers={"User-Agent": "accelmark"}), timeout=10).close()
-"""
-"""Open the address in the first argument once: pip retries an unreachable index for each package."""
-Report = Callable[[str, str], None]
-"""Called with a host and the activity there."""
-
-
-@contextmanager
-def host_progress(console: Console) -> Iterator[Report]:
-    """Show the activity on each host and its duration; a line at each change where the output is not a terminal."""
-    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def report(host: str, what: str) -> None:
-            if host in tasks:
-                progress.reset(tasks[host], description=f"{host}: {what}")
-            else:
-                tasks[host] = progress.add_task(f"{host}: {what}", total=None)
-            if not console.is_terminal:
-                console.print(f"{host}: {what}", markup=False)
-
-        yield report
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -194,25 +164,19 @@ class Recipe:
     device_index: str | None = None
     """Address of an index with builds for the device, in addition to PyPI."""
 
-    def prepare_command(self, path: Path, python: str) -> list[str]:
-        """Return the command that makes an empty virtual environment; constraints are its standard input."""
-        return ["sh", "-c", _PREPARE, "sh", str(path), python, MARKER, _CONSTRAINTS]
-
     def install_command(self, path: Path) -> list[str]:
         """Return the command that installs the packages."""
-        pip = [environment_python(path), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        packages = dict.fromkeys((*base_requirements(), *requirement_texts(self.requirements)))
-        return [*pip, "--quiet", *self._sources(), "--constraint", str(constraints_file(path)), *packages]
-
-    def _sources(self) -> list[str]:
-        options = [] if self.wheels is None else ["--find-links", str(self.wheels)]
+        pip = [environment_python(path), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+        if self.wheels is not None:
+            pip += [*([] if self.index is not None else ["--no-index"]), "--find-links", str(self.wheels)]
         if self.index is not None:
             parts = urlsplit(self.index)
-            trusted = ["--trusted-host", parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []
-            return [*options, "--index-url", self.index, *trusted]
-        if options:
-            return ["--no-index", *options]
-        return [] if self.device_index is None else ["--extra-index-url", self.device_index]
+            pip += ["--index-url", self.index]
+            pip += ["--trusted-host", parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []
+        if self.device_index is not None:
+            pip += ["--extra-index-url", self.device_index]
+        packages = dict.fromkeys((*base_requirements(), *requirement_texts(self.requirements)))
+        return [*pip, "--constraint", str(constraints_file(path)), *packages]
 
 
 def constraints_file(path: Path) -> Path:
@@ -241,16 +205,12 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     await host.connect()
     report(host.name, f"making {path}")
     constraints = b"" if recipe.constraints is None else recipe.constraints.read_bytes()
-    done = await host.run(recipe.prepare_command(path, python), constraints, _INSTALL_TIMEOUT_S)
+    prepare = ["sh", "-c", _PREPARE, "sh", str(path), python, _MARKER, _CONSTRAINTS]
+    done = await host.run(prepare, constraints, _INSTALL_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5) else done.message)
-    spec, doing = load_framework(recipe.framework), f"installing the packages of {recipe.framework}"
-    if recipe.device_index is not None:
-        page = f"{recipe.device_index}/{spec.distributions[0]}/"
-        if (await host.run([environment_python(path), "-c", _REACH, page], timeout_s=_INSTALL_TIMEOUT_S)).code != 0:
-            doing += f", without the builds of {recipe.device_index}, which cannot be reached"
-            recipe = replace(recipe, device_index=None)
-    report(host.name, doing)
+    spec = load_framework(recipe.framework)
+    report(host.name, f"installing the packages of {recipe.framework}")
     done = await host.run(recipe.install_command(path), timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         why = error_lines(done.output) or f"exit code {done.code}"
@@ -278,7 +238,7 @@ async def remove(path: Path, host: Host) -> None:
     Raises HostError: the directory was not made by AccelMark, or cannot be removed.
     """
     await host.connect()
-    done = await host.run(["sh", "-c", _REMOVE, "sh", str(path), MARKER], timeout_s=_INSTALL_TIMEOUT_S)
+    done = await host.run(["sh", "-c", _REMOVE, "sh", str(path), _MARKER], timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, done.message)
 
@@ -289,20 +249,16 @@ _HERE: Final = SubprocessHost(HostSpec(address="localhost"))
 async def broken_frameworks() -> list[str]:
     """Return a line for each problem, with the command that repairs it; raises HostError: this Python cannot be run."""
     frameworks, vendor = readable("frameworks", load_framework)[0], default_vendor()
-    checks = [_broken_here(framework) for framework in frameworks.values()]
-    checks += [
-        _broken_environment(environment, vendor)
-        for environment in registered().values()
-        if environment.framework in frameworks
-    ]
+
+    async def broken_here(framework: FrameworkSpec) -> list[str]:
+        facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
+        broken = broken_imports(facts, framework, create_command(framework.name))
+        return [f"{problem.what}: run {problem.hint}" for problem in broken]
+
+    checks = [broken_here(framework) for framework in frameworks.values()]
+    known = [environment for environment in registered().values() if environment.framework in frameworks]
+    checks += [_broken_environment(environment, vendor) for environment in known]
     return [line for lines in await asyncio.gather(*checks) for line in lines]
-
-
-async def _broken_here(framework: FrameworkSpec) -> list[str]:
-    """Return the installed modules of a framework in this Python that cannot be imported."""
-    facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
-    broken = broken_imports(facts, framework, create_command(framework.name))
-    return [f"{problem.what}: run {problem.hint}" for problem in broken]
 
 
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:

@@ -33,44 +33,42 @@ import select
 import sys
 import time
 
-CLEAR_TIMEOUT_S = 60.0
-SETTLE_S = 0.3
-HEARTBEAT_TIMEOUT_S = 45.0
-CHUNK = 1 << 18
-GROWING = (".log", ".jsonl")
-HEARTBEAT = "coordinator.heartbeat"
 REFUSED = 5
 """Exit code where content is damaged, or another coordinator follows a job."""
-LARGEST_FILE = 32 << 20
-LARGEST_TOTAL = 256 << 20
+_CLEAR_TIMEOUT_S = 60.0
+_SETTLE_S = 0.3
+_HEARTBEAT_TIMEOUT_S = 45.0
+_CHUNK = 1 << 18
+_GROWING = (".log", ".jsonl")
+_HEARTBEAT = "coordinator.heartbeat"
+_LARGEST_FILE = 32 << 20
+_LARGEST_TOTAL = 256 << 20
 """Bytes of a file in a subdirectory, and of all of them, up to which they are sent."""
-OWNER = ".coordinator"
+_OWNER = ".coordinator"
 """Names the owner that follows the job, and is locked while it does."""
-HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", HEARTBEAT)
+_HIDDEN = ("agent.lock", "agent.code", "stop.requested", "stop.now", _HEARTBEAT)
 
 
-class RefusedError(Exception):
+class _RefusedError(Exception):
     """The content of a file does not match its checksum, or another coordinator follows a job."""
 
 
-class Follower:
-    """Records which bytes of each file were sent."""
+class _Follower:
+    """Sends the files of a directory, and records which bytes of each were sent."""
 
     def __init__(self, directory: str, have: dict[str, int], start_timeout_s: float) -> None:
         self.directory = directory
         self.sent: dict[str, tuple[int | None, int, int]] = {
-            name: (None, size, 0) for name, size in have.items() if name.endswith(GROWING)
+            name: (None, size, 0) for name, size in have.items() if name.endswith(_GROWING)
         }
         self.started_by = time.monotonic() + start_timeout_s
 
     def path(self, name: str) -> str:
-        """Return the path of a file of the directory."""
         return os.path.join(self.directory, name)
 
     def scan(self) -> None:
-        """Send new bytes of all files."""
         for entry in sorted(os.scandir(self.directory), key=lambda entry: entry.name):
-            if entry.name.startswith(".") or entry.name in HIDDEN or not entry.is_file(follow_symlinks=False):
+            if entry.name.startswith(".") or entry.name in _HIDDEN or not entry.is_file(follow_symlinks=False):
                 continue
             try:
                 self.send(entry.name, entry.stat(follow_symlinks=False))
@@ -90,7 +88,7 @@ class Follower:
                 if name.startswith(".") or os.path.islink(path) or not os.path.isfile(path):
                     continue
                 stat = os.stat(path)
-                if stat.st_size > LARGEST_FILE or total + stat.st_size > LARGEST_TOTAL:
+                if stat.st_size > _LARGEST_FILE or total + stat.st_size > _LARGEST_TOTAL:
                     left[short] = stat.st_size
                 else:
                     total += stat.st_size
@@ -103,45 +101,42 @@ class Follower:
         if inode not in (None, stat.st_ino) or stat.st_size < offset:
             offset = 0
         elif name in self.sent and stat.st_size == offset:
-            if name.endswith(GROWING) or modified == stat.st_mtime_ns:
+            if name.endswith(_GROWING) or modified == stat.st_mtime_ns:
                 return
             offset = 0
         with open(self.path(name), "rb") as file:
             file.seek(offset)
             while True:
-                chunk = file.read(CHUNK)
+                chunk = file.read(_CHUNK)
                 if chunk or offset == 0:
-                    emit({"file": name, "offset": offset, "size": len(chunk)}, chunk)
+                    _emit({"file": name, "offset": offset, "size": len(chunk)}, chunk)
                 offset += len(chunk)
-                if len(chunk) < CHUNK:
+                if len(chunk) < _CHUNK:
                     break
         self.sent[name] = (stat.st_ino, offset, stat.st_mtime_ns)
 
     def end(self) -> str | None:
         """Return how the agent ended, or None while it runs or may still start."""
-        there = os.path.exists
         locked = is_locked(self.path("agent.lock"))
         if locked:
             return None
-        if there(self.path("exit.json")):
-            return "exit"
-        if there(self.path("agent.code")):
-            return "dead"
-        if not there(self.path(".started")):
+        for name, end in (("exit.json", "exit"), ("agent.code", "dead")):
+            if os.path.exists(self.path(name)):
+                return end
+        if not os.path.exists(self.path(".started")):
             return "never"
         if locked is False:
-            time.sleep(SETTLE_S)
-            return "exit" if there(self.path("exit.json")) else "dead"
+            time.sleep(_SETTLE_S)
+            return "exit" if os.path.exists(self.path("exit.json")) else "dead"
         return "dead" if time.monotonic() > self.started_by else None
 
     def checksums(self) -> dict[str, str]:
-        """Return the SHA-256 of every sent file."""
         sums = {}
         for name in sorted(self.sent):
             digest = hashlib.sha256()
             try:
                 with open(self.path(name), "rb") as file:
-                    for chunk in iter(lambda: file.read(CHUNK), b""):
+                    for chunk in iter(lambda: file.read(_CHUNK), b""):
                         digest.update(chunk)
             except FileNotFoundError:
                 continue
@@ -164,21 +159,21 @@ def is_locked(path: str) -> bool | None:
     return False
 
 
-def require_owner(directory: str, owner: str) -> None:
+def _require_owner(directory: str, owner: str) -> None:
     """Raise RefusedError where a coordinator with another run directory follows the job in a node directory."""
-    path = os.path.join(directory, OWNER)
+    path = os.path.join(directory, _OWNER)
     if is_locked(path):
         with open(path, "rb") as file:
             other = os.fsdecode(file.read())
         if other != owner:
             where = other.partition(" ")[2]
-            raise RefusedError("another coordinator follows this run, from %s: use that directory" % where)
+            raise _RefusedError("another coordinator follows this run, from %s: use that directory" % where)
 
 
-def hold(directory: str, owner: str) -> None:
+def _hold(directory: str, owner: str) -> None:
     """Name the owner that follows the job, until this program ends; not where the disk is full or read-only."""
     try:
-        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # the program of a lost connection may still hold it, too
         name = os.fsencode(owner)
         if os.read(descriptor, len(name) + 1) != name:
@@ -188,12 +183,12 @@ def hold(directory: str, owner: str) -> None:
         return
 
 
-def emit(header: dict[str, object], content: bytes = b"") -> None:
+def _emit(header: dict[str, object], content: bytes = b"") -> None:
     """Write one frame; :func:`main` flushes after several, which saves packets."""
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + content)
 
 
-def listen(directory: str, timeout: float) -> bool:
+def _listen(directory: str, timeout: float) -> bool:
     """Read requests for ``timeout`` seconds; returns whether any came. Exits where the connection was closed."""
     ready, _, _ = select.select([0], [], [], timeout)
     if not ready:
@@ -201,14 +196,14 @@ def listen(directory: str, timeout: float) -> bool:
     requests = os.read(0, 4096)
     if not requests:
         sys.exit(0)
-    touch(os.path.join(directory, HEARTBEAT))
+    _touch(os.path.join(directory, _HEARTBEAT))
     for letter, name in ((b"s", "stop.requested"), (b"k", "stop.now")):
         if letter in requests:
-            touch(os.path.join(directory, name))
+            _touch(os.path.join(directory, name))
     return True
 
 
-def touch(path: str) -> None:
+def _touch(path: str) -> None:
     """Create a file or update its time; errors are ignored, as the agent ends by itself on a full disk."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
@@ -217,27 +212,22 @@ def touch(path: str) -> None:
         return
 
 
-def read_line() -> bytes:
-    """Read the first line byte by byte, leaving the rest to :func:`listen`."""
+def _follow(directory: str, owner: str) -> None:
+    """Follow one directory until its agent has ended."""
     line = b""
-    while not line.endswith(b"\n"):
+    while not line.endswith(b"\n"):  # byte by byte: the rest is for _listen
         byte = os.read(0, 1)
         if not byte:
-            sys.exit(0)
+            return
         line += byte
-    return line
-
-
-def follow(directory: str, owner: str) -> None:
-    """Follow one directory until its agent has ended."""
-    request = json.loads(read_line())
+    request = json.loads(line)
     if not os.path.isdir(directory):
-        emit({"end": "never", "sha256": {}, "left": {}})
+        _emit({"end": "never", "sha256": {}, "left": {}})
         sys.stdout.buffer.flush()
         return
-    require_owner(directory, owner)
-    hold(directory, owner)
-    follower = Follower(directory, request["have"], request["start_timeout_s"])
+    _require_owner(directory, owner)
+    _hold(directory, owner)
+    follower = _Follower(directory, request["have"], request["start_timeout_s"])
     last_heartbeat = time.monotonic()
     while True:
         end = follower.end()
@@ -247,26 +237,25 @@ def follow(directory: str, owner: str) -> None:
             follower.sent["exit.json"] = (None, 0, 0)
         if end is not None:
             left = follower.scan_subdirectories(request["skip"]) if request["send"] else {}
-            emit({"end": end, "sha256": follower.checksums(), "left": left})
+            _emit({"end": end, "sha256": follower.checksums(), "left": left})
             sys.stdout.buffer.flush()
             return
         sys.stdout.buffer.flush()
-        if listen(directory, request["poll_s"]):
+        if _listen(directory, request["poll_s"]):
             last_heartbeat = time.monotonic()
-            emit({"heard": True})
-        elif time.monotonic() - last_heartbeat > HEARTBEAT_TIMEOUT_S:
+            _emit({"heard": True})
+        elif time.monotonic() - last_heartbeat > _HEARTBEAT_TIMEOUT_S:
             return
 
 
-def content_of(digest: str, size: int) -> bytes:
-    """Read the content of one file."""
+def _content_of(digest: str, size: int) -> bytes:
     content = sys.stdin.buffer.read(size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-        raise RefusedError("damaged in transfer: %d of %d bytes" % (len(content), size))
+        raise _RefusedError("damaged in transfer: %d of %d bytes" % (len(content), size))
     return content
 
 
-def write(path: str, content: bytes) -> None:
+def _write(path: str, content: bytes) -> None:
     """Write a file under another name, and rename it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = "%s.%d.part" % (path, os.getpid())
@@ -281,14 +270,13 @@ def write(path: str, content: bytes) -> None:
             os.unlink(partial)
 
 
-def receive_wheel(path: str, digest: str, size: int) -> None:
-    """Receive and unpack a wheel."""
+def _receive_wheel(path: str, digest: str, size: int) -> None:
     import shutil
     import zipfile  # imported here: slow, and seldom needed
 
     archive = "%s.%d.whl" % (path, os.getpid())
     directory = "%s.%d.tree" % (path, os.getpid())
-    write(archive, content_of(digest, size))
+    _write(archive, _content_of(digest, size))
     try:
         with zipfile.ZipFile(archive) as wheel:
             wheel.extractall(directory)
@@ -301,7 +289,7 @@ def receive_wheel(path: str, digest: str, size: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def remove_old_runs(runs: str, keep: str, newer_than: float) -> None:
+def _remove_old_runs(runs: str, keep: str, newer_than: float) -> None:
     """Remove ended runs that have not changed since a time; errors are ignored."""
     import shutil
 
@@ -317,16 +305,16 @@ def remove_old_runs(runs: str, keep: str, newer_than: float) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def clear(run: str, node: str, keep_days: str, owner: str) -> int:
+def _clear(run: str, node: str, keep_days: str, owner: str) -> int:
     """Remove the attempt; returns the exit code."""
-    deadline = time.monotonic() + CLEAR_TIMEOUT_S
+    deadline = time.monotonic() + _CLEAR_TIMEOUT_S
     stopped: set[str] = set()
     while True:
         left = [place for place, _, _ in os.walk(run) if is_locked(os.path.join(place, "agent.lock"))]
         if not left:
             break
         for place in set(left) - stopped:
-            require_owner(place, owner)
+            _require_owner(place, owner)
             os.close(os.open(os.path.join(place, "stop.now"), os.O_WRONLY | os.O_CREAT, 0o644))
         stopped.update(left)
         if time.monotonic() > deadline:
@@ -339,7 +327,7 @@ def clear(run: str, node: str, keep_days: str, owner: str) -> int:
             number += 1
         os.rename(node, "%s.attempt%d" % (node, number))
     if keep_days:
-        remove_old_runs(os.path.dirname(run), run, time.time() - float(keep_days) * 86400)
+        _remove_old_runs(os.path.dirname(run), run, time.time() - float(keep_days) * 86400)
     sys.stdout.write("%d\n" % len(stopped))
     return 0
 
@@ -348,20 +336,20 @@ def main(verb: str, *arguments: str) -> int:
     """Carry out one form; returns the exit code."""
     try:
         if verb == "follow":
-            follow(*arguments)
+            _follow(*arguments)
         elif verb == "started":
-            require_owner(*arguments)
+            _require_owner(*arguments)
             return 0 if os.path.isdir(os.path.join(arguments[0], ".started")) else 1
         elif verb == "clear":
-            return clear(*arguments)
+            return _clear(*arguments)
         elif verb == "wheel":
-            receive_wheel(arguments[0], arguments[1], int(arguments[2]))
+            _receive_wheel(arguments[0], arguments[1], int(arguments[2]))
         else:
             for path, digest, size in json.loads(sys.stdin.buffer.readline()):
-                write(path, content_of(digest, size))
+                _write(path, _content_of(digest, size))
     except BrokenPipeError:
         os._exit(0)
-    except RefusedError as error:
+    except _RefusedError as error:
         sys.stderr.write("%s\n" % error)
         return REFUSED
     except OSError as error:

@@ -172,7 +172,6 @@ class Preflight:
         return sorted(dict.fromkeys(problems), key=lambda problem: order.index(problem.where))
 
     async def _check(self, host: Host) -> list[Problem]:
-        """Collect the facts of a host, and return its problems."""
         name, launcher = host.name, self.launcher
         try:
             await host.connect()  # so that the clocks below are read without its delay

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self, final
@@ -50,7 +50,6 @@ class RunDirectory:
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path = path
         self.plan = plan
-        self._made: tuple[Path, ...] = ()
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Self:
@@ -61,8 +60,6 @@ class RunDirectory:
             RunError: it cannot be written.
         """
         path = path.resolve()
-        with write_errors(path):
-            made = tuple(parent for parent in path.parents if not parent.exists())
         make_directory(path)
         require_empty(path)
         with write_errors(path / HOLDER_FILE):
@@ -71,7 +68,6 @@ class RunDirectory:
             except FileExistsError:  # another run is starting there
                 require_empty(path)
         directory = cls(path, plan)
-        directory._made = made
         try:
             directory.replace_plan(plan.model_copy(update={"run_id": f"{path.name}-{secrets.token_hex(4)}"}))
         except RunError:
@@ -109,11 +105,8 @@ class RunDirectory:
             return cls(path, Plan.model_validate_json(text))
 
     def discard(self) -> None:
-        """Remove the directory of a run that started nothing, and the parents that were created for it if empty."""
+        """Remove the directory of a run that started nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):
-            for parent in self._made:
-                parent.rmdir()
 
     def round_dir(self, job: PlannedJob) -> Path:
         """Return the directory of a job."""

@@ -28,7 +28,6 @@ from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import MANIFEST_FILE, PLAN_FILE
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError, Problem, RequestError, SpecError
-from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import (
     REGISTRATION_FILE,
     SOURCE_FILE,
@@ -43,6 +42,7 @@ from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_fil
 STATE_VARIABLE: Final = "ACCELMARK_STATE"
 _LOG_FILE: Final = "runs.jsonl"
 _MAX_EARLIER: Final = 50
+_GIT_TIMEOUT_S: Final = 20.0
 
 
 def registry_file() -> Path:
@@ -58,38 +58,37 @@ def register(plan: Plan, run_dir: Path) -> None:
 
     Raises RunError: ``registration.json`` cannot be written.
     """
-    write_atomic(run_dir / REGISTRATION_FILE, _entry(plan, run_dir).model_dump_json(indent=2))
-
-
-def _entry(plan: Plan, run_dir: Path) -> Registration:
     work = [
         (job.job.key.model_dump(), job.job.round, job.job.work.model_dump(mode="json"), job.job.case.sha256)
         for job in plan.jobs
     ]
-    entry: dict[str, Any] = {
-        "kind": "start",
+    fields: dict[str, Any] = {
         "at": utc_now(),
         "nonce": secrets.token_hex(16),
-        "plan_sha256": hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest(),
-        "work_sha256": hashlib.sha256(json.dumps([plan.source_sha256, plan.vendor_sha256, work]).encode()).hexdigest(),
-        "run": str(run_dir),
+        "plan_sha256": _sha256((run_dir / PLAN_FILE).read_bytes()),
+        "work_sha256": _sha256(json.dumps([plan.source_sha256, plan.vendor_sha256, work]).encode()),
     }
-    fields = {name: entry[name] for name in ("at", "nonce", "plan_sha256", "work_sha256")}
     try:
-        with _opened() as (descriptor, entries, previous):
+        with _opened() as (entries, append):
             starts = [line for line in entries if line.get("kind") == "start"]
-            entry["number"] = len(starts) + 1
-            _append(descriptor, entry, previous)
+            number = len(starts) + 1
+            previous = append({"kind": "start", **fields, "run": str(run_dir), "number": number})
     except OSError as error:
-        return Registration(**fields, reason=f"{registry_file()}: {error.strerror or error}")
-    ends = {line.get("nonce"): line for line in entries if line.get("kind") == "end"}
-    same = [line for line in starts if line.get("work_sha256") == entry["work_sha256"]]
-    earlier = tuple(
-        EarlierRun(number=line["number"], at=line["at"], ended=ends.get(line["nonce"], {}).get("verdicts"))
-        for line in same[-_MAX_EARLIER:]
-    )
-    first = hashlib.sha256(json.dumps(starts[0]).encode()).hexdigest()[:16] if starts else None
-    return Registration(**fields, log=first, number=entry["number"], previous=previous, earlier=earlier)
+        registration = Registration(**fields, reason=f"{registry_file()}: {error.strerror or error}")
+    else:
+        ends = {line.get("nonce"): line for line in entries if line.get("kind") == "end"}
+        same = [line for line in starts if line.get("work_sha256") == fields["work_sha256"]]
+        earlier = tuple(
+            EarlierRun(number=line["number"], at=line["at"], ended=ends.get(line["nonce"], {}).get("verdicts"))
+            for line in same[-_MAX_EARLIER:]
+        )
+        first = _sha256(json.dumps(starts[0]).encode())[:16] if starts else None
+        registration = Registration(**fields, log=first, number=number, previous=previous, earlier=earlier)
+    write_atomic(run_dir / REGISTRATION_FILE, registration.model_dump_json(indent=2))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def register_plan(run_dir: Path) -> None:
@@ -98,13 +97,12 @@ def register_plan(run_dir: Path) -> None:
     Raises RunError: ``registration.json`` cannot be written.
     """
     registration = Registration.stored(run_dir / REGISTRATION_FILE)
-    digest = hashlib.sha256((run_dir / PLAN_FILE).read_bytes()).hexdigest()
+    digest = _sha256((run_dir / PLAN_FILE).read_bytes())
     if registration is None or registration.plan_sha256 == digest:
         return
-    entry = {"kind": "plan", "at": utc_now(), "nonce": registration.nonce, "plan_sha256": digest}
     if registration.number is not None:
-        with contextlib.suppress(OSError), _opened() as (descriptor, _, previous):
-            _append(descriptor, entry, previous)
+        with contextlib.suppress(OSError), _opened() as (_, append):
+            append({"kind": "plan", "at": utc_now(), "nonce": registration.nonce, "plan_sha256": digest})
     updated = registration.model_copy(update={"plan_sha256": digest})
     write_atomic(run_dir / REGISTRATION_FILE, updated.model_dump_json(indent=2))
 
@@ -115,15 +113,10 @@ def register_end(run_dir: Path, summary: Summary) -> None:
     if registration is None or registration.number is None:
         return
     verdicts = ", ".join(dict.fromkeys(case.verdict for case in summary.cases)) or summary.state
-    entry = {
-        "kind": "end",
-        "at": utc_now(),
-        "nonce": registration.nonce,
-        "verdicts": verdicts,
-        "manifest_sha256": hashlib.sha256((run_dir / MANIFEST_FILE).read_bytes()).hexdigest(),
-    }
-    with contextlib.suppress(OSError), _opened() as (descriptor, _, previous):
-        _append(descriptor, entry, previous)
+    manifest = _sha256((run_dir / MANIFEST_FILE).read_bytes())
+    entry = {"kind": "end", "at": utc_now(), "nonce": registration.nonce, "verdicts": verdicts}
+    with contextlib.suppress(OSError), _opened() as (_, append):
+        append(entry | {"manifest_sha256": manifest})
 
 
 def require_original(run_dir: Path) -> None:
@@ -134,7 +127,7 @@ def require_original(run_dir: Path) -> None:
     registration = Registration.stored(run_dir / REGISTRATION_FILE)
     if registration is None or registration.number is None:
         return
-    with contextlib.suppress(OSError), _opened() as (_, entries, _):
+    with contextlib.suppress(OSError), _opened() as (entries, _):
         starts = (line for line in entries if line.get("nonce") == registration.nonce and line.get("kind") == "start")
         for path in (Path(line["run"]) for line in starts):
             owner = None if path.resolve() == run_dir.resolve() else Registration.stored(path / REGISTRATION_FILE)
@@ -143,80 +136,66 @@ def require_original(run_dir: Path) -> None:
 
 
 @contextmanager
-def _opened() -> Iterator[tuple[int, list[dict[str, Any]], str]]:
-    """Lock the registry; yields its descriptor, its entries and the hash of its last line."""
+def _opened() -> Iterator[tuple[list[dict[str, Any]], Callable[[dict[str, Any]], str]]]:
+    """Lock the registry; yields its entries, and what appends one and returns the hash of the line before it."""
     path = registry_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         lines = path.read_bytes().splitlines()
-        yield descriptor, list(json_objects(lines)), hashlib.sha256(lines[-1]).hexdigest() if lines else ""
+
+        def append(entry: dict[str, Any]) -> str:
+            previous = _sha256(lines[-1]) if lines else ""
+            os.write(descriptor, json.dumps({**entry, "previous": previous}).encode() + b"\n")
+            os.fsync(descriptor)
+            return previous
+
+        yield list(json_objects(lines)), append
     finally:
         os.close(descriptor)
 
 
-def _append(descriptor: int, entry: dict[str, Any], previous: str) -> None:
-    os.write(descriptor, json.dumps({**entry, "previous": previous}).encode() + b"\n")
-    os.fsync(descriptor)
-
-
-_GIT_TIMEOUT_S: Final = 20.0
-
-
 def record_start(plan: Plan, run_dir: Path) -> None:
-    """Write ``source.json``, ``registration.json`` and ``vendor/``. Raises RunError: one cannot be written."""
-    write_atomic(run_dir / SOURCE_FILE, source_record().model_dump_json(indent=2))
-    for job in plan.jobs:
-        _copy_vendor_code(run_dir, job.job)
-    register(plan, run_dir)
+    """Write ``source.json``, ``registration.json`` and ``vendor/``. Raises RunError: one cannot be written.
 
-
-def _copy_vendor_code(run_dir: Path, job: JobSpec) -> None:
-    """Copy the vendor's folder for the job's case to ``vendor/``; of a vendor that is not AccelMark's, also the rest.
-
-    Raises RunError: a file cannot be written.
+    ``vendor/`` is the vendor's folders for the cases; of a vendor that is not AccelMark's, also the rest.
     """
-    try:
-        folder = find("vendors", job.vendor)
-    except AccelmarkError:
-        return
-    is_ours = folder.origin == "accelmark"
-    own = () if is_ours else tree_files(folder.path, whole=True)
-    files = [file for file in own if not file[0].startswith("cases/")]
-    if job.adaptation is not None:
-        prefix, copied = f"cases/{job.adaptation.name}", tree_files(job.adaptation.path, whole=True)
-        files += [(f"{prefix}/{name}", content) for name, content in copied]
-    for name, content in files:
+    write_atomic(run_dir / SOURCE_FILE, source_record().model_dump_json(indent=2))
+    files: dict[str, bytes] = {}
+    with contextlib.suppress(AccelmarkError):
+        folder = find("vendors", plan.vendor)
+        own = () if folder.origin == "accelmark" else tree_files(folder.path, whole=True)
+        files |= {name: content for name, content in own if not name.startswith("cases/")}
+    for adapted in filter(None, (job.job.adaptation for job in plan.jobs)):
+        copied = tree_files(adapted.path, whole=True)
+        files |= {f"cases/{adapted.name}/{name}": content for name, content in copied}
+    for name, content in files.items():
         path = run_dir / VENDOR_CODE_DIR / name
         with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             if path.name == ENVIRONMENT_FILE:
                 path.chmod(0o600)  # it may contain secrets
+    register(plan, run_dir)
 
 
 def source_record(package: Path | None = None) -> SourceRecord:
     """Describe the AccelMark in ``package`` (default: the running one)."""
     package = package or Path(accelmark.__file__).parent
     contents = list(tree_files(package))
-    sha256 = files_hash(contents)
-    files = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in contents}
-    version = accelmark.__version__
+    files = {name: _sha256(content)[:16] for name, content in contents}
+    common: dict[str, Any] = {"version": accelmark.__version__, "sha256": files_hash(contents), "files": files}
     installed = _installed(package)
     if installed is not None:
-        return SourceRecord(
-            kind="wheel", version=version, sha256=sha256, modified=_differing(installed, package), files=files
-        )
+        return SourceRecord(kind="wheel", modified=_differing(installed, package), **common)
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
         reason = "its directory is neither installed from a wheel nor a git checkout"
-        return SourceRecord(kind="folder", version=version, sha256=sha256, reason=reason, files=files)
+        return SourceRecord(kind="folder", reason=reason, **common)
     status = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") or ""
     modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(".pyc"))
-    return SourceRecord(
-        kind="checkout", version=version, sha256=sha256, commit=commit.strip(), modified=modified, files=files
-    )
+    return SourceRecord(kind="checkout", commit=commit.strip(), modified=modified, **common)
 
 
 def _installed(package: Path) -> Distribution | None:
@@ -239,15 +218,11 @@ def _differing(installed: Distribution, package: Path) -> tuple[str, ...]:
     }
     differing = recorded.keys() ^ present.keys()
     for name in recorded.keys() & present.keys():
-        digest = recorded[name]
-        if digest is not None and _digest(present[name], digest.mode) != digest.value:
-            differing.add(name)
+        if (known := recorded[name]) is not None:
+            digest = hashlib.new(known.mode, present[name].read_bytes()).digest()
+            if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != known.value:
+                differing.add(name)
     return tuple(sorted(name for name in differing if not name.endswith(".pyc")))
-
-
-def _digest(path: Path, mode: str) -> str:
-    digest = hashlib.new(mode, path.read_bytes()).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

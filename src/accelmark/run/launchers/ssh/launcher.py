@@ -246,7 +246,6 @@ class SshLauncher(Launcher):
                 self._present.add((host.name, "code"))
 
     async def _prepare(self, node: NodeJob) -> None:
-        """Deliver AccelMark, the image, the job and its data to the host of a job."""
         host, layout = self.host(node.host), self.layout
         await self._clear(node)
         await self.deliver(node.host)
@@ -264,7 +263,6 @@ class SshLauncher(Launcher):
         await self._fetch_data(node)
 
     async def _clear(self, node: NodeJob) -> None:
-        """End agents of this run on a host, and rename the files of an earlier attempt."""
         host = self.host(node.host)
         async with self._clearing[host.name]:
             cleared = await host.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
@@ -273,7 +271,6 @@ class SshLauncher(Launcher):
             self._lost = {lost for lost in self._lost if lost[0] != host.name}
 
     async def _fetch_data(self, node: NodeJob) -> None:
-        """Fetch and verify the data of a job on a host, and write ``data.json`` of its round."""
         argv, host = self._data_command(node), self.host(node.host)
         if argv is None:
             return
