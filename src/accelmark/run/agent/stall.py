@@ -37,8 +37,7 @@ _MAX_MESSAGES: Final = 20
 _UNRESPONSIVE: Final = ("T", "t", "Z")
 """States of stopped processes and zombies."""
 _EVENT: Final = PERFLOG_PREFIX.encode()
-_FRAME: Final = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
-_THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
+_FRAME: Final = re.compile(r'^  File "([^"]*)", line (\d+) in (.*)$', re.MULTILINE)
 _TELLING: Final = re.compile(
     r"\bXid\b|out of memory|oom-kill|hung task|blocked for more than|no space|i/o error|not responding|soft lockup"
     r"|hardware error|\bmce\b|edac|ext4-fs error|xfs.*(error|shutdown)|link is down|segfault",
@@ -89,7 +88,8 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
 def _rank_processes(pids: Iterable[int]) -> dict[int, int]:
     """Return the process of each rank: the oldest with its number in the environment that answers, else the oldest."""
     by_rank: dict[int, list[int]] = {}
-    for pid in sorted(pids, key=_started_at):
+    stats = {pid: _text(pid, "stat").rpartition(")")[2].split() for pid in pids}
+    for pid in sorted(stats, key=lambda pid: int(stats[pid][19]) if len(stats[pid]) > 19 else 0):  # by time of start
         rank = next((entry[5:] for entry in _text(pid, "environ").split("\0") if entry.startswith("RANK=")), "")
         if rank.isdigit():
             by_rank.setdefault(int(rank), []).append(pid)
@@ -114,7 +114,9 @@ def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str
                 log.seek(sizes[rank])
                 text = log.read().decode(errors="backslashreplace")
                 if text and text == written[rank]:  # complete: it no longer grows
-                    stacks[rank] = _main_stack(text)
+                    main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]  # the last thread
+                    frames = [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in _FRAME.finditer(main)]
+                    stacks[rank] = tuple(map(escaped_line, frames[:_MAX_FRAMES]))
                 written[rank] = text
     return stacks
 
@@ -129,17 +131,6 @@ def _collectives(node_dir: Path, rank: int, pid: int) -> tuple[LastCollective, .
         with connection.makefile("rb") as answer:
             return LastCollectives.model_validate_json(answer.read()).collectives
     return ()
-
-
-def _main_stack(text: str) -> tuple[str, ...]:
-    """Return the frames of the main thread, innermost first: the last thread in the text of faulthandler."""
-    frames: list[str] = []
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            frames = []
-        elif (frame := _FRAME.match(line)) is not None:
-            frames.append(escaped_line(f"{frame['file']}:{frame['line']} in {frame['function']}"))
-    return tuple(frames[:_MAX_FRAMES])
 
 
 def _writes_stacks(pid: int) -> bool:
@@ -173,12 +164,6 @@ def _state(pid: int, stat: str = "stat") -> str | None:
 
 def _waits_in(pid: int) -> str | None:
     return _text(pid, "wchan").strip("0\n") or None
-
-
-def _started_at(pid: int) -> int:
-    """Return when a process started, in ticks since boot; 0 where there is none."""
-    fields = _text(pid, "stat").rpartition(")")[2].split()
-    return int(fields[19]) if len(fields) > 19 else 0
 
 
 def _text(pid: int, name: str) -> str:
@@ -233,8 +218,14 @@ class LimitChecker:
             return Termination("timed_out", "timed_out", f"exceeded its time limit of {limits.timeout_s:g} s")
         if stalled is not None:
             return stalled
-        if limits.abandon_s is not None and self._heartbeat_age_s(now) > limits.abandon_s:
-            return Termination("lost", "lost", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
+        if limits.abandon_s is not None:
+            stamp = 0  # is only compared, as clocks may jump
+            with contextlib.suppress(OSError):
+                stamp = (self.node_dir / HEARTBEAT_FILE).stat().st_mtime_ns
+            if stamp != self._heartbeat:
+                self._heartbeat, self._last_heartbeat = stamp, now
+            if now - self._last_heartbeat > limits.abandon_s:
+                return Termination("lost", "lost", f"no coordinator heartbeat for {duration(limits.abandon_s)}")
         for rank, activity in self._activities.items():
             if activity.num_bytes > limits.max_log_mib * 2**20:
                 problem = f"the log of rank {rank} exceeds {limits.max_log_mib:g} MiB"
@@ -286,16 +277,6 @@ class LimitChecker:
         if has_event or not known.has_events:
             known.since = now
         known.num_bytes, known.has_events = num_bytes, known.has_events or has_event
-
-    def _heartbeat_age_s(self, now: float) -> float:
-        """Return the time since the heartbeat file changed; its timestamps are only compared, as clocks may jump."""
-        try:
-            stamp = (self.node_dir / HEARTBEAT_FILE).stat().st_mtime_ns
-        except OSError:
-            stamp = 0
-        if stamp != self._heartbeat:
-            self._heartbeat, self._last_heartbeat = stamp, now
-        return now - self._last_heartbeat
 
 
 def size_of(path: Path) -> int:

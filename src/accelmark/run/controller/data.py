@@ -68,7 +68,8 @@ class DataFetcher:
         for spec, place in datasets_of(job):
 
             def progress(what: str, done: int, total: int | None) -> None:
-                report(f"{what} {_share(done, total)}")
+                size = quantity((total or done) / 2**20, "MiB", 3)
+                report(f"{what} {percent(done / total)} of {size}" if total else f"{what} {size}")
 
             checked = place, spec.fingerprint
             record, state = self._checked.get(checked, (None, ""))
@@ -83,9 +84,20 @@ class DataFetcher:
                 allow_subset=job.open or case.size == "mini",
                 progress=progress,
             )
-            records[spec.name] = _record(spec, place, progress)
+            try:
+                digest = fingerprint(spec, place, progress)
+            except OSError as error:
+                raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
+            declared = spec.fingerprint if spec.files else None
+            records[spec.name] = DataRecord(path=str(place), fingerprint=digest, declared=declared)
             self._checked[checked] = records[spec.name], _state_of(spec, place, progress)
-        return records | {name: _undeclared(place) for name, place in job.data_dirs.items() if name not in records}
+        for name, place in job.data_dirs.items():
+            if name not in records:  # names and sizes of the files, as of declared trees
+                files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+                lines = sorted(f"{file.relative_to(place.parent)}\0{file.stat().st_size}" for file in files)
+                digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+                records[name] = DataRecord(path=str(place), fingerprint=digest, declared=None)
+        return records
 
 
 def _state_of(spec: DatasetSpec, place: Path, progress: Progress) -> str:
@@ -107,27 +119,6 @@ def _state_of(spec: DatasetSpec, place: Path, progress: Progress) -> str:
                 digest.update(os.fsencode(f"{entry.path}\0{state.st_size} {state.st_ino} {state.st_ctime_ns}\0"))
                 meter.add(state.st_size)
     return digest.hexdigest()
-
-
-def _record(spec: DatasetSpec, place: Path, progress: Progress) -> DataRecord:
-    try:
-        digest = fingerprint(spec, place, progress)
-    except OSError as error:
-        raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}") from error
-    declared = spec.fingerprint if spec.files else None
-    return DataRecord(path=str(place), fingerprint=digest, declared=declared)
-
-
-def _undeclared(place: Path) -> DataRecord:
-    """Return a record with the names and sizes of the files, as of declared trees."""
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
-    lines = sorted(f"{file.relative_to(place.parent)}\0{file.stat().st_size}" for file in files)
-    return DataRecord(path=str(place), fingerprint=hashlib.sha256("\n".join(lines).encode()).hexdigest(), declared=None)
-
-
-def _share(done: int, total: int | None) -> str:
-    size = quantity((total or done) / 2**20, "MiB", 3)
-    return f"{percent(done / total)} of {size}" if total else size
 
 
 def main(arguments: list[str]) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -64,8 +65,11 @@ def evaluation_of(
         place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
     elif again and (earlier := read_reevaluation(round_dir)) is not None and earlier.problem is None:
         place = place.with_name(f"{place.name}-again")
-    hashes = saved.hashes
-    draw = nonce or _earlier_draw(place) or secrets.token_hex(16)
+    hashes, draw = saved.hashes, nonce
+    with contextlib.suppress(RunError):  # of an evaluation that was interrupted: another draw would be another chance
+        earlier_work = read_job(place).work
+        draw = draw or (earlier_work.draw if isinstance(earlier_work, EvaluateJob) else None)
+    draw = draw or secrets.token_hex(16)
     is_all = train.settings.checkpoint.replay_all or nonce == ALL_PAIRS
     replays = tuple(_replays(saved, draw, math.inf if is_all else MOST_DRAWN))
     weights: tuple[str | None, ...] = ()
@@ -74,6 +78,10 @@ def evaluation_of(
         weights += (hashes.claimed,) if hashes is not None else ()
     names = tuple(name for name in dict.fromkeys(weights) if name is not None)
     used = {*names, *(name for pair in (*replays, *_pairs(saved)) for name in (pair.start, pair.end))}
+
+    def chosen(sha256: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in sha256.items() if name in used}
+
     work = EvaluateJob(
         unit=train.unit,
         units_per_sample=train.units_per_sample,
@@ -82,8 +90,8 @@ def evaluation_of(
         replays=replays,
         draw=draw,
         others=() if nonce is not None else tuple(_pairs(saved)),
-        sha256=_chosen(hashes.sha256 if hashes is not None else {}, used),
-        sha256_on_hosts={rank: _chosen(sha256, used) for rank, sha256 in saved.on_hosts.items()},
+        sha256=chosen(hashes.sha256 if hashes is not None else {}),
+        sha256_on_hosts={rank: chosen(sha256) for rank, sha256 in saved.on_hosts.items()},
     )
     changed: dict[str, object] = {
         "work": work,
@@ -125,19 +133,6 @@ async def evaluate(
     shutil.rmtree(directory.round_dir(evaluation), ignore_errors=True)
     tick()
     await execute_job(directory, evaluation, launcher, fetch, stop, tick=tick, interval_s=1.0)
-
-
-def _chosen(sha256: Mapping[str, str], names: Collection[str | None]) -> dict[str, str]:
-    return {name: value for name, value in sha256.items() if name in names}
-
-
-def _earlier_draw(place: Path) -> str | None:
-    """Return the secret of an evaluation that was interrupted: another one would be another chance."""
-    try:
-        work = read_job(place).work
-    except RunError:
-        return None
-    return work.draw if isinstance(work, EvaluateJob) else None
 
 
 def _replays(saved: SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:
@@ -186,17 +181,20 @@ def evaluate_run(
         evaluations: dict[Path, PlannedJob] = {}
         for job in directory.plan.jobs:
             if statuses[job.directory].state == "succeeded":
-                evaluation = evaluation_of(directory, job, nonce, again=True)
-                if evaluation is not None and (nonce is None or _work(evaluation).replays):
-                    evaluations[directory.round_dir(job)] = evaluation
+                found = evaluation_of(directory, job, nonce, again=True)
+                if found is not None and (nonce is None or _work(found).replays):
+                    evaluations[directory.round_dir(job)] = found
         if not evaluations:
             raise RequestError(
                 f"{path}: no round that succeeded has saved weights{' and pairs' if nonce is not None else ''}; "
                 "only rounds of training on real data have them"
             )
-        missing = [name for evaluation in evaluations.values() for name in _missing(directory, evaluation)]
-        if missing:
-            raise RequestError(f"{missing[0]}: the checkpoint was removed, so that nothing can be replayed")
+        for evaluation in evaluations.values():
+            checkpoints = (directory.round_dir(evaluation) / evaluation.job.checkpoint_dir).resolve()
+            for name in _work(evaluation).sha256 if checkpoints.is_dir() else ():  # else they are on hosts
+                if not (checkpoints / name).is_dir():
+                    problem = "the checkpoint was removed, so that nothing can be replayed"
+                    raise RequestError(f"{checkpoints / name}: {problem}")
         places = {round_dir: directory.round_dir(evaluation) for round_dir, evaluation in evaluations.items()}
 
         async def run_all() -> None:
@@ -225,10 +223,3 @@ def remove_repeated(places: Mapping[Path, Path]) -> None:
 def _work(evaluation: PlannedJob) -> EvaluateJob:
     assert isinstance(evaluation.job.work, EvaluateJob)  # noqa: S101  made by evaluation_of
     return evaluation.job.work
-
-
-def _missing(directory: RunDirectory, evaluation: PlannedJob) -> Iterator[Path]:
-    """Yield checkpoints that are absent, where they are on this machine."""
-    checkpoints = (directory.round_dir(evaluation) / evaluation.job.checkpoint_dir).resolve()
-    if checkpoints.is_dir():
-        yield from (checkpoints / name for name in _work(evaluation).sha256 if not (checkpoints / name).is_dir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from accelmark.audit.verdict import audit_case
@@ -42,31 +43,22 @@ def continued(plan: Plan, run_dir: Path, statuses: Mapping[str, JobStatus]) -> P
         return plan
     if not all(statuses[job.directory].ended for job in tried):
         return plan
-    results = {job.directory: _result(run_dir, job) for job in tried}
-    scores = {identity(settings_of(job)): _score(run_dir, job, results[job.directory], plan.tuning) for job in tried}
+    results: dict[str, RoundResult] = {}
+    for job in tried:
+        with suppress(RunError):
+            results[job.directory] = load_round(run_dir / job.directory / RESULT_FILE)
+    tuning = plan.tuning
+    scores = {identity(settings_of(job)): _score(run_dir, job, results.get(job.directory), tuning) for job in tried}
     shipped, best = settings_of(tried[0]), max(tried, key=lambda job: scores[identity(settings_of(job))])
-    if _has_budget(plan.tuning, [result for result in results.values() if result is not None], len(tried) - 1):
-        proposed = next_trial(shipped, plan.tuning.choices, scores)
+    took_s = [sum(node.duration_s for node in result.nodes) for result in results.values()]
+    # Another trial and the last rounds may take as long as the longest trial.
+    needed_s = sum(took_s) + (tuning.num_least_rounds - 1) * max(took_s, default=0.0)
+    has_trials = tuning.max_trials is None or len(tried) <= tuning.max_trials
+    if has_trials and (tuning.budget_s is None or needed_s <= tuning.budget_s):
+        proposed = next_trial(shipped, tuning.choices, scores)
         if proposed is not None:
             return with_trial(plan, proposed)
     return plan if best is tried[0] else with_tuned_rounds(plan, settings_of(best))
-
-
-def _has_budget(tuning: TuningSpec, results: list[RoundResult], num_trials: int) -> bool:
-    """Return whether another trial, and the last rounds, end within the budget if they take as long as the longest."""
-    if tuning.max_trials is not None and num_trials >= tuning.max_trials:
-        return False
-    if tuning.budget_s is None:
-        return True
-    took_s = [sum(node.duration_s for node in result.nodes) for result in results]
-    return sum(took_s) + (tuning.num_least_rounds - 1) * max(took_s, default=0.0) <= tuning.budget_s
-
-
-def _result(run_dir: Path, job: PlannedJob) -> RoundResult | None:
-    try:
-        return load_round(run_dir / job.directory / RESULT_FILE)
-    except RunError:
-        return None
 
 
 def _score(run_dir: Path, job: PlannedJob, result: RoundResult | None, tuning: TuningSpec) -> float:

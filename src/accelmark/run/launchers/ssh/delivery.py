@@ -14,10 +14,9 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Final, final
+from typing import Final, NamedTuple
 
 import accelmark
 from accelmark.run.host import Host, HostError
@@ -28,18 +27,12 @@ PLUGINS: Final = "plugins"
 _SKIPPED: Final = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache"}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A wheel's bytes and their hash."""
+class Wheel(NamedTuple):
+    """A wheel's bytes, their hash, and the name of the directory for its content."""
 
     content: bytes
     sha256: str
-
-    @property
-    def directory(self) -> str:
-        """Name of the directory for its content."""
-        return f"accelmark-{accelmark.__version__}-{self.sha256[:16]}"
+    directory: str
 
 
 @cache
@@ -56,7 +49,10 @@ def wheel() -> Wheel:
     }
     contents = {name: path.read_bytes() for name, path in members.items()}
     contents |= {name: text.encode() for name, text in texts.items()}
-    record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in sorted(contents.items()))
+    record = ""
+    for name, content in sorted(contents.items()):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(content)}\n"
     contents[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -64,8 +60,8 @@ def wheel() -> Wheel:
             entry = zipfile.ZipInfo(name)  # dated 1980
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
-    content = buffer.getvalue()
-    return Wheel(content, hashlib.sha256(content).hexdigest())
+    sha256 = hashlib.sha256(buffer.getvalue()).hexdigest()
+    return Wheel(buffer.getvalue(), sha256, f"accelmark-{accelmark.__version__}-{sha256[:16]}")
 
 
 def on_host(ref: FolderRef, code: PurePosixPath) -> FolderRef:
@@ -103,10 +99,6 @@ def _tree(root: Path) -> Iterator[tuple[str, Path]]:
             if not file.endswith(".pyc"):
                 path = Path(directory, file)
                 yield path.relative_to(root).as_posix(), path
-
-
-def _digest(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def delivery_command(python: str, code: PurePosixPath) -> list[str]:
