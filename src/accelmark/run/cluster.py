@@ -69,14 +69,15 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     make_directory(directory)
     require_empty(directory)
     try:
-        return _measure(request, directory)
+        result = _measure(request, directory)
+        write_atomic(directory / CLUSTER_FILE, result.model_dump_json(indent=2))
+        return result
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # where nothing was measured
             directory.rmdir()
 
 
 def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
-    """Measure collectives, scaling, checkpoints and recovery, and write ``cluster.json``."""
     plan, reasons = request.scaling, dict[Part, str]()
     key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
     rates: Ceilings | None = None
@@ -103,11 +104,8 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     if "checkpoints" not in reasons:
         with _reason_kept(reasons, "checkpoints"):
             writes = checkpoint_writes(last)
-        with _reason_kept(reasons, "recovery"):
-            try:
-                recovery = _recover(request, directory / RECOVERY_DIR, fetch)
-            except SpecError as error:  # hosts are not ready
-                reasons["recovery"] = str(error)
+        with _reason_kept(reasons, "recovery", SpecError):  # hosts are not ready
+            recovery = _recover(request, directory / RECOVERY_DIR, fetch)
     resumed = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
     disturbed: dict[Part, tuple[str, ...]] = {
         "scaling": disturbances_of(directory / SCALING_DIR / job.directory for job in plan.jobs),
@@ -115,14 +113,14 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
         "checkpoints": disturbances_of([last]),
         "recovery": disturbances_of([resumed / "attempt1", resumed]),
     }
-    result = ClusterReport(
+    return ClusterReport(
         name=plan.cluster.name,
         hosts=hosts,
         nproc=key.nproc,
         vendor=plan.vendor,
         hardware=key.hardware,
         case=f"{key.model}:{key.framework}",
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        measured_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         accelmark_version=accelmark.__version__,
         collectives=rates,
         checkpoints=writes,
@@ -131,16 +129,13 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
         disturbed={part: texts for part, texts in disturbed.items() if texts and part not in reasons},
         one_machine=hosts_of_one_machine(last),
     )
-    write_atomic(directory / CLUSTER_FILE, result.model_dump_json(indent=2))
-    return result
 
 
 @contextlib.contextmanager
-def _reason_kept(reasons: dict[Part, str], part: Part) -> Iterator[None]:
-    """Keep the reason why a part of the measurement failed."""
+def _reason_kept(reasons: dict[Part, str], part: Part, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except RunError as error:
+    except (RunError, *errors) as error:
         reasons[part] = str(error)
 
 

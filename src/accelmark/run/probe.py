@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +13,14 @@ import psutil
 import accelmark
 from accelmark.datasets.ensure import cache_directory
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
-from accelmark.results.read.round_dir import NodeDir, node_dirs, read_json
+from accelmark.results.read.round_dir import node_dirs, read_json
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import execute_job
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.preflight.hosts import Preflight, missing_here, require_ready
 from accelmark.run.record.directory import RunDirectory, safe_name
+from accelmark.run.record.states import utc_now
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ProbeJob
@@ -48,28 +48,46 @@ def probe(
 ) -> Ceilings:
     """Measure ``nproc`` devices of this machine, or of each host of ``cluster`` together.
 
-    ``report`` receives what the launcher waits for.
-    The result of this machine is cached for later runs; that of a busy host is marked, and does not replace one of an
-    idle host.
+    ``report`` receives what the launcher waits for. The result of this machine is cached for later runs; that of a busy
+    host is marked, and does not replace one of an idle host.
 
-    Raises:
-        HostsNotReadyError: hosts of the cluster are not ready, or this one lacks a package; nothing was started.
-        RunError: a rank failed; its reason is given.
+    Raises HostsNotReadyError: a host is not ready. Raises RunError: a rank failed; its reason is given.
     """
     spec = cluster or ClusterSpec()
+
+    async def run_job() -> None:
+        (job,) = run.plan.jobs
+        launcher = create_launcher(run.plan, run.path)
+        launcher.report = report
+        try:
+            is_here, preflight = launcher.spec.is_localhost, Preflight(run, launcher, (job,))
+            require_ready(await (missing_here(run, launcher) if is_here else preflight.run()), run.plan)
+            state, reason = await execute_job(run, job, launcher, lambda *_: None, Cancellation())
+            if state != "succeeded":
+                raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
+        finally:
+            await launcher.close()
+
     # Hosts that share the file system have to see the directory.
     place = Path.cwd() if spec.launcher != "local" and load_launcher(spec.launcher).shares_filesystem else None
     with tempfile.TemporaryDirectory(prefix="accelmark-probe-", dir=place) as directory:
         plan = _plan(vendor, hardware, nproc, ProbeJob(items=tuple(items), budget_s=budget_s), spec)
         run = RunDirectory.create(Path(directory) / "run", plan)
-        run_until_signal(_run(run, report))
+        run_until_signal(run_job())
         nodes = node_dirs(run.round_dir(plan.jobs[0]))
         ceilings = Ceilings.stored(nodes[0].path / CEILINGS_FILE)
         if ceilings is None:
             raise RunError("the probe wrote no result")
-        ceilings = ceilings.model_copy(
-            update={"disturbed": tuple(text for node in nodes for text in _disturbances(node))}
-        )
+        disturbed: list[str] = []
+        for node in nodes:  # other load on a host before and during the probe
+            where = "" if node.host == "localhost" else f"{node.host}: "
+            info, ended = read_json(node.path / "sys_info.json"), node.exit
+            disturbed += [f"{where}{reason}" for reason in info.get("busy_at_start") or ()]
+            num_cores = (info.get("cpu") or {}).get("num_cores") or psutil.cpu_count() or 1
+            if ended is not None and (others_s := ended.others_cpu_s or 0.0) > BUSY_CPU * ended.duration_s * num_cores:
+                used = f"other processes used {others_s:.1f} s of CPU time in {ended.duration_s:.1f} s"
+                disturbed.append(f"{where}{used}")
+        ceilings = ceilings.model_copy(update={"disturbed": tuple(disturbed)})
     if cluster is not None:
         return ceilings
     path = _cache_path(vendor.name, hardware) / f"x{nproc}.json"
@@ -78,33 +96,6 @@ def probe(
         make_directory(path.parent)
         write_atomic(path, ceilings.model_dump_json(indent=2))
     return ceilings
-
-
-async def _run(run: RunDirectory, report: Callable[[str], None]) -> None:
-    (job,) = run.plan.jobs
-    launcher = create_launcher(run.plan, run.path)
-    launcher.report = report
-    try:
-        preflight = Preflight(run, launcher, (job,))
-        require_ready(await (missing_here(run, launcher) if launcher.spec.is_localhost else preflight.run()), run.plan)
-        state, reason = await execute_job(run, job, launcher, lambda *_: None, Cancellation())
-        if state != "succeeded":
-            raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
-    finally:
-        await launcher.close()
-
-
-def _disturbances(node: NodeDir) -> Iterator[str]:
-    """Yield other load on a host before and during the probe."""
-    where = "" if node.host == "localhost" else f"{node.host}: "
-    info = read_json(node.path / "sys_info.json")
-    reasons, ended = info.get("busy_at_start"), node.exit
-    yield from (f"{where}{reason}" for reason in (reasons if isinstance(reasons, list) else ()))
-    num_cores = (info.get("cpu") or {}).get("num_cores") or psutil.cpu_count() or 1
-    if ended is None or ended.others_cpu_s is None:
-        return
-    if ended.others_cpu_s > BUSY_CPU * ended.duration_s * num_cores:
-        yield f"{where}other processes used {ended.others_cpu_s:.1f} s of CPU time in {ended.duration_s:.1f} s"
 
 
 def remembered(vendor: str, hardware: str) -> Ceilings | None:
@@ -144,11 +135,6 @@ def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluste
     )
     wanted = (*load_framework(key.framework).requires, *device.requires)
     requires = tuple(Need(requirement=requirement, needed_by="accelmark probe") for requirement in wanted)
-    changed: dict[str, object] = {
-        "name": "probe",
-        "created_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "vendor": vendor.name,
-        "open": True,
-        "jobs": (PlannedJob(directory="probe/round1", job=job, nodes=nodes, requires=requires),),
-    }
+    jobs = (PlannedJob(directory="probe/round1", job=job, nodes=nodes, requires=requires),)
+    changed = {"name": "probe", "created_at": utc_now(), "vendor": vendor.name, "open": True, "jobs": jobs}
     return plan_of_hosts(cluster).model_copy(update=changed)

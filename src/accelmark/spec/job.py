@@ -308,8 +308,6 @@ class RankStall(Spec):
     """``FILE:LINE in FUNCTION`` of its main thread, innermost first; its log has the stacks of all threads."""
     collectives: tuple[LastCollective, ...] = ()
     """The last of each process group; empty where the framework records none, or the rank did not answer."""
-    children: tuple[str, ...] = ()
-    """Its threads and children that are stopped or sleep uninterruptibly."""
 
 
 class StallRecord(Spec):

@@ -86,9 +86,6 @@ _FIRST_SAMPLE_S: Final = 5.0
 """Longest time to wait for the first sample when a job ends immediately."""
 _RECORDER_END_S: Final = 10.0
 _MAX_RECORDERS: Final = 3
-_LONGEST_SILENCE_S: Final = 20.0
-_MISSED_SAMPLES: Final = 10
-"""Without a sample for this time and this number of intervals, the recorder has stopped."""
 _ORPHAN_GRACE_S: Final = 1.0
 _PEERS_S: Final = 10.0
 """Time for which stalled ranks are kept, until the agents of all hosts have noticed the stall."""
@@ -124,21 +121,16 @@ class RecorderProcess:
         self._warn = warn
         self._environment: dict[str, str] = {}
         self._num_starts = 0
-        self._longest_silence_s = _LONGEST_SILENCE_S
-        self._written = 0
-        self._wrote_at = 0.0
 
     def start(self, telemetry: TelemetryTask, environment: dict[str, str]) -> None:
         """Start the recorder."""
         request = telemetry.model_dump(mode="json") | {"pids": [os.getpid()]}
         write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
-        self._longest_silence_s = max(_LONGEST_SILENCE_S, _MISSED_SAMPLES * telemetry.interval_s)
         self._environment = environment | {"OMP_NUM_THREADS": "1"}
         self._start()
 
     def _start(self) -> None:
         self._num_starts += 1
-        self._wrote_at = time.monotonic()
         command = module_command(sys.executable, _RECORDER_MODULE, str(self._dir))
         with (self._dir / "telemetry.log").open("ab") as output:
             self.process = subprocess.Popen(
@@ -146,22 +138,13 @@ class RecorderProcess:
             )
 
     def restart(self) -> None:
-        """Start the recorder again if it died or writes nothing; telemetry then has a gap, which is a warning."""
-        if self.process is None:
-            return
-        now, size = time.monotonic(), size_of(self._dir / "telemetry.jsonl")
-        if size != self._written:
-            self._written, self._wrote_at = size, now
-        if (code := self.process.poll()) is not None:
-            problem = f"ended with exit code {code}"
-        elif (silent_s := now - self._wrote_at) > self._longest_silence_s:
-            problem = f"wrote nothing for {silent_s:.0f} s"
-            self.process.kill()
-            self.process.wait()
-        else:
+        """Start the recorder again if it died; telemetry then has a gap, which is a warning."""
+        code = self.process.poll() if self.process is not None else None
+        if code is None:
             return
         again = self._num_starts < _MAX_RECORDERS
-        self._warn(f"the telemetry recorder {problem}; it was {'' if again else 'not '}started again")
+        action = "" if again else "not "
+        self._warn(f"the telemetry recorder ended with exit code {code}; it was {action}started again")
         self.process = None
         if again:
             self._start()

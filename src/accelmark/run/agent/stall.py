@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,13 +64,12 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
             rank=rank,
             pid=(pid := processes.get(rank)),
             process_state=_state(pid) if pid is not None else None,
-            waits_in=_waits_in(pid) if pid is not None else None,
+            waits_in=_text(pid, "wchan").strip("0\n") or None if pid is not None else None,
             silent_s=silent,
             last_step=_last_step(rank_log(node_dir, rank)),
             has_finished=read_log_end(rank_log(node_dir, rank)).state is not None,
             stack=stacks.get(rank, ()),
             collectives=collectives.get(rank, ()),
-            children=tuple(_stuck_children(pid)) if pid is not None else (),
         )
         for rank, silent in silent_s.items()
     )
@@ -147,23 +146,8 @@ def _last_step(log: Path) -> int | None:
     return None
 
 
-def _stuck_children(pid: int) -> Iterator[str]:
-    """Yield the threads and children of a process that are stopped, or wait in the kernel without a time limit."""
-    for thread in sorted((_PROC / str(pid) / "task").glob("*")):
-        for child in map(int, _text(pid, f"task/{thread.name}/children").split()):
-            if (state := _state(child)) in (*_UNRESPONSIVE, "D"):
-                place = f" in {waits_in}" if (waits_in := _waits_in(child)) else ""
-                yield escaped_line(f"process {child} ({_text(child, 'comm').strip()}): state {state}{place}")
-        if thread.name != str(pid) and _state(pid, f"task/{thread.name}/stat") == "D":
-            yield f"thread {thread.name}: state D"
-
-
-def _state(pid: int, stat: str = "stat") -> str | None:
-    return next(iter(_text(pid, stat).rpartition(")")[2].split()), None)
-
-
-def _waits_in(pid: int) -> str | None:
-    return _text(pid, "wchan").strip("0\n") or None
+def _state(pid: int) -> str | None:
+    return next(iter(_text(pid, "stat").rpartition(")")[2].split()), None)
 
 
 def _text(pid: int, name: str) -> str:

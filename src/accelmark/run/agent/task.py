@@ -38,7 +38,6 @@ class Limits(Spec):
     stall_timeout_s: PositiveFloat = 1800.0
     """Longest time without output from a rank that has not finished."""
     min_free_mib: NonNegativeFloat = 32.0
-    """Least free disk space in the job's directory."""
     max_log_mib: PositiveFloat = 1024.0
     """Largest log of a rank: its output is kept, copied and read again."""
     abandon_s: PositiveFloat | None = None
@@ -74,7 +73,6 @@ class AgentTask(Spec):
     noderank: int = Field(ge=0)
     nnodes: int = Field(ge=1)
     nproc: int = Field(ge=1)
-    """Devices that the job uses on this host."""
     ranks_per_host: int | None = Field(default=None, ge=1)
     """Ranks on each host; null: one per device."""
     command: tuple[str, ...] = Field(min_length=1)
@@ -94,21 +92,16 @@ class AgentTask(Spec):
     reported_variables: tuple[str, ...] = ()
     """Prefixes of the vendor's variables that are recorded; see :class:`accelmark.spec.plugins.vendor.VendorSpec`."""
     servers: tuple[Server, ...] = ()
-    """The framework's servers on all hosts, by noderank."""
     interface: str | None = None
     """Network interface between ranks of several hosts; null: found from the route to host 0."""
     clear_caches: bool = False
-    """Drop the page cache before the ranks start."""
     locks_host: bool = False
     """Whether the host is locked while the job runs, so that two runs never share it."""
     adaptation: Path | None = None
     """The vendor's folder for this case, applied before the ranks start."""
     requirements: Path | None = None
-    """Requirements file of the ranks."""
     case: Path | None = None
-    """The folder of the case."""
     data_dirs: tuple[Path, ...] = ()
-    """Directories of the job's data."""
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 

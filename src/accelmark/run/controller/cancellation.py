@@ -87,10 +87,8 @@ class Cancellation:
         """Await ``work``, or cancel it on a request; returns whether it completed."""
         task, stop = asyncio.ensure_future(work), asyncio.create_task(self.wait_for_more_than(0))
         either: set[asyncio.Future[Any]] = {task, stop}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
         if task.done():
             task.result()
             return True
@@ -102,14 +100,13 @@ class Cancellation:
 def run_until_signal(body: Coroutine[Any, Any, T]) -> T:
     """Run ``body``; SIGINT and SIGTERM cancel it, so that it returns what it holds of hosts.
 
-    They do so also in a background process of a script, which starts with SIGINT ignored.
-
     Raises KeyboardInterrupt: it was cancelled by one of them.
     """
 
     async def cancellable() -> T:
         task = asyncio.ensure_future(body)
         in_main = threading.current_thread() is threading.main_thread()
+        # Also in a background process of a script, which starts with SIGINT ignored.
         for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await task

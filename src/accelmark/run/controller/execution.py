@@ -45,10 +45,6 @@ _COMMUNICATES: Final = re.compile(
 """In the frames of a rank that waits for others."""
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
-
 async def execute_job(
     directory: RunDirectory,
     job: PlannedJob,
@@ -57,9 +53,9 @@ async def execute_job(
     stop: Cancellation,
     *,
     from_checkpoint: bool = False,
-    report: Callable[[str], None] = _ignore,
-    on_start: Callable[[], None] = _ignore,
-    tick: Callable[[], None] = _ignore,
+    report: Callable[[str], None] = lambda _: None,
+    on_start: Callable[[], None] = lambda: None,
+    tick: Callable[[], None] = lambda: None,
     interval_s: float = 0.2,
 ) -> JobEnd:
     """Take a job to its end.
@@ -320,7 +316,7 @@ def stall_cause(nodes: Sequence[NodeExit]) -> str | None:
         return unknown + "".join(_messages(node) for node in nodes)
     where = f"{node.host}: " if len(nodes) > 1 else ""
     at = f"; it was at {rank.stack[0]}" if rank.stack else ""
-    return where + what + at + "".join(f"; {child}" for child in rank.children[:1]) + _messages(node)
+    return where + what + at + _messages(node)
 
 
 def _suspect(silent: Sequence[RankStall]) -> tuple[RankStall, str] | None:

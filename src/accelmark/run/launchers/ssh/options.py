@@ -39,7 +39,6 @@ class Options(LauncherOptions):
     """Longest time that a host may be unreachable before its job is lost."""
     abandon_s: PositiveFloat = 86400.0
     """Longest time that a node agent continues its job without a heartbeat of a coordinator."""
-
     keep_days: PositiveFloat = 14.0
     """A later run removes files of ended runs from the hosts' work directory at this age."""
 
