@@ -55,12 +55,6 @@ _LEAST_CHANGE: Final = 1e-3
 """Smallest change of a parameter, as a share of its norm; fp32 rounds smaller changes away."""
 
 
-class _Error(NamedTuple):
-    kind: str
-    what: str
-    value: float
-
-
 def compare_steps(
     reference: Path, other: Path, initial: Path, num_steps: int, tolerance: Errors, zero_gradients: tuple[str, ...] = ()
 ) -> tuple[Errors, Difference | None]:
@@ -76,13 +70,16 @@ def compare_steps(
     largest = dict.fromkeys(Errors.model_fields, 0.0)
     first: Difference | None = None
     for step in range(1, num_steps + 1):
-        expected = _results(reference, step)
-        found = _results(other, step)
-        errors = [error for error in _step_errors(expected, found, before) if not error.what.endswith(zero_gradients)]
+        expected, found = _results(reference, step), _results(other, step)
+        errors = [error for error in _step_errors(expected, found, before) if not error[1].endswith(zero_gradients)]
         before = {name.partition("/")[2]: array for name, array in expected.items() if not name.startswith("outputs/")}
-        for error in errors:
-            largest[error.kind] = max(largest[error.kind], error.value)
-        first = first or _first_difference(step, errors, tolerance)
+        for kind in Errors.model_fields:  # in the order in which a step computes them
+            of_kind = [(what, value) for error_kind, what, value in errors if error_kind == kind]
+            what, value = max(of_kind, key=lambda error: error[1], default=("", 0.0))
+            limit: float = getattr(tolerance, kind)
+            largest[kind] = max(largest[kind], value)
+            if first is None and not value <= limit:
+                first = Difference(step=step, what=what, error=value, limit=limit)
     return Errors(**largest), first
 
 
@@ -97,42 +94,31 @@ def _results(directory: Path, step: int) -> dict[str, Array]:
     return tensors
 
 
-def _first_difference(step: int, found: list[_Error], tolerance: Errors) -> Difference | None:
-    """Return the worst error of the first kind that is beyond its limit, in the order in which a step computes them."""
-    for kind in Errors.model_fields:
-        limit: float = getattr(tolerance, kind)
-        worst = max((error for error in found if error.kind == kind), key=lambda error: error.value)
-        if not worst.value <= limit:
-            return Difference(step=step, what=worst.what, error=worst.value, limit=limit)
-    return None
-
-
 def _step_errors(
     expected: Mapping[str, Array], found: Mapping[str, Array], before: Mapping[str, Array]
-) -> Iterator[_Error]:
-    """Yield the errors of one step; statistics are compared where both jobs wrote them."""
+) -> Iterator[tuple[str, str, float]]:
+    """Yield kind, name and size of the errors of one step; statistics are compared where both jobs wrote them."""
     import numpy as np
 
     names = [name for name in expected if name in found or not name.startswith("statistics/")]
-    weights = [name for name in names if name.startswith("weights/")]
+    if not any(name.startswith("weights/") for name in names):
+        raise RunError("the reference job wrote no weights")
     for name in names:
         kind, _, own = name.partition("/")
         right, left = expected[name].astype(np.float64), found.get(name)
         if left is None or left.shape != right.shape:
-            yield _Error(kind if kind in ("outputs", "loss") else "weights", own or kind, FAR)
+            yield kind if kind in ("outputs", "loss") else "weights", own or kind, FAR
             continue
         apart = left.astype(np.float64) - right
         if kind == "outputs":
             scale = float(np.sqrt(np.mean(np.square(right))))
-            yield _Error(kind, f"outputs of batch {own}", _ratio(float(np.abs(apart).max()), scale))
+            yield kind, f"outputs of batch {own}", _ratio(float(np.abs(apart).max()), scale)
         elif kind == "loss":
-            yield _Error(kind, kind, _ratio(abs(float(apart)), abs(float(right))))
+            yield kind, kind, _ratio(abs(float(apart)), abs(float(right)))
         else:
             changed = float(np.linalg.norm(right - before[own]))
             least = _LEAST_CHANGE * float(np.linalg.norm(right))
-            yield _Error("weights", own, _ratio(float(np.linalg.norm(apart)), max(changed, least)))
-    if not weights:
-        raise RunError("the reference job wrote no weights")
+            yield "weights", own, _ratio(float(np.linalg.norm(apart)), max(changed, least))
 
 
 def _ratio(over: float, under: float) -> float:

@@ -169,7 +169,15 @@ class ProgressReader:
 
     def _changes(self, event: PerfLogRecord) -> dict[str, Any]:
         """Return what an event changes. Raises ValidationError where it is not as AccelMark writes it."""
-        now, value = self._now, event.value
+        now, value, work = self._now, event.value, self._work
+
+        def metric_of(metrics: Mapping[str, float | None], inputs: str = "") -> dict[str, Any]:
+            target = work.target if isinstance(work, TrainingWork) else None
+            wanted = work.metric if isinstance(work, InferJob) else target.metric if target is not None else None
+            numbers = {name: number for name, number in metrics.items() if number is not None}
+            name = wanted if wanted in numbers else next(iter(numbers), None)
+            return {"metric": (f"{name}{inputs}", numbers[name]), "framework_metric": None} if name is not None else {}
+
         match event.event:
             case Event.STEP_END:
                 window = event.value_as(StepWindow)
@@ -182,7 +190,7 @@ class ProgressReader:
                     "epoch": window.epoch,
                     "samples": window.num_trained_samples,
                     "loss": window.loss,
-                    "throughput": rate * self._work.units_per_sample if rate is not None else None,
+                    "throughput": rate * work.units_per_sample if rate is not None else None,
                     "elapsed_s": now.elapsed_s + window.wall_ms / 1000,
                 }
             case Event.TRAIN_START:
@@ -191,16 +199,16 @@ class ProgressReader:
                 return {"phase": "first steps"}  # a framework that compiles does so in them
             case Event.EVALUATE if "phase" in value:
                 evaluated = event.value_as(InferEvaluation)
-                return {**_BEGUN, **self._metric(evaluated.metrics, _INPUTS[evaluated.phase])}
+                return {**_BEGUN, **metric_of(evaluated.metrics, _INPUTS[evaluated.phase])}
             case Event.ANSWER_CHECK:
                 answers = event.value_as(AnswerCheck)
-                shown = self._metric(answers.engine_metrics)
+                shown = metric_of(answers.engine_metrics)
                 if shown:
                     shown["framework_metric"] = answers.framework_metrics.get(shown["metric"][0])
                 return shown
             case Event.EVALUATE:
                 evaluation = event.value_as(Evaluation)
-                return {"phase": "training", "elapsed_s": evaluation.elapsed_s, **self._metric(evaluation.metrics)}
+                return {"phase": "training", "elapsed_s": evaluation.elapsed_s, **metric_of(evaluation.metrics)}
             case Event.STAGE_BEGIN if str(value.get("step")) in _STEPS:
                 self._recent.clear()
                 return {**_BEGUN, "phase": _STEPS[str(value["step"])]}
@@ -232,16 +240,6 @@ class ProgressReader:
         seconds = sum(wall_s for _, wall_s in self._recent)
         return sum(count for count, _ in self._recent) / seconds if seconds > 0 else None
 
-    def _metric(self, metrics: Mapping[str, float | None], inputs: str = "") -> dict[str, Any]:
-        work, wanted = self._work, None
-        if isinstance(work, InferJob):
-            wanted = work.metric
-        elif isinstance(work, TrainingWork) and work.target is not None:
-            wanted = work.target.metric
-        numbers = {name: number for name, number in metrics.items() if number is not None}
-        name = wanted if wanted in numbers else next(iter(numbers), None)
-        return {"metric": (f"{name}{inputs}", numbers[name]), "framework_metric": None} if name is not None else {}
-
     def _estimates(self) -> dict[str, Any]:
         """Return completed share and remaining time, from the limit that is reached first at this rate."""
         now = self._now
@@ -265,18 +263,14 @@ class ProgressReader:
 def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:
     devices = [device for device in sample.get("devices") or [] if isinstance(device, dict)]
     utilisation, power, memory = (
-        [number for device in devices if (number := _number(device.get(name))) is not None]
+        [float(device[name]) for device in devices if device.get(name) is not None]
         for name in ("utilisation", "power_w", "memory_used_mib")
     )
     host = sample["host"]
     return DeviceLoad(
         utilisation=sum(utilisation) / len(utilisation) if utilisation and not are_cpus else None,
-        power_w=sum(power) if power else _number(host.get("power_w")),
+        power_w=sum(power) if power else host.get("power_w"),
         memory_used_mib=sum(memory) if memory else None,
-        cpu=_number(host.get("cpu")),
-        rank_memory_mib=_number(host.get("rank_rss_mib")),
+        cpu=host.get("cpu"),
+        rank_memory_mib=host.get("rank_rss_mib"),
     )
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
