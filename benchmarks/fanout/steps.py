@@ -18,10 +18,9 @@ from typing import final
 
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import plan_of_hosts
-from accelmark.run.launchers.ssh.agent import NodeStream
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import put_files
-from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, raise_descriptor_limit
+from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, NodeStream, raise_descriptor_limit
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
 from accelmark.run.preflight.checks import HostFacts, HostState, problems_of_host

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 import yaml
 
+from accelmark.run.measure import probe
 from accelmark.run.preflight.checks import HostsNotReadyError
-from accelmark.run.probe import probe
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.log.records import Collective
 from accelmark.spec.plugins.catalog import load_vendor

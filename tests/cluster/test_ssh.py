@@ -19,7 +19,7 @@ from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
 from accelmark.results.store.bundle import check_manifest
 from accelmark.run.host import HostError
-from accelmark.run.launchers.ssh import agent
+from accelmark.run.launchers.ssh import launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
@@ -401,6 +401,6 @@ def test_hosts_write_to_a_shared_run_directory_also_when_it_is_resumed(
 
 
 def test_a_directory_that_is_not_shared_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "_SETTLE_S", 0.3)
+    monkeypatch.setattr(launcher, "_SETTLE_S", 0.3)
     with pytest.raises(HostError, match=r"n1: .*agent\.json, which it wrote, is not visible here: shared_directory"):
-        asyncio.run(agent.wait_until_visible("n1", tmp_path / "agent.json", "0" * 64))
+        asyncio.run(launcher.wait_until_visible("n1", tmp_path / "agent.json", "0" * 64))

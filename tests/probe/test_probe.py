@@ -15,7 +15,7 @@ from accelmark.probe import device as probe_device
 from accelmark.probe.device import Timing
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
-from accelmark.run.probe import probe, remembered
+from accelmark.run.measure import probe, remembered
 from accelmark.spec.log.records import Ceilings, Rate
 from accelmark.spec.plugins.catalog import load_vendor
 from tests.made_run import Made, make_round

@@ -184,7 +184,7 @@ def test_an_allocation_is_kept_until_slurm_confirms_its_end(
     scancel.chmod(0o755)
     monkeypatch.setenv("PATH", str(scancel.parent), prepend=os.pathsep)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("accelmark.run.launchers.slurm.job._CANCEL_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("accelmark.run.launchers.slurm.launcher._CANCEL_PAUSES_S", (0.0, 0.0))
     directory = RunDirectory.create(run, make_plan(cluster=ClusterSpec(launcher="slurm")))
     (run / ALLOCATION_FILE).write_text("7")
     launcher = create_launcher(directory.plan, run)

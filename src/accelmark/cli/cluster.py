@@ -41,8 +41,8 @@ def cluster(
     from accelmark.cli.runs import plan_request
     from accelmark.report.cluster_page import headlines, write_cluster_page
     from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
-    from accelmark.run.cluster import ClusterRequest, measure
     from accelmark.run.launchers import create_launcher
+    from accelmark.run.measure import ClusterRequest, measure
     from accelmark.run.record.directory import default_path
     from accelmark.spec.plugins.launcher import read_cluster
     from accelmark.spec.runfile import CaseRequest, RunSpec

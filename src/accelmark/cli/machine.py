@@ -300,7 +300,7 @@ def probe(
     as_json: options.AsJson = False,
 ) -> Output:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
-    from accelmark.run.probe import probe as measure
+    from accelmark.run.measure import probe as measure
     from accelmark.spec.log.records import ProbeItem
     from accelmark.spec.plugins.catalog import load_vendor
 
@@ -357,7 +357,7 @@ def detect_devices(vendor: str | None) -> Detected:
     """Return the devices of ``vendor`` on this machine; default: the first detected accelerator, else the CPU."""
     from accelmark.plan.adaptation import host_capabilities
     from accelmark.plan.request import Detected
-    from accelmark.run.probe import remembered
+    from accelmark.run.measure import remembered
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.telemetry.inventory import detect, measurable_vendors
 

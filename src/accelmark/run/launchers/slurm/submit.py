@@ -13,7 +13,7 @@ from typing import Final
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.launchers import SubmittedJob
-from accelmark.run.launchers.slurm.job import cancel, request, require_nodes, show_job
+from accelmark.run.launchers.slurm.launcher import cancel, request, require_nodes, show_job
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.launcher import options_of
