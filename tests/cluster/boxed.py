@@ -1,16 +1,97 @@
-"""A made-up vendor's folder for the tiny case with every part in it, and a package index that it installs from."""
+"""What containers of tests are made of: a skeleton image, Docker's daemon, a made-up vendor's folder with a package index.
+
+The image is empty directories and the few files that a dynamic linker wants; ``/usr`` and Python are mounted: no
+registry is needed, and what runs inside is this machine's own Python.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import hashlib
+import io
+import os
+import signal
 import subprocess
 import sys
+import tarfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from tests.cluster.bed import Bed
+
+_DIRECTORIES: Final = ("usr", "tmp", "var/tmp", "proc", "sys", "dev", "run", "root", "etc", "home")
+_LINKS: Final = ("bin", "sbin", "lib", "lib64")
+_COPIED: Final = ("etc/ld.so.cache", "etc/ld.so.conf", "etc/os-release", "etc/nsswitch.conf")
+_TREES: Final = ("etc/ld.so.conf.d", "etc/alternatives", "etc/ssl")
+
+
+def write_rootfs(path: Path) -> None:
+    """Write the archive that ``FROM scratch`` and ``ADD rootfs.tar /`` make an image of."""
+    with tarfile.open(path, "w") as archive:
+        for name in _DIRECTORIES:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if "tmp" in name else 0o755
+            archive.addfile(entry)
+        for name in _LINKS:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            archive.addfile(entry)
+        _text(archive, "etc/passwd", "root:x:0:0:root:/tmp:/bin/sh\n")
+        _text(archive, "etc/group", "root:x:0:\n")
+        for name in _COPIED:
+            if (Path("/") / name).exists():
+                _text(archive, name, (Path("/") / name).read_bytes())
+        for name in _TREES:
+            if (Path("/") / name).is_dir():
+                archive.add(Path("/") / name, name)
+
+
+def _text(archive: tarfile.TarFile, name: str, content: str | bytes) -> None:
+    content = content.encode() if isinstance(content, str) else content
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o644
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def mounts() -> list[str]:
+    """Return the mounts that make this machine's Python run inside, read-only."""
+    prefixes = {"/usr", sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("site-packages"))}
+    outer = {path for path in prefixes if not any(path != other and path.startswith(f"{other}/") for other in prefixes)}
+    return [f"{path}:{path}:ro" for path in sorted(outer)]
+
+
+@contextlib.contextmanager
+def dockerd(bed: Bed, number: int) -> Iterator[str]:
+    """Run a dockerd on one host of the bed; gives the address that its client finds it at."""
+    home = bed.home(number) / "docker"
+    home.mkdir(exist_ok=True)  # of an earlier engine on this host
+    address = f"unix://{home}/docker.sock"
+    command = [
+        "dockerd", "--data-root", str(home / "data"), "--exec-root", str(home / "exec"), "-H", address,
+        "-p", str(home / "pid"), "--storage-driver", "overlay2", "--bridge=none", "--iptables=false",
+        "--ip6tables=false", "--ip-forward=false",
+    ]  # fmt: skip
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(bed.inside(number, *command), stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 90
+        while subprocess.run(["docker", "-H", address, "info"], capture_output=True, check=False).returncode:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("dockerd does not start: " + (home / "log").read_text()[-2000:])
+            time.sleep(0.2)
+        yield address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
 
 SETUP: Final = """\
 from setuptools import Extension, setup

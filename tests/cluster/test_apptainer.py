@@ -16,9 +16,8 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import served, write_index
+from tests.cluster.boxed import mounts, served, write_index, write_rootfs
 from tests.cluster.conftest import done, drive, status_of, stepping
-from tests.cluster.skeleton import mounts, write_rootfs
 from tests.cluster.test_containers import accelmark, assert_adapted, in_container, run_file, tiny
 from tests.cluster.test_images import FAKES
 from tests.run.fakes import left_running, make_plan, wait_for

@@ -1,18 +1,21 @@
-"""The measurement of a cluster, on two hosts over SSH."""
+"""The measurement of a cluster, on hosts over SSH."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from accelmark.results.cluster import ClusterReport
+from accelmark.run.measure import probe
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
-from tests.cluster.bed import Bed
+from accelmark.spec.log.records import Collective
+from accelmark.spec.plugins.catalog import load_vendor
 from tests.cluster.conftest import status_of
 from tests.cluster.test_containers import CASE, TINY, accelmark
 
@@ -58,22 +61,14 @@ def test_all_parts_are_measured_on_two_hosts(cluster: MakeCluster, plugins: Path
     assert "killed by SIGKILL" in first.read_text()
 
 
-def test_nothing_is_measured_into_a_used_directory_and_none_is_left_where_hosts_are_not_ready(
-    cluster: MakeCluster, bed: Bed, plugins: Path, tmp_path: Path
-) -> None:
-    file, out = tmp_path / "rack.yaml", tmp_path / "measured"
-    file.write_text(yaml.safe_dump(cluster(2, name="rack", vendor="cpu").model_dump(mode="json", exclude_unset=True)))
-    arguments = ("cluster", str(file), "--case", "resnet_mini", "--synthetic", "--steps", "4", "--out", str(out))
-    bed.stop_sshd(2)
-    try:
-        ended = accelmark(*arguments)
-    finally:
-        bed.sshd(2)
-    assert (ended.returncode, "n2" in ended.stderr, out.exists()) == (1, True, False), ended
-    out.mkdir()
-    (out / "note").touch()
-    ended = accelmark(*arguments)
-    assert (ended.returncode, ended.stderr) == (
-        2, f"error: {out}: is not empty: choose another directory with --out\n"
-    ), ended  # fmt: skip
-    assert [path.name for path in out.iterdir()] == ["note"]
+def test_collectives_between_hosts_are_measured_over_sizes(cluster: MakeCluster) -> None:
+    found = probe(load_vendor("cpu"), "CPU", 1, ["collectives"], 4.0, cluster(3, vendor="cpu"))
+    assert found.world_size == 3
+    assert found.hosts == ("n1", "n2", "n3")
+    assert set(found.collectives) == set(get_args(Collective))
+    assert all(rate.value is not None and rate.value > 0 for rate in found.collectives.values())
+    reduced = [timing for timing in found.sweep if timing.operation == "all_reduce"]
+    assert len(reduced) > 1
+    for timing in reduced:
+        assert timing.bus_gb_s == pytest.approx(timing.algorithm_gb_s * 2 * 2 / 3)
+        assert timing.algorithm_gb_s == pytest.approx(timing.size_bytes / timing.time_us / 1e3)

@@ -18,10 +18,8 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import ADAPTED, served, write_adaptation, write_index
+from tests.cluster.boxed import ADAPTED, dockerd, mounts, served, write_adaptation, write_index, write_rootfs
 from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
-from tests.cluster.engines import dockerd
-from tests.cluster.skeleton import mounts, write_rootfs
 from tests.run.fakes import make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]

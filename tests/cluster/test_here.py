@@ -19,9 +19,8 @@ from accelmark.plan.plan import Plan
 from accelmark.run.sandboxes.sandbox import ModuleCommand, job_sandbox
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed, podman_environment
+from tests.cluster.boxed import dockerd, mounts
 from tests.cluster.conftest import done, drive, status_of, stepping
-from tests.cluster.engines import dockerd
-from tests.cluster.skeleton import mounts
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_images import FAKES, recipe
 from tests.run.fakes import make_plan, wait_for

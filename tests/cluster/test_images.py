@@ -14,8 +14,8 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
+from tests.cluster.boxed import mounts, write_rootfs
 from tests.cluster.conftest import done, drive, record_fault, status_of
-from tests.cluster.skeleton import mounts, write_rootfs
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
 

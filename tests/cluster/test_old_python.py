@@ -14,8 +14,8 @@ import pytest
 from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
+from tests.cluster.boxed import write_rootfs
 from tests.cluster.conftest import status_of
-from tests.cluster.skeleton import write_rootfs
 from tests.cluster.test_containers import CASE, TINY, accelmark, run_file
 from tests.cluster.test_images import podman
 

@@ -20,15 +20,14 @@ import yaml
 from accelmark.plan.plan import Plan
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.delivery import wheel
-from accelmark.run.preflight.checks import HostsNotReadyError
-from accelmark.run.preflight.hosts import Preflight, require_ready
+from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
 from accelmark.spec.plugins.requirements import Need
 from tests.cluster.bed import Bed
+from tests.cluster.boxed import mounts, write_rootfs
 from tests.cluster.conftest import done, drive, status_of, statuses, stepping
-from tests.cluster.skeleton import mounts, write_rootfs
 from tests.run.fakes import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -84,18 +83,6 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
     assert [problem.hint.partition(";")[0] for problem in found if problem.where == "n2"] == ["find out why"]
     assert "cannot be reached at" in problems["n3"]
     assert problems["n4"] == "the data directory /var/tmp/accelmark/data is missing"
-
-
-def test_a_missing_engine_and_a_full_disk_are_reported(plan: MakePlan, bed: Bed) -> None:
-    made = plan((), num_hosts=1, on={"container": {"engine": "docker", "image": "x"}, "min_disk_mib": 64})
-    size = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", "/var/tmp/accelmark"]
-    subprocess.run(bed.inside(1, *size), check=True)
-    try:
-        problems = [problem.what for problem in look(made)]
-    finally:
-        subprocess.run(bed.inside(1, "umount", "/var/tmp/accelmark"), check=True)
-    assert any("are free in /var/tmp/accelmark, 64 are needed" in what for what in problems), problems
-    assert any(what.startswith("the container engine docker does not work") for what in problems), problems
 
 
 def test_the_hosts_of_a_cluster_file_are_checked_without_a_run(
@@ -228,35 +215,6 @@ def test_a_spare_replaces_a_host_that_is_not_ready(plan: MakePlan, bed: Bed, tmp
     assert any("host n3" in note and "replaced by the spare n4" in note for note in notes), notes
 
 
-def test_without_enough_spares_nothing_starts(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    bed.stop_sshd(2)
-    try:
-        _, out, err = done(drive("start", tmp_path / "run", "--look", plan=plan((), num_hosts=2)))
-    finally:
-        bed.sshd(2)
-    assert "n2" in out + err
-    assert not (tmp_path / "run").exists()
-
-
-def test_names_that_are_no_text_and_an_old_python(plan: MakePlan, bed: Bed) -> None:
-    set_name = "import socket, sys; socket.sethostname(eval(sys.argv[1]))"
-    body = "import socket; s = socket.socket(socket.AF_UNIX); s.bind(b'\\0\\xff\\xfe'); print(flush=True); input()"
-    pipe = subprocess.PIPE
-    subprocess.run(bed.inside(1, sys.executable, "-c", set_name, r"b'n\xff1'"), check=True)
-    try:
-        with subprocess.Popen(bed.enter(1, sys.executable, "-c", body), stdin=pipe, stdout=pipe) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            assert look(plan(())) == []
-            other.communicate(b"\n")
-    finally:
-        subprocess.run(bed.inside(1, sys.executable, "-c", set_name, "b'n1'"), check=True)
-    old = next(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"), None) or shutil.which("python3.8")
-    if old is not None:
-        (problem,) = look(plan((), on={"python": str(old)}))
-        assert (problem.where, f"{old} is Python 3.8." in problem.what, "pip" in problem.hint) == ("n1", True, False)
-
-
 @contextmanager
 def squatter(bed: Bed, number: int, port: int) -> Iterator[None]:
     """Have somebody else listen at a port of a host."""
@@ -280,13 +238,6 @@ def test_a_firewall_on_the_master_port_is_reported(plan: MakePlan, bed: Bed) -> 
         subprocess.run(bed.enter(1, "iptables", "--delete", *rule), check=True)
     assert [problem.where for problem in found] == ["n3"]
     assert found[0].what == f"cannot reach n1 at {bed.address(1)} port 29501: timed out"
-
-
-def test_a_service_port_in_use_is_reported(plan: MakePlan, bed: Bed) -> None:
-    hosts = [{"address": bed.address(n), "label": f"n{n}", "service_ports": [2222, 2223]} for n in (1, 2)]
-    with squatter(bed, 2, 2223):
-        found = look(plan((), num_hosts=2, on={"hosts": hosts}))
-    assert [(problem.where, problem.what) for problem in found] == [("n2", "port 2223 is in use")]
 
 
 def test_every_host_gets_the_addresses_of_all_servers(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -327,37 +278,6 @@ def test_a_host_with_a_wrong_clock_is_reported(plan: MakePlan, bed: Bed) -> None
     assert (problem.where, problem.severity) == ("n2", "warning")
     offset = float(problem.what.removeprefix("its clock is ").split(" ")[0])
     assert -100 < offset < -60, problem.what
-
-
-def test_an_unknown_host_is_named_before_anything_starts(plan: MakePlan) -> None:
-    found = look(plan((), on={"hosts": [{"address": "no-such-host.invalid", "label": "n1"}]}))
-    assert [problem.where for problem in found] == ["n1"]
-    assert found[0].what.startswith("cannot be reached at no-such-host.invalid port 22")
-
-
-def test_hosts_with_differing_drivers_are_refused_where_strict(plan: MakePlan, bed: Bed, plugins: Path) -> None:
-    with_devices(plugins)
-    for number, driver in ((1, "1.0"), (2, "2.0")):
-        (bed.work(number) / "devices.json").write_text(json.dumps([{"driver": driver, "busy": 0.0}]))
-    made = plan((), num_hosts=2)
-    found = look(made)
-    wheel.cache_clear()
-    require_ready(found, made)
-    with pytest.raises(HostsNotReadyError, match=r"n2: has driver 2\.0, n1 has 1\.0"):
-        require_ready(found, made.model_copy(update={"strict": True}))
-
-
-def test_a_key_with_more_devices_than_a_host_has_is_refused(plan: MakePlan, bed: Bed, plugins: Path) -> None:
-    with_devices(plugins)
-    (bed.work(1) / "devices.json").write_text(json.dumps([{"driver": "1.0", "busy": 0.0}] * 2))
-    made = plan(())
-    node = made.jobs[0].nodes[0].model_copy(update={"nproc": 4})
-    job = made.jobs[0].model_copy(update={"nodes": (node,)})
-    found = look(made.model_copy(update={"jobs": (job,)}))
-    wheel.cache_clear()
-    assert [str(problem) for problem in found] == [
-        "n1: has 2 devices of acme, 4 are needed (see 'accelmark doctor' there)"
-    ]
 
 
 def with_devices(plugins: Path) -> None:

@@ -108,17 +108,6 @@ def test_a_cluster_file_without_hosts_means_the_nodes_of_the_allocation(monkeypa
         options_of(Options, found).require_allocated(["n1", "n3"])
 
 
-def test_four_nodes_and_a_dead_rank(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    hosts = tuple(f"n{number}" for number in range(1, 5))
-    plan = make_plan(("steps=100000", "2:die"), (), hosts=hosts, cluster=cluster(4))
-    done(drive("start", run, plan=plan))
-    first, second = status_of(run)
-    assert (first.state, second.state) == ("failed", "succeeded"), (first, second)
-    assert (first.reason or "").startswith("n3: rank 2: killed by SIGKILL")
-    assert left_running(run) == []
-
-
 def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     hosts = tuple(f"n{number}" for number in range(1, 5))

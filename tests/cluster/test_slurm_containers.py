@@ -11,8 +11,8 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
+from tests.cluster.boxed import mounts
 from tests.cluster.conftest import done, drive, status_of, stepping
-from tests.cluster.skeleton import mounts
 from tests.cluster.test_apptainer import container, directory, logs, sif, sqsh
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_here import asked, podman_here

@@ -73,18 +73,6 @@ def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, 
     wait_for(lambda: not queue(), "the allocation given back")
 
 
-def test_two_queued_runs_of_one_name_get_an_allocation_each(plugins: Path, tmp_path: Path) -> None:
-    runs = [tmp_path / "one", tmp_path / "two"]
-    with occupied("n1"):
-        plan = make_plan((), hosts=("n1",), cluster=cluster(1))
-        processes = [drive("start", run, plan=plan) for run in runs]
-        wait_for(lambda: len(numbers("PENDING")) == 2, "both requests in the queue")
-    ends = [done(process) for process in processes]
-    assert [code for code, *_ in ends] == [0, 0], ends
-    assert [status.state for run in runs for status in status_of(run)] == ["succeeded", "succeeded"]
-    assert queue() == ""
-
-
 def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=make_plan(ENDLESS, (), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -54,16 +53,6 @@ def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_runs(plan: Ma
     assert (first.reason or "").startswith("n2: rank 1: killed by SIGKILL (")
 
 
-def test_a_rank_that_hangs_ends_the_job_as_timed_out(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done(drive("start", run, plan=plan((ENDLESS, "1:hang"), (), num_hosts=2, stall_timeout_s=5.0)))
-    status, other = statuses(run)
-    assert status.state == "timed_out"
-    assert (status.reason or "").startswith("n2: rank 1 wrote no event for 5 s; it was at "), status
-    assert "fake_rank.py" in (status.reason or "")
-    assert other.state == "succeeded"
-
-
 def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done(drive("start", run, plan=plan(("noise",), ())))
@@ -96,38 +85,6 @@ def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Pat
     assert (runs / "recent" / "case").exists()
 
 
-def test_a_short_network_outage_changes_nothing(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("steps=250", "pace=0.05"), on={"reconnect_s": 60.0}))
-    wait_for(lambda: stepping(run), "a step that came home")
-    bed.link(1, "down")
-    try:
-        with pytest.raises(Exception, match="timed out"):
-            process.wait(8)
-    finally:
-        bed.link(1, "up")
-    code, out, err = done(process)
-    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))
-    log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_text()
-    assert log.count('"STEP_END"') == 250
-
-
-def test_a_host_that_stays_unreachable_makes_its_job_lost(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    made = plan((ENDLESS, "1:pace=0.1"), (), num_hosts=2, on={"reconnect_s": 3.0})
-    process = drive("start", run, plan=on_first_host_only(made, 1))
-    wait_for(lambda: stepping(run), "a step that came home")
-    bed.link(2, "down")
-    try:
-        wait_for(lambda: statuses(run)[1].ended, "the end of both jobs", 60)
-    finally:
-        bed.link(2, "up")
-    code, _, _ = done(process)
-    status, other = statuses(run)
-    assert (code, status.state, other.state) == (1, "lost", "succeeded")
-    assert "n2: unreachable for" in (status.reason or "")
-
-
 def test_a_lost_job_is_retried_where_the_plan_allows_it(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
@@ -138,31 +95,6 @@ def test_a_lost_job_is_retried_where_the_plan_allows_it(plan: MakePlan, bed: Bed
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
     first = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
     assert "node agent exited without writing exit.json: killed by SIGKILL" in first
-
-
-def test_a_killed_telemetry_recorder_is_restarted_with_a_warning(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("steps=80", "pace=0.05"), ()))
-    wait_for(lambda: stepping(run), "a step that came home")
-    kill(bed, "accelmark.telemetry.record")
-    code, out, err = done(process)
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
-    ended = next(run.glob("*/round1/n1_noderank0/exit.json")).read_text()
-    assert "the telemetry recorder ended with exit code -9; it was started again" in ended
-
-
-@pytest.mark.heavy
-def test_a_stopped_telemetry_recorder_is_noticed_and_replaced(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("steps=400", "pace=0.1")))
-    wait_for(lambda: stepping(run), "a step that came home")
-    kill(bed, "accelmark.telemetry.record", signal.SIGSTOP)
-    code, out, err = done(process)
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err
-    warnings = NodeExit.model_validate_json(next(run.glob("*/round1/*/exit.json")).read_bytes()).warnings
-    assert any(
-        re.fullmatch(r"the telemetry recorder wrote nothing for \d+ s; it was started again", w) for w in warnings
-    )
 
 
 def kill(bed: Bed, what: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -202,20 +134,6 @@ def test_a_host_without_sshd_and_one_with_another_key_fail_the_job(plan: MakePla
     assert (key.state, refused.state, other.state) == ("failed", "failed", "succeeded")
     assert "n1: its host key has changed: " in (key.reason or "")
     assert "n2: cannot be reached at" in (refused.reason or "")
-
-
-def test_a_run_of_a_killed_coordinator_is_resumed_and_its_agents_continued(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("steps=120", "pace=0.05"), (), num_hosts=2))
-    wait_for(lambda: stepping(run), "a step that came home")
-    process.send_signal(signal.SIGKILL)
-    done(process)
-    code, out, err = done(drive("resume", run))
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
-    assert [status.attempt for status in statuses(run)] == [1, 1]
-    log = next(run.glob("toy0*/round1/n1_noderank0/rank0.out.log")).read_text()
-    assert log.count('"STEP_END"') == 120
-    assert check_manifest(run) == []
 
 
 def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan, tmp_path: Path) -> None:
@@ -277,12 +195,6 @@ def test_full_shared_memory_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -
         subprocess.run(bed.inside(2, "umount", "-l", "/dev/shm"), check=True)
     assert reason.startswith("n2: rank 1 wrote no event for 6 s; it was at "), reason
     assert "; /dev/shm is full (0.0 of 4 MiB free) on n2" in reason, reason
-
-
-def test_where_nothing_singles_out_a_rank_it_is_unknown(plan: MakePlan, tmp_path: Path) -> None:
-    reason, exits = stalled(plan((ENDLESS, "hang"), num_hosts=2, stall_timeout_s=6.0), tmp_path / "run")
-    assert reason.startswith("which rank stopped first is unknown"), reason
-    assert all(node.stall is not None and node.stall.ranks[0].stack for node in exits), exits
 
 
 SHORT = ("steps=40", "pace=0.05")

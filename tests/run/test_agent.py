@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -109,14 +108,6 @@ def test_a_command_that_does_not_exist_fails_the_node(make_task: MakeTask) -> No
     assert "/nowhere/python" in (end.reason or "")
 
 
-def test_a_rank_that_is_silent_for_too_long_is_ended_as_stalled(make_task: MakeTask) -> None:
-    task = make_task("hang", "deaf", stall_timeout_s=0.8, grace_s=0.3)
-    end = ended(task, start(task))
-    assert end.state == "timed_out"
-    assert end.ranks[0].state == "stalled"
-    assert re.fullmatch(r"rank 0 wrote (no event|nothing) for 0\.8 s", end.reason or "")
-
-
 def test_a_rank_over_its_time_limit_is_terminated(make_task: MakeTask) -> None:
     task = make_task("steps=100000", timeout_s=6.0)
     end = ended(task, start(task))
@@ -160,24 +151,6 @@ def test_sigterm_ends_the_job_cleanly(make_task: MakeTask) -> None:
     assert said(task, '"event": "FINISHED"')
 
 
-def test_a_second_sigterm_kills_ranks_that_ignore_the_first(make_task: MakeTask) -> None:
-    task = make_task("deaf", "steps=100000", "grandchild", grace_s=600.0)
-    agent = start(task)
-    wait_for(lambda: said(task, "STEP_END"), "a step")
-    agent.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        agent.wait(0.5)
-
-    for _ in range(10):  # two signals that arrive together are one
-        agent.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            agent.wait(30)
-            break
-    end = ended(task, agent)
-    assert end.state == "cancelled"
-    assert end.ranks[0].signal == "SIGKILL"
-
-
 def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: MakeTask) -> None:
     task = make_task("grandchild")
     agent = start(task)
@@ -187,23 +160,6 @@ def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: M
     (warning,) = end.warnings
     assert re.fullmatch(r"the ranks left processes running, which were ended: (sleep|python\S*)", warning)
     assert left_running(Path(task.run)) == []
-
-
-def test_the_agent_outlives_its_parent_process(make_task: MakeTask) -> None:
-    task = make_task("steps=40")
-    where = str(node_dir(task))
-    body = (
-        "import subprocess, sys, time;"
-        "subprocess.Popen([sys.executable, '-m', 'accelmark.run.agent.agent', sys.argv[1]], start_new_session=True);"
-        "time.sleep(600)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", body, where], env=os.environ | {RUN_MARKER: task.run})
-    wait_for(lambda: said(task, "STEP_END"), "a step")
-    parent.kill()
-    parent.wait()
-    wait_for(lambda: (node_dir(task) / "exit.json").exists(), "exit.json")
-    end = NodeExit.model_validate_json((node_dir(task) / "exit.json").read_bytes())
-    assert end.state == "succeeded"
 
 
 def test_threads_and_visible_devices_are_set_for_ranks(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,16 +139,6 @@ def test_a_directory_that_is_moved_away_and_back_is_found(tmp_path: Path) -> Non
         assert any(name.endswith(f"{moved.name}/ (moved)") for name in watch.changed()), watch.changed()
 
 
-def test_written_bytecode_is_no_change_of_code(tmp_path: Path) -> None:
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "case.py").write_text("FACTOR = 1\n")
-    watch = FileWatch([tmp_path], skipped=("__pycache__",))
-    (tmp_path / "__pycache__" / "case.pyc").write_bytes(b"code")
-    assert watch.changed() == ()
-    (tmp_path / "case.py").write_text("FACTOR = 2\n")
-    assert watch.changed() == (str(tmp_path / "case.py"),)
-
-
 def test_a_readme_which_no_hash_of_a_folder_covers_may_change(tmp_path: Path) -> None:
     assert all(name in SKIPPED or not is_hashed(name) for name in UNWATCHED)
     readme, notes = tmp_path / "README.md", tmp_path / "notes.txt"

@@ -11,16 +11,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.results.figures import FigureName as F
-from accelmark.results.read.reevaluation import reevaluation_dir
 from accelmark.results.scaling import scaling_curves
-from accelmark.results.schema import AdaptationCost, ReplacedHook, Spread, Summary
+from accelmark.results.schema import AdaptationCost, ReplacedHook, Summary
 from accelmark.run.display.displays import Board, draw, plain_progress
 from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader
 from accelmark.run.display.summary import print_status, print_summary, read_status, scaling_lines
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
-from accelmark.spec.job import InferJob, NodeExit, ServeJob, TrainJob
+from accelmark.spec.job import InferJob, ServeJob, TrainJob
 from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.number_format import THIN
 from accelmark.spec.settings.training import EndSettings
@@ -65,13 +63,6 @@ def test_progress_follows_a_log_that_grows_in_the_middle_of_lines(tmp_path: Path
     assert seen.throughput == pytest.approx(8 * 10 * 16 / 1.0)
     assert seen.eta_s == pytest.approx(8.0)
     assert seen.share == pytest.approx(0.2)
-
-
-def test_the_rate_of_a_resumed_round_leaves_out_the_steps_before_its_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "rank0.out.log").write_text(line("TRAIN_START", total_steps=200) + window(110))
-    seen = reader(tmp_path, max_steps=200).read()
-    assert seen.throughput == pytest.approx(8 * 10 * 16 / 1.0)
-    assert seen.eta_s == pytest.approx(9.0)
 
 
 def test_the_total_of_steps_is_exact_from_the_first_window(tmp_path: Path) -> None:
@@ -148,35 +139,6 @@ def test_a_live_metric_of_inference_names_its_inputs_until_engine_and_framework_
     assert plain in drawn
 
 
-def test_the_status_of_a_run_says_that_weights_are_evaluated(tmp_path: Path) -> None:
-    plan = make_plan(("toy",))
-    (job,) = plan.jobs
-    directory = RunDirectory.create(tmp_path / "run", plan)
-    log = directory.event_log()
-    log.move(job.directory, "preparing")
-    log.move(job.directory, "running")
-    log.close()
-    node = directory.node_dir(job, job.nodes[0])
-    node.mkdir(parents=True)
-    (node / "rank0.out.log").write_text(line("TRAIN_START") + window(10) + line("FINISHED"))
-
-    def status() -> str:
-        console = Console(file=io.StringIO(), width=120)
-        print_status(read_status(directory.path), console)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue().splitlines()[0]
-
-    assert "running  its ranks have ended  step 10" in status()
-    evaluating = reevaluation_dir(directory.round_dir(job)) / node.name
-    evaluating.mkdir(parents=True)
-    assert "running  evaluating weights  step 10" in status()
-    ended = NodeExit(
-        host="localhost", noderank=0, state="succeeded", reason=None, started_at="", duration_s=1.0, ranks=()
-    )
-    (evaluating / "exit.json").write_text(ended.model_dump_json())
-    assert "running  its ranks have ended  step 10" in status()
-
-
 @pytest.mark.parametrize(("state", "option"), [("cancelled", ""), ("failed", " --failed"), ("succeeded", None)])
 def test_status_and_stop_name_the_command_that_repeats_rounds(state: Any, option: str | None, tmp_path: Path) -> None:
     plan = make_plan(("toy",))
@@ -213,14 +175,6 @@ def test_the_display_draws_the_losses_and_the_devices_memory() -> None:
     text = drawn(Board(plan, statuses, progress=progress, losses=[8.0, 4.5, 1.0]))
     assert "loss █▅▁" in text
     assert "20.0\u202fGiB" in text
-
-
-def test_the_curve_of_losses_is_next_to_its_name_on_a_narrow_terminal() -> None:
-    plan = make_plan(())
-    statuses = {plan.jobs[0].directory: JobStatus("running")}
-    progress = JobProgress("training", 248, 350, throughput=2066.0, loss=1.841, share=0.71, eta_s=101)
-    lines = drawn(Board(plan, statuses, progress=progress, losses=[2.0, 1.0] * 12), 40).splitlines()
-    assert [line.strip() for line in lines if "█" in line] == ["loss " + "█▁" * 12]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -292,29 +246,3 @@ def test_an_interrupted_run_ends_with_the_command_that_continues_it(tmp_path: Pa
         text = shown(summary.model_copy(update={"cases": cases}), tmp_path / "run")
         assert text.endswith(f"Continue with: accelmark resume {tmp_path / 'run'}{option}\n"), text
         assert "missed" not in text, "whether the target would have been reached is not known"
-
-
-def test_figures_of_scenarios_and_of_a_searched_rate_are_shown_where_they_were_measured(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run").summary
-    (case,) = summary.cases
-    assert "Offline scenario" not in shown(summary, tmp_path / "run")
-    measured = {
-        name: Spread(mean=21195.2, stdev=None, ci95=None, num_rounds=1) for name in (F.OFFLINE_RATE, F.SLO_RATE)
-    }
-    missing = {F.SERVER_RATE: Spread(mean=None, stdev=None, ci95=None, num_rounds=0, reason="not asked for")}
-    changed = case.model_copy(update={"figures": {**case.figures, **measured, **missing}})
-    text = shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").replace(THIN, " ")
-    assert "toy: Offline scenario 21,195 samples/s, Highest rate within the SLO 21,195 requests/s\n" in text
-
-
-def test_inference_without_an_engine_shows_the_figures_of_the_framework(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run").summary
-    (case,) = summary.cases
-    figures = {
-        name: Spread(mean=value, stdev=None, ci95=None, num_rounds=1, reason=None)
-        for name, value in ((F.VALIDATION_CORE, 8151.0), (F.VALIDATION_METRIC, 0.9161))
-    }
-    for engine, has in (({}, True), ({F.INFERENCE_CORE: figures[F.VALIDATION_CORE]}, False)):
-        changed = case.model_copy(update={"task": "infer", "figures": {**figures, **engine}})
-        text = shown(summary.model_copy(update={"cases": (changed,)}), tmp_path / "run").replace(THIN, " ")
-        assert ("0.9161" in text) is has, text

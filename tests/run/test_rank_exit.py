@@ -15,7 +15,6 @@ from accelmark.run.agent.rank_exit import (
     classify_node,
     classify_rank,
     classify_ranks,
-    error_lines,
     explained,
     first_cause,
     read_log_end,
@@ -205,20 +204,3 @@ def test_a_cause_in_a_log_comes_before_its_last_line() -> None:
 def test_an_error_of_a_host_has_the_advice_of_the_table_unless_it_has_its_own() -> None:
     assert "mount it writable" in HostError("n1", "files could not be written: Read-only file system").what
     assert HostError("n1", FULL, "do this").advice == "do this"
-
-
-def test_an_engine_with_a_full_disk_is_not_reported_as_a_damaged_image() -> None:
-    printed = (
-        "Error: payload does not match any of the supported image formats:\n"
-        " * oci: open /var/tmp/x/index.json: not a directory\n"
-        " * docker-archive: writing blob: storing blob to file: write /var/tmp/x: no space left on device\n"
-    )
-    assert "no space left on device (the disk is full" in error_lines(printed)
-
-
-def test_the_fault_handlers_line_does_not_replace_the_cause_of_a_signal() -> None:
-    log = LogEnd((), None, "Fatal Python error: Bus error")
-    reason = classify_rank(1, 1, -7, log, None).reason or ""
-    assert reason.startswith("killed by SIGBUS (shared memory")
-    log = LogEnd((), None, "terminate called after throwing an instance of 'std::bad_alloc'")
-    assert classify_rank(1, 1, -6, log, None).reason == explained(f"killed by SIGABRT: {log.cause}")
