@@ -1,4 +1,4 @@
-"""What containers of tests are made of: a skeleton image, Docker's daemon, a made-up vendor's folder with a package index.
+"""What containers of tests are made of: an image, Docker's daemon, a made-up vendor's folder with a package index.
 
 The image is empty directories and the few files that a dynamic linker wants; ``/usr`` and Python are mounted: no
 registry is needed, and what runs inside is this machine's own Python.

@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
 
 
 @final
-class RecorderProcess:
+class _RecorderProcess:
     """The telemetry recorder of a host; ``warn`` receives its failures."""
 
     def __init__(self, node_dir: Path, warn: Callable[[str], None]) -> None:
@@ -123,7 +123,6 @@ class RecorderProcess:
         self._num_starts = 0
 
     def start(self, telemetry: TelemetryTask, environment: dict[str, str]) -> None:
-        """Start the recorder."""
         request = telemetry.model_dump(mode="json") | {"pids": [os.getpid()]}
         write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
         self._environment = environment | {"OMP_NUM_THREADS": "1"}
@@ -169,7 +168,6 @@ class RecorderProcess:
             self._warn(f"the telemetry recorder ended with exit code {code}")
 
     def pids(self) -> set[int]:
-        """Return the processes of the recorder."""
         if self.process is None:
             return set()
         return {self.process.pid, *(process.pid for process in descendants(self.process.pid))}
@@ -190,7 +188,7 @@ class Agent:
         self._warnings: list[str] = []
         self._temporary = [node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
-        self._recorder = RecorderProcess(node_dir, self._warnings.append)
+        self._recorder = _RecorderProcess(node_dir, self._warnings.append)
         self._ending: Termination | None = None
         self._terminate_at = 0.0
         self._kill_at: float | None = None

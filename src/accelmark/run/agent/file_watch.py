@@ -50,7 +50,7 @@ class FileWatch:
     def __init__(self, directories: Iterable[Path], skipped: Collection[str] = ()) -> None:
         """Take note of all files, without files named in ``skipped`` and those below directories named so."""
         self._directories, self._skipped = tuple(dict.fromkeys(directories)), frozenset(skipped)
-        self._inotify = Inotify()
+        self._inotify = _Inotify()
         before = _Scan(self._directories, self._skipped)
         self._before = before.identities
         self.problem: str | None = None
@@ -130,7 +130,7 @@ def _identity(state: os.stat_result) -> _Identity:
 
 
 @final
-class Inotify:
+class _Inotify:
     """Watches paths; ``descriptor`` becomes readable when something happens, and is None where the kernel has none."""
 
     def __init__(self) -> None:
@@ -152,7 +152,6 @@ class Inotify:
         return number
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the watch and the events of everything that happened since the last call."""
         parsed: list[tuple[int, int]] = []
         while self.descriptor is not None:
             try:
@@ -181,7 +180,7 @@ class LogEvents:
 
     def __init__(self, log: Path) -> None:
         self.seen: dict[str, tuple[ClockReading, ClockReading]] = {}
-        self._inotify = Inotify()
+        self._inotify = _Inotify()
         try:
             self._inotify.watch(str(log.parent), _IN_MODIFY)
         except OSError:

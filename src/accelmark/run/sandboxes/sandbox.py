@@ -173,7 +173,7 @@ class Sandbox:
 
 
 @dataclass
-class ContainerSandbox(Sandbox):
+class _ContainerSandbox(Sandbox):
     """Runs commands in a container of Docker or Podman on the host's network; it is removed when they end."""
 
     spec: ContainerSpec
@@ -186,7 +186,6 @@ class ContainerSandbox(Sandbox):
     """Whether the agent drops the host's page cache."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
-        """Return the engine's command; the host's ``python`` is not used."""
         spec = self.spec
         assert self.image is not None  # noqa: S101  these engines always have one
         command = [spec.engine, "run", "--rm", "--name", inside.name, "--network", "host", "--ipc"]
@@ -211,7 +210,6 @@ class ContainerSandbox(Sandbox):
         return [*volumes, f"{DROP_CACHES}:{_DROP_CACHES_INSIDE}"] if self.clear_caches else volumes
 
     def variables(self, inside: ModuleCommand) -> dict[str, str]:
-        """Return the environment variables of the container."""
         pip: dict[str, str] = {}
         if (source := self.spec.pip_source) is not None:
             pip["PIP_INDEX_URL"], parts = source, urlsplit(source)
@@ -237,11 +235,10 @@ class ContainerSandbox(Sandbox):
 
 
 @final
-class ApptainerSandbox(ContainerSandbox):
+class _ApptainerSandbox(_ContainerSandbox):
     """Runs commands in an image file by Apptainer, without the host's environment and home directory."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
-        """Return the command; the host's ``python`` is not used."""
         command = ["apptainer", "exec", "--cleanenv", "--no-home"]
         command += [*self.vendor.container.apptainer_options, *self.spec.options]
         for volume in self.volumes(inside):
@@ -250,7 +247,7 @@ class ApptainerSandbox(ContainerSandbox):
 
 
 @final
-class EnrootSandbox(ContainerSandbox):
+class _EnrootSandbox(_ContainerSandbox):
     """Runs commands in an image file by Enroot, whose changes stay in memory, without the host's environment and home.
 
     Its hooks read the variables that it is given: NVIDIA's opens the devices that ``NVIDIA_VISIBLE_DEVICES`` names.
@@ -269,11 +266,10 @@ class EnrootSandbox(ContainerSandbox):
 
 
 @final
-class PyxisSandbox(ContainerSandbox):
+class _PyxisSandbox(_ContainerSandbox):
     """Commands of a step of Slurm whose container Pyxis makes, by Enroot, before the step starts."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
-        """Return the command inside the container of the step."""
         return self.with_variables(inside)
 
     def step_options(self, inside: ModuleCommand) -> list[str]:
@@ -287,10 +283,10 @@ class PyxisSandbox(ContainerSandbox):
         return [*options, *self.spec.options]
 
 
-_SANDBOXES: Final[dict[str, type[ContainerSandbox]]] = {
-    "apptainer": ApptainerSandbox,
-    "enroot": EnrootSandbox,
-    "pyxis": PyxisSandbox,
+_SANDBOXES: Final[dict[str, type[_ContainerSandbox]]] = {
+    "apptainer": _ApptainerSandbox,
+    "enroot": _EnrootSandbox,
+    "pyxis": _PyxisSandbox,
 }
 """Engines other than Docker and Podman, whose commands are equal."""
 
@@ -304,7 +300,7 @@ def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path)
     spec, image = plan.cluster.container, recipe_of(plan, job, vendor_dir)
     if spec is None:
         return Sandbox()
-    kind = _SANDBOXES.get(spec.engine, ContainerSandbox)
+    kind = _SANDBOXES.get(spec.engine, _ContainerSandbox)
     return kind(spec, load_vendor(plan.vendor), image, code, plan.cluster.clear_caches)
 
 

@@ -13,12 +13,11 @@ from accelmark.spec.cluster import HostSpec
 
 
 @final
-class LocalLauncher(SharedFilesystemLauncher):
+class _LocalLauncher(SharedFilesystemLauncher):
     """Starts agents on this machine."""
 
     @property
     def python(self) -> str:
-        """The Python that runs this program; containers have another."""
         return sys.executable
 
     @property
@@ -30,8 +29,7 @@ class LocalLauncher(SharedFilesystemLauncher):
         return {"PYTHONPATH": path} if path else {}
 
     async def master_address(self, host: HostSpec) -> str:
-        """Return the loopback address; containers use the host's network."""
         return "127.0.0.1"
 
 
-create = LocalLauncher
+create = _LocalLauncher

@@ -54,7 +54,7 @@ _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
 
 @final
 @dataclass(frozen=True, slots=True)
-class SlurmJob:
+class _SlurmJob:
     """A job as ``scontrol show job`` reports it."""
 
     job_id: str
@@ -65,7 +65,6 @@ class SlurmJob:
     """How often Slurm has requeued it."""
 
     def __str__(self) -> str:
-        """Return its number, with Slurm's reason where it has one."""
         return f"{self.job_id} ({self.reason})" if self.reason not in _NO_REASON else self.job_id
 
     @property
@@ -117,14 +116,14 @@ async def require_nodes(nodes: Iterable[str]) -> None:
         raise RequestError(f"{problem}; correct hosts in the cluster file")
 
 
-async def show_job(job_id: str) -> SlurmJob | None:
+async def show_job(job_id: str) -> _SlurmJob | None:
     """Return a job; None where Slurm has no record of it: records of ended jobs are kept for MinJobAge, 5 minutes."""
     done = await _slurm("scontrol", "show", "job", "--oneliner", job_id)
     fields = dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split())
     if done.code != 0 or "JobState" not in fields:
         return None
     restarts = int(fields.get("Restarts", 0))
-    return SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""), restarts)
+    return _SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""), restarts)
 
 
 async def node_address(node: str) -> str | None:
@@ -185,20 +184,19 @@ def script_of(agents: Sequence[CommandAgent]) -> str:
 
 
 @final
-class JobStep:
+class _JobStep:
     """The ``srun`` of a job: ``prefix`` has its arguments, after there is an allocation."""
 
     def __init__(self, prefix: Callable[[], Sequence[str]], directory: Path) -> None:
         self._prefix = prefix
         self.log = directory / _LOG_FILE
-        self.agents: list[StepAgent] = []
+        self.agents: list[_StepAgent] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._num_ended = 0
         self._is_noted = False
 
     @property
     def command(self) -> list[str]:
-        """The command on this machine."""
         return [*self._prefix(), "sh", str(self.log.with_name(_SCRIPT_FILE))]
 
     def start(self) -> None:
@@ -234,10 +232,10 @@ class JobStep:
 
 @final
 @dataclass(eq=False)
-class StepAgent(CommandAgent):
+class _StepAgent(CommandAgent):
     """A node agent that the ``srun`` of its job starts."""
 
-    step: JobStep = field(kw_only=True)
+    step: _JobStep = field(kw_only=True)
 
     async def start(self) -> None:
         """Start the agents of all hosts, with the first call."""
@@ -260,7 +258,6 @@ class StepAgent(CommandAgent):
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """The logs of the agent and of ``srun``."""
         return (*super().logs, self.step.log)
 
 
@@ -274,7 +271,7 @@ _COMPLETING_S: Final = 90.0
 
 
 @final
-class SlurmLauncher(SharedFilesystemLauncher):
+class _SlurmLauncher(SharedFilesystemLauncher):
     """Starts the agents of a job on all of its hosts as one job step."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
@@ -296,24 +293,21 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return ("srun", f"--jobid={self._job_id or 'JOBID'}", *nodes, "--kill-on-bad-exit=0", "--wait=0")
 
     def agent(self, node: NodeJob) -> CommandAgent:
-        """Return the agent of a job on its only host."""
         return self.agents([node])[0]
 
     def agents(self, nodes: Sequence[NodeJob]) -> Sequence[CommandAgent]:
-        """Return the agents of a job, which one ``srun`` starts."""
         step = self._step(nodes)
         step.agents = [
-            StepAgent(plain.node, plain.host, plain.command, plain.clean_up, plain.look, plain.prepare, step=step)
+            _StepAgent(plain.node, plain.host, plain.command, plain.clean_up, plain.look, plain.prepare, step=step)
             for plain in map(super().agent, nodes)
         ]
         return step.agents
 
-    def _step(self, nodes: Sequence[NodeJob]) -> JobStep:
+    def _step(self, nodes: Sequence[NodeJob]) -> _JobStep:
         options = self.sandbox(nodes[0]).step_options(self.agent_module(nodes[0]))
-        return JobStep(lambda: (*self.prefix(*(node.host for node in nodes)), *options), nodes[0].node_dir)
+        return _JobStep(lambda: (*self.prefix(*(node.host for node in nodes)), *options), nodes[0].node_dir)
 
     def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
-        """Return the ``srun`` of a job."""
         return [self._step(nodes).command]
 
     def job_commands(self, node: NodeJob) -> list[list[str]]:
@@ -345,7 +339,6 @@ class SlurmLauncher(SharedFilesystemLauncher):
             self._was_granted = True
 
     async def _request(self) -> None:
-        """Request an allocation, and keep its number even where this is cancelled meanwhile: :meth:`close` needs it."""
         requesting = asyncio.ensure_future(request(self._command(), self._options.slurm_options))
         try:
             await asyncio.shield(requesting)
@@ -396,7 +389,6 @@ class SlurmLauncher(SharedFilesystemLauncher):
         return job.end if job is not None else None
 
     async def master_address(self, host: HostSpec) -> str:
-        """Return the node's address in Slurm's configuration."""
         if host.address not in self._addresses:
             self._addresses[host.address] = await node_address(host.address) or host.address
         return self._addresses[host.address]
@@ -411,10 +403,9 @@ class SlurmLauncher(SharedFilesystemLauncher):
             (self.run / ALLOCATION_FILE).unlink(missing_ok=True)
 
     def abort(self) -> None:
-        """Start the cancellation of an allocation that was requested here."""
         if self._is_own and self._job_id is not None:
             with contextlib.suppress(OSError):
                 subprocess.Popen(["scancel", self._job_id], start_new_session=True)
 
 
-create = SlurmLauncher
+create = _SlurmLauncher

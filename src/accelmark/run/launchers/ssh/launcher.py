@@ -211,7 +211,7 @@ LONGEST_PAUSE_S: Final = 5.0
 
 @final
 @dataclass(eq=False, kw_only=True)
-class SshAgent(AgentHandle):
+class _SshAgent(AgentHandle):
     """The agent of a job on one host."""
 
     stream: NodeStream
@@ -250,12 +250,10 @@ class SshAgent(AgentHandle):
         return done.code == 0
 
     async def stop(self, *, at_once: bool) -> None:
-        """Ask the agent to end, as soon as its host can be reached."""
         self._stop_by = time.monotonic() + STOP_TIMEOUT_S * (0.3 if at_once else 1)
         self.stream.ask(at_once=at_once)
 
     async def wait(self) -> NodeExit:
-        """Copy files until the agent has ended, reconnecting for ``reconnect_s`` after each lost connection."""
         pause_s = 0.2
         while True:
             try:
@@ -298,7 +296,7 @@ _DATA_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @final
-class Layout:
+class _Layout:
     """The directories of the run at ``run`` on its hosts, below the work directory."""
 
     def __init__(self, plan: Plan, run: Path, options: Options) -> None:
@@ -315,11 +313,9 @@ class Layout:
 
     @property
     def code(self) -> PurePosixPath:
-        """The directory of the unpacked AccelMark."""
         return self.work / "code" / wheel().directory
 
     def node_dir(self, node: NodeJob) -> PurePosixPath:
-        """Return a job's directory on its host: ``<case>/<round>/<node>`` below the run's."""
         return self.run.joinpath(*node.node_dir.parts[-3:])
 
     def job_file(self, node: NodeJob) -> PurePosixPath:
@@ -327,7 +323,6 @@ class Layout:
         return self.node_dir(node).parent / ("job.hosts.json" if self.is_shared_run else "job.json")
 
     def job(self, node: NodeJob) -> JobSpec:
-        """Return the job with the paths of a host."""
         job = node.job
         # An evaluation job reads the checkpoints of its round, which is next to it.
         checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
@@ -340,7 +335,6 @@ class Layout:
         )
 
     def task(self, node: NodeJob) -> AgentTask:
-        """Return the agent's task with the paths of a host."""
         task = node.task
         changed: dict[str, object] = {
             "run": self.run_id,
@@ -366,7 +360,7 @@ class SshLauncher(Launcher):
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
         self.reconnect_s = self.options.reconnect_s
-        self.layout = Layout(plan, run, self.options)
+        self.layout = _Layout(plan, run, self.options)
         self.work_directory = str(self.layout.work)
         self.shared_directory = self.options.shared_directory
         hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(LOGINS_AT_ONCE)
@@ -400,7 +394,7 @@ class SshLauncher(Launcher):
         """Return the path in the unpacked wheel."""
         return path_on_host(path, self.code)
 
-    def agent(self, node: NodeJob) -> SshAgent:
+    def agent(self, node: NodeJob) -> _SshAgent:
         """Return the agent of a job on one host."""
         host, node_dir = self.host(node.host), self.layout.node_dir(node)
         stream = NodeStream(
@@ -414,7 +408,7 @@ class SshLauncher(Launcher):
             skip=temporary_directories(node.task),
             in_place=self.layout.is_shared_run,
         )
-        return SshAgent(
+        return _SshAgent(
             node,
             host,
             self._agent_command(node),
