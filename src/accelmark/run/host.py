@@ -95,9 +95,7 @@ class Host(ABC):
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
         """Run a command to its end; a non-zero exit code is no error.
 
-        Raises:
-            HostError: the command could not be started or did not end in time.
-            UnreachableError: the host cannot be reached, or the connection was lost before the command's end.
+        Raises HostError: it could not be started or did not end in time; UnreachableError: the host was not reached.
         """
 
     @abstractmethod
@@ -106,9 +104,7 @@ class Host(ABC):
     ) -> contextlib.AbstractAsyncContextManager[bytes]:
         """Run a command until the context ends, which closes its input; yields the first line of its output.
 
-        Raises:
-            HostError: it could not be started, or it ended without output; the last line of its errors is named.
-            TimeoutError: it printed nothing in time.
+        Raises HostError: it could not be started, or ended without output; TimeoutError: it printed nothing in time.
         """
 
 

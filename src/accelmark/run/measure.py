@@ -188,9 +188,7 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
 
     A part that fails has a reason in the report instead of a value.
 
-    Raises:
-        RequestError: the directory is not empty.
-        HostsNotReadyError: hosts were not ready for the first part (no directory is left), or for the trainings.
+    Raises RequestError: the directory is not empty. Raises HostsNotReadyError: hosts were not ready.
     """
     make_directory(directory)
     require_empty(directory)

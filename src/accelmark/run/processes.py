@@ -86,10 +86,7 @@ def _boot_id() -> str:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process instead of init.
-
-    Raises OSError: the kernel refuses (before Linux 3.4).
-    """
+    """Make orphaned descendants children of this process instead of init."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()

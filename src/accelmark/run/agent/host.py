@@ -41,12 +41,10 @@ class HostInUseError(AccelmarkError):
 
 @contextmanager
 def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent.
+    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it.
 
-    Where another run has locked it, ``wait`` waits a moment and returns whether to try again. The lock is an abstract
-    address of the host's network, so that it is one for all users, directories and containers.
-
-    Raises HostInUseError: another run has locked it.
+    Then ``wait`` waits a moment and returns whether to try again. The lock is an abstract address of the host's
+    network, so that it is one for all users, directories and containers.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock, socket.socket(socket.AF_UNIX) as name:
         while True:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -66,9 +67,7 @@ class RunOutcome:
 def start(plan: Plan, path: Path, fetch: FetchData, preflight: PreflightCheck, *, as_json: bool) -> RunOutcome:
     """Carry out ``plan`` in a new directory at ``path``, after checking its hosts.
 
-    Raises:
-        HostsNotReadyError: hosts are not ready; nothing was started, and no directory is left.
-        AccelmarkError: it could not start, and no directory is left; later failures are in the outcome.
+    Raises AccelmarkError: it could not start, and no directory is left; later failures are in the outcome.
     """
     for job in plan.jobs:
         recipe_of(plan, job.job)  # a vendor without a recipe is an error
@@ -87,8 +86,7 @@ def resume(
 ) -> RunOutcome:
     """Resume the run at ``path``, after checking the hosts of jobs that are started again.
 
-    Raises AccelmarkError: there is no run, another coordinator has locked it, a case has changed, or hosts are not
-    ready.
+    Raises AccelmarkError: there is no run, it is in progress, a case has changed, or hosts are not ready.
     """
     directory = RunDirectory.open(path)
     for folder in directory.plan.plugins:
@@ -170,10 +168,7 @@ class Coordinator:
         self._event_log = self.directory.event_log()
 
     async def run(self) -> Summary:
-        """Carry out every job that has not ended, and summarise.
-
-        Raises AccelmarkError: hosts are not ready; nothing was started.
-        """
+        """Carry out every job that has not ended. Raises AccelmarkError: hosts are not ready; nothing was started."""
         try:
             replaced = await self._check_or_replace_hosts()
             self._event_log.note("run_started")
@@ -253,10 +248,7 @@ class Coordinator:
             await self.stop.unless_requested(check())
 
     async def _check_or_replace_hosts(self) -> list[str]:
-        """Check the hosts of all jobs, and replace those that are not ready by spares; returns what was replaced.
-
-        Raises AccelmarkError: hosts are not ready, and there are not enough spares.
-        """
+        """Check the hosts of all jobs, and replace those that are not ready by spares; returns what was replaced."""
         replaced: list[str] = []
         while True:
             try:
@@ -378,9 +370,7 @@ class Coordinator:
         if evaluation is None:
             return
 
-        def report(text: str) -> None:
-            self.observer.preparing(job, text)
-
+        report = partial(self.observer.preparing, job)
         try:
             await evaluate(self.directory, evaluation, self._launcher, self.fetch, self.stop, report)
         except AccelmarkError as error:
@@ -435,13 +425,9 @@ def _with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
 
 
 def stop(path: Path, *, at_once: bool) -> bool:
-    """Stop the run at ``path``, also one whose coordinator has died, and wait for its end.
+    """Stop the run at ``path``, also one whose coordinator has died, and wait; returns False if it had ended already.
 
-    Returns False if it had ended already.
-
-    Raises:
-        RequestError: the directory is a copy.
-        RunError: its coordinator does not end, or a host with stale agents cannot be reached.
+    Raises RunError: its coordinator does not end, or a host with stale agents cannot be reached.
     """
     directory = RunDirectory.open(path)
     require_original(directory.path)

@@ -57,9 +57,7 @@ class DataFetcher:
     _checked: dict[tuple[Path, str], tuple[DataRecord, str]] = field(default_factory=dict)
 
     def __call__(self, job: JobSpec, report: Callable[[str], None]) -> dict[str, DataRecord]:
-        """Fetch and verify the data of ``job``, reporting progress; returns a record of each of its directories.
-
-        Data that are declared nowhere are not verified.
+        """Fetch and verify the data of ``job`` that are declared; returns a record of each of its directories.
 
         Raises DataError: it is missing, corrupt or cannot be fetched; the message says what to do.
         """

@@ -171,9 +171,7 @@ def evaluate_run(
     Returns the directory of each round with that of its evaluation job, which is :func:`reevaluation_dir` only where
     the round had no complete evaluation: other directories are the caller's to remove.
 
-    Raises:
-        RequestError: no round trained to its end and kept checkpoints.
-        AccelmarkError: a host cannot run a job.
+    Raises RequestError: no round trained to its end and kept checkpoints.
     """
     directory = RunDirectory.open(path)
     with directory.locked():

@@ -62,14 +62,11 @@ async def execute_job(
 
     Args:
         fetch: fetches data, where hosts share this machine's file system; other hosts fetch theirs.
-        stop: a request ends the preparation, and then the ranks.
-        from_checkpoint: whether to resume from a checkpoint of an earlier attempt, if there is one.
         report: receives steps of the preparation, from any thread.
         on_start: called before agents are started.
         tick: called about once in ``interval_s`` while agents run.
 
-    Raises AccelmarkError: a host could not be prepared, or an agent not be started; UnreachableError where agents may
-    still run on a host.
+    Raises AccelmarkError: it could not be started; UnreachableError where agents may still run on a host.
     """
     file = directory.round_dir(job) / JOB_FILE
     if not (from_checkpoint and has_checkpoints(directory, job, launcher)):
@@ -100,9 +97,7 @@ async def execute_job(
 async def prepare(agent: AgentHandle, reconnect_s: float, report: Callable[[str], None]) -> None:
     """Prepare a host; where its connection is lost, try again for at most ``reconnect_s``.
 
-    Raises:
-        UnreachableError: its connection was lost, and it stayed unreachable.
-        AccelmarkError: it could not be prepared; nothing runs there.
+    Raises AccelmarkError: it could not be prepared; UnreachableError only where the connection was lost.
     """
     give_up_at: float | None = None
     while True:

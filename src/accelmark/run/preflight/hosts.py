@@ -84,9 +84,7 @@ async def run_preflight(
 async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = lambda _: None) -> list[Problem]:
     """Check all hosts of a cluster, and its spares, as for a job on all of them; needs no run.
 
-    ``report`` receives the reason for a launcher's wait.
-
-    Raises RunError: there is no allocation of hosts.
+    ``report`` receives the reason for a launcher's wait. Raises RunError: there is no allocation of hosts.
     """
     everything = cluster.model_copy(update={"hosts": (*cluster.hosts, *cluster.spares), "spares": ()})
     with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
@@ -126,10 +124,7 @@ def _missing_packages(needs: Sequence[Need]) -> list[Problem]:
 
 
 def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
-    """Check that there are no errors.
-
-    Raises HostsNotReadyError: with every problem; warnings count where the run is strict.
-    """
+    """Raise HostsNotReadyError with every problem where one is an error; warnings count where the run is strict."""
     if any(problem.severity == "error" or plan.strict for problem in problems):
         raise HostsNotReadyError(problems, strict=plan.strict)
 
@@ -151,10 +146,7 @@ class Preflight:
         return self.directory.plan.cluster
 
     async def run(self) -> list[Problem]:
-        """Return every problem of every host, in the order of the hosts.
-
-        Raises RunError: there is no allocation of hosts.
-        """
+        """Return every problem of every host, in the order of the hosts."""
         if not self.is_dry_run:
             await self.launcher.allocate()
         used = {node.host for job in self.jobs for node in job.nodes} or {host.name for host in self._cluster.hosts}

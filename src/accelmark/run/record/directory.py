@@ -28,12 +28,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def require_empty(path: Path) -> None:
-    """Check that a new run may use the directory ``path``, which need not exist.
-
-    Raises:
-        RequestError: it is not empty.
-        RunError: it cannot be read.
-    """
+    """Check that a new run may use ``path``, which need not exist. Raises RequestError: it is not empty."""
     with write_errors(path):
         held = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if held:
@@ -53,12 +48,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> Self:
-        """Create the directory of a new run.
-
-        Raises:
-            RequestError: the directory is not empty.
-            RunError: it cannot be written.
-        """
+        """Create the directory of a new run. Raises RequestError: it is not empty."""
         path = path.resolve()
         make_directory(path)
         require_empty(path)
@@ -76,10 +66,7 @@ class RunDirectory:
         return directory
 
     def replace_plan(self, plan: Plan) -> None:
-        """Write another plan, before anything of the run has started or with the next jobs of a search.
-
-        Raises RunError: it cannot be written.
-        """
+        """Write another plan, before anything of the run has started or with the next jobs of a search."""
         # A resumed run needs the secrets of the cluster file: only the owner may read them.
         private = any(secrets_in(plan.model_dump(mode="json")))
         write_atomic(self.path / PLAN_FILE, plan.model_dump_json(indent=2), private=private)
@@ -87,22 +74,13 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the directory of an existing run.
-
-        Raises:
-            RequestError: it is not a run directory.
-            RunError: its plan cannot be read.
-        """
+        """Open the directory of an existing run. Raises RequestError: there is none; RunError: its plan is damaged."""
         path = path.resolve()
-        try:
-            text = (path / PLAN_FILE).read_bytes()
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise RequestError(f"{path}: is not a run directory: it has no {PLAN_FILE}") from error
-        except OSError as error:
-            raise RunError(f"{path / PLAN_FILE}: cannot be read: {error.strerror}") from error
-        what = f"{path / PLAN_FILE}: was written by another version of AccelMark or is damaged"
-        with raising(RunError, what, ValidationError):
-            return cls(path, Plan.model_validate_json(text))
+        if not (path / PLAN_FILE).exists():
+            raise RequestError(f"{path}: is not a run directory: it has no {PLAN_FILE}")
+        what = f"{path / PLAN_FILE}: cannot be read, was written by another version of AccelMark or is damaged"
+        with raising(RunError, what, OSError, ValidationError):
+            return cls(path, Plan.model_validate_json((path / PLAN_FILE).read_bytes()))
 
     def discard(self) -> None:
         """Remove the directory of a run that started nothing."""
@@ -152,10 +130,7 @@ def holder_of(directory: Path) -> ProcessId | None:
 
 @contextmanager
 def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
-    """Lock the directory of a run or search for one process; the lock ends with it.
-
-    Raises RequestError: another process has locked it.
-    """
+    """Lock the directory of a run or search; the lock ends with this process. Raises RequestError: it is locked."""
     path = directory / HOLDER_FILE
     with write_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

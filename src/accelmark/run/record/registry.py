@@ -54,10 +54,7 @@ def registry_file() -> Path:
 
 
 def register(plan: Plan, run_dir: Path) -> None:
-    """Append a run to the registry before it starts, and write ``registration.json``; it states why where that fails.
-
-    Raises RunError: ``registration.json`` cannot be written.
-    """
+    """Append a run to the registry before it starts, and write ``registration.json``, with the reason if that fails."""
     work = [
         (job.job.key.model_dump(), job.job.round, job.job.work.model_dump(mode="json"), job.job.case.sha256)
         for job in plan.jobs
@@ -92,10 +89,7 @@ def _sha256(content: bytes) -> str:
 
 
 def register_plan(run_dir: Path) -> None:
-    """Append the plan of a search with its next jobs to the registry, once; a registry that is gone is no error.
-
-    Raises RunError: ``registration.json`` cannot be written.
-    """
+    """Append the plan of a search with its next jobs to the registry, once; a registry that is gone is no error."""
     registration = Registration.stored(run_dir / REGISTRATION_FILE)
     digest = _sha256((run_dir / PLAN_FILE).read_bytes())
     if registration is None or registration.plan_sha256 == digest:

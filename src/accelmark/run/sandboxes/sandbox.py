@@ -107,10 +107,7 @@ def named_image(container: ContainerSpec) -> ImageRecipe | None:
 
 
 async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None:
-    """Ensure that a host has an image; ``image.log`` is written to ``directory`` on this machine.
-
-    Raises RunError: it could not be obtained; the host and the first errors are named.
-    """
+    """Ensure that a host has an image, with ``image.log`` in ``directory`` here. Raises RunError: it has none."""
     if (await host.run(recipe.present)).code == 0:
         return
     if not recipe.make:

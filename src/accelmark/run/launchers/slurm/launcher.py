@@ -318,9 +318,7 @@ class _SlurmLauncher(SharedFilesystemLauncher):
     async def allocate(self) -> None:
         """Request an allocation of all hosts of the cluster file, once, and wait until Slurm grants it.
 
-        Raises:
-            RequestError: Slurm does not know a host.
-            RunError: Slurm refuses it, or it was cancelled; an allocation that ended otherwise is requested again.
+        Raises RunError: Slurm refuses it, or it was cancelled; an allocation that ended otherwise is requested again.
         """
         async with self._allocating:
             if not self._was_granted:

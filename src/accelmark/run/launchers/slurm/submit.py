@@ -31,15 +31,13 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
 
     ``arguments`` of AccelMark start the run at ``run``, in the present working directory.
 
-    Raises:
-        RequestError: Slurm does not know a host.
-        RunError: the script cannot be written, or Slurm refuses it.
+    Raises RequestError: Slurm does not know a host. Raises RunError: Slurm refuses it.
     """
     options = options_of(Options, plan.cluster).slurm_options
     if not any(option.startswith(("--clusters", "-M")) for option in options):
         asyncio.run(require_nodes([host.address for host in plan.cluster.hosts]))  # of this cluster
     make_directory(run.parent)
-    script, text = _script_of(run), batch_script(plan, run, arguments)
+    script, text = run.with_name(f"{run.name}.sbatch"), batch_script(plan, run, arguments)
     write_atomic(script, text)
     try:
         number = asyncio.run(request(["sbatch", "--parsable", str(script)], options))
@@ -52,13 +50,11 @@ def submit(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
 
 def submitted(run: Path) -> SubmittedJob | None:
     """Return the batch job of a run that has no directory (yet); None where it was not submitted."""
-    try:
-        number = _script_of(run).read_text(encoding="utf-8").rpartition(_NUMBER)[2].strip()
-    except OSError:
-        return None
+    script, log = run.with_name(f"{run.name}.sbatch"), run.with_name(f"{run.name}.sbatch.log")
+    number = script.read_text(encoding="utf-8").rpartition(_NUMBER)[2].strip() if script.is_file() else ""
     if not number.isdecimal():
         return None
-    job, log = asyncio.run(show_job(number)), _log_of(run)
+    job = asyncio.run(show_job(number))
     may_start = job is not None and (job.is_waiting or job.is_active)
     if job is not None and may_start:
         state = f"queued as Slurm job {job}" if job.is_waiting else f"starting in Slurm job {number}"
@@ -66,14 +62,6 @@ def submitted(run: Path) -> SubmittedJob | None:
         why = job.end[1] if job is not None and job.end else f"Slurm has no record of job {number} any more"
         state = f"did not start: {why}" + (f"; its output: {log}" if log.is_file() else "")
     return SubmittedJob(number, state, may_start, lambda: asyncio.run(cancel(number)))
-
-
-def _script_of(run: Path) -> Path:
-    return run.with_name(f"{run.name}.sbatch")
-
-
-def _log_of(run: Path) -> Path:
-    return run.with_name(f"{run.name}.sbatch.log")
 
 
 def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
@@ -89,7 +77,7 @@ def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
         f"--nodelist={','.join(hosts)}",
         *WHOLE_NODES,
         f"--chdir={Path.cwd()}",
-        f"--output={_log_of(run)}",
+        f"--output={run.with_name(f'{run.name}.sbatch.log')}",
         "--no-requeue",
         f"--signal=B:TERM@{_STOP_S}",
         *limit,

@@ -46,10 +46,8 @@ class SshConnection(Host):
     async def connect(self) -> asyncssh.SSHClientConnection:
         """Return the open connection, or a new one.
 
-        Raises:
-            HostKeyError: its host key is unknown, or has changed.
-            UnreachableError: the host refuses the login or does not answer; or a file of this machine that SSH needs
-                (key, known hosts, configuration) is missing or invalid.
+        Raises HostKeyError: its host key is unknown, or has changed; UnreachableError: the host refuses the login or
+        does not answer, or a file of this machine that SSH needs is missing or invalid.
         """
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():

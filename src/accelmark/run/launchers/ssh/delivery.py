@@ -107,10 +107,7 @@ def delivery_command(python: str, code: PurePosixPath) -> list[str]:
 
 
 async def deliver(host: Host, python: str, code: PurePosixPath) -> None:
-    """Unpack the wheel at ``code`` on a host where it is missing.
-
-    Raises HostError: it could not be written; the cause is named.
-    """
+    """Unpack the wheel at ``code`` on a host where it is missing. Raises HostError: it could not be written."""
     if (await host.run(["test", "-d", str(code)])).code == 0:
         return
     done = await host.run(delivery_command(python, code), wheel().content, timeout_s=None)

@@ -90,9 +90,7 @@ class NodeStream:
     async def follow(self) -> AgentEnd:
         """Copy files until the agent has ended; returns how it ended, once every file is identical here.
 
-        Raises:
-            UnreachableError: the connection was lost; call again to continue.
-            HostError: files cannot be copied intact.
+        Raises UnreachableError: the connection was lost (call again to continue); HostError: files cannot be copied.
         """
         end, checksums = await self._once()
         for name, digest in checksums.items():
@@ -186,10 +184,7 @@ class NodeStream:
 
 
 async def wait_until_visible(host: str, path: Path, digest: str) -> None:
-    """Wait until a file that a host wrote in a shared directory is visible here.
-
-    Raises HostError: it does not become visible.
-    """
+    """Wait until a file that a host wrote in a shared directory is visible here. Raises HostError: it is not."""
     deadline = time.monotonic() + _SETTLE_S
     while await asyncio.to_thread(_sha256, path) != digest:
         if time.monotonic() > deadline:
@@ -226,12 +221,7 @@ class _SshAgent(AgentHandle):
     _lost_since: float = field(default=-math.inf, init=False)
 
     async def start(self) -> None:
-        """Start the agent so that it outlives the connection; a second call starts no second agent.
-
-        Raises:
-            UnreachableError: the connection was lost; the agent may have started.
-            HostError: it was not started.
-        """
+        """Start the agent so that it outlives the connection; a second call starts no second agent."""
         done = await self.host.run(start_command(self.stream.remote, self.command))
         if done.code != 0:
             raise HostError(self.host.name, f"the node agent could not be started: {done.message}")
@@ -569,10 +559,7 @@ class SshLauncher(Launcher):
 
 
 def raise_descriptor_limit(num_hosts: int) -> None:
-    """Raise this process's limit of open files, so that it can be connected to all hosts.
-
-    Raises RequestError: the hard limit is lower.
-    """
+    """Raise this process's limit of open files to connect to all hosts. Raises RequestError: it may not be raised."""
     needed = _DESCRIPTORS + 2 * num_hosts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
