@@ -19,10 +19,10 @@ from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.run.fakes import make_plan
-from tests.run.test_session import done, drive, statuses, stepping
+from tests.run.test_session import done, drive, running, statuses, stepping
 
 NUM_HOSTS = 4
-__all__ = ["done", "drive", "statuses", "stepping", "stop"]
+__all__ = ["done", "drive", "running", "statuses", "stepping", "stop"]
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
-from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, statuses, stepping
+from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, statuses, stepping
 from tests.run.fakes import wait_for
 
 ENDLESS = "steps=100000"
@@ -84,8 +84,7 @@ def test_a_connection_that_is_lost_while_a_host_is_prepared_is_opened_again(
 
 def test_later_rounds_wait_for_another_run_that_has_taken_a_host(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     directory, lock = tmp_path / "run", "\\0accelmark-host"
-    process = drive("start", directory, plan=plan(("steps=60", "pace=0.05"), ()))
-    wait_for(lambda: stepping(directory), "a step of the first round")
+    process = running(directory, plan(("steps=60", "pace=0.05"), ()))
     body = f"""
 import socket, time
 lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -110,8 +109,7 @@ time.sleep(6)
 def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     directory, boot_id = tmp_path / "run", tmp_path / "boot_id"
     boot_id.write_text(f"{uuid.uuid4()}\n")
-    process = drive("start", directory, plan=plan((ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 60.0}))
-    wait_for(lambda: stepping(directory), "a step that came home")
+    process = running(directory, plan((ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 60.0}))
     bed.link(2, "down")
     with bound(bed, 2, boot_id, "/proc/sys/kernel/random/boot_id"):
         for pid, line in bed.processes().items():
@@ -130,8 +128,7 @@ def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
 def test_a_host_key_that_changes_during_a_run_ends_the_job_at_once(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     directory, key = tmp_path / "run", bed.home(1) / "host_key"
     made = plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 10000.0})
-    process = drive("start", directory, plan=made)
-    wait_for(lambda: stepping(directory), "a step that came home")
+    process = running(directory, made)
     old = key.read_bytes(), key.with_suffix(".pub").read_bytes()
     try:
         bed.stop_sshd(1)
@@ -164,8 +161,7 @@ def alive(bed: Bed, number: int, case: str) -> bool:
 def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     made = plan((ENDLESS, "pace=0.1"), (ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 3.0})
-    process = drive("start", run, plan=on_first_host_only(made, 1))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, on_first_host_only(made, 1))
     bed.link(2, "down")
     try:
         wait_for(lambda: [status.state for status in statuses(run)] == ["lost", "running"], "the other case", 90)
@@ -184,8 +180,7 @@ def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, 
 
 def test_stop_ends_agents_on_a_lost_host_after_the_run(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 2.0}))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 2.0}))
     bed.link(1, "down")
     try:
         code, _, _ = done(process, 90)
@@ -210,8 +205,7 @@ def elsewhere(boot_id: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def test_status_and_stop_work_from_another_login_node(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), ()))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan((ENDLESS, "pace=0.1"), ()))
     seen = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "status", str(run))
     assert f"Coordinator: process {process.pid} on {socket.gethostname()}." in seen.stdout, seen
     resumed = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "resume", str(run))
@@ -227,8 +221,7 @@ def test_a_copy_on_another_machine_takes_no_job_over_while_the_original_follows_
     plan: MakePlan, bed: Bed, tmp_path: Path
 ) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
-    process = drive("start", run, plan=plan((ENDLESS, "pace=0.1"), num_hosts=2))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan((ENDLESS, "pace=0.1"), num_hosts=2))
     shutil.copytree(run, copy)
 
     def with_copy(verb: str) -> subprocess.CompletedProcess[str]:
@@ -250,8 +243,7 @@ def test_a_copy_on_another_machine_takes_no_job_over_while_the_original_follows_
 
 def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan((ENDLESS, "first=hang"), num_hosts=2, on={"abandon_s": 8.0}))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan((ENDLESS, "first=hang"), num_hosts=2, on={"abandon_s": 8.0}))
     process.send_signal(signal.SIGKILL)
     done(process)
     wait_for(lambda: not bed.processes(), "the end of the agent", 60)

@@ -128,18 +128,6 @@ def test_a_case_is_trained_in_podman_containers_with_its_vendors_adaptation(
     assert left.stdout == b""
 
 
-@pytest.mark.heavy
-def test_a_case_is_trained_natively_with_its_vendors_adaptation(
-    cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
-) -> None:
-    run, address = tmp_path / "run", f"{bed.net}.254"
-    with served(write_index(tmp_path / "index"), address) as index:
-        spec = cluster(1, environment={"PIP_INDEX_URL": index, "PIP_TRUSTED_HOST": address})
-        ended = accelmark("run", str(run_file(tmp_path, spec, "tiny:pytorch:X1:1:1:1")), "--out", str(run), "--json")
-    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}"
-    assert_adapted(next(run.glob("*/round1/n1_noderank0")), 0)
-
-
 def assert_adapted(node: Path, rank: int) -> None:
     """See that the vendor's packages, kernel and variables were there for a rank, from what was delivered."""
     assert ADAPTED in (node / f"rank{rank}.out.log").read_text()

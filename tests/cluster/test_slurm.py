@@ -25,7 +25,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import options_of, parse_cluster
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, running, status_of, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import CASE, TINY, accelmark
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -111,8 +111,7 @@ def test_a_cluster_file_without_hosts_means_the_nodes_of_the_allocation(monkeypa
 def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     hosts = tuple(f"n{number}" for number in range(1, 5))
-    process = drive("start", run, plan=make_plan(("steps=100000", "pace=0.1"), hosts=hosts, cluster=cluster(4)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(("steps=100000", "pace=0.1"), hosts=hosts, cluster=cluster(4)))
     steps = subprocess.run(["squeue", "--steps", "-ho", "%i %N"], capture_output=True, text=True, check=True).stdout
     placed = [line.split()[1] for line in steps.splitlines() if line.split()[0].rpartition(".")[2].isdigit()]
     (third,) = run.glob("*/round1/n3_noderank2")

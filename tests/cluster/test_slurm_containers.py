@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.boxed import mounts
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, status_of
 from tests.cluster.test_apptainer import container, directory, logs, sif, sqsh
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_here import asked, podman_here
 from tests.cluster.test_images import FAKES, recipe
 from tests.cluster.test_slurm import in_slurm, slurm_conf
-from tests.run.fakes import left_running, make_plan, wait_for
+from tests.run.fakes import make_plan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(250)]
 __all__ = ["directory", "in_slurm", "recipe", "sif", "slurm_conf", "sqsh"]
@@ -47,20 +46,6 @@ def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path,
     assert (code, first.state, second.state) == (1, "succeeded", "failed"), f"{out}{err}{first}{second}"
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")
     assert asked("podman", "ps", "--all", "--quiet") == ""
-
-
-def test_ctrl_c_and_a_container_that_is_removed(recipe: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = drive("start", run, plan=fakes_on(("n1",), ("steps=100000",), ("steps=100000",)))
-    wait_for(lambda: stepping(run) or process.poll() is not None, "a step", 90)
-    asked("podman", "rm", "--force", "--time", "0", asked("podman", "ps", "--quiet"))
-    wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "the second job", 60)
-    process.send_signal(signal.SIGINT)
-    code, out, err = done(process)
-    first, second = status_of(run)
-    assert (code, first.state, second.state) == (130, "lost", "cancelled"), f"{out}{err}{first}{second}"
-    assert asked("podman", "ps", "--all", "--quiet") == ""
-    assert left_running(run) == []
 
 
 @pytest.mark.parametrize("kind", ["sif", pytest.param("sqsh", marks=pytest.mark.heavy)])

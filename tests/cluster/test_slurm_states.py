@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
+from tests.cluster.conftest import done, drive, record_fault, running, status_of
 from tests.cluster.test_containers import accelmark
 from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -63,8 +63,7 @@ def test_a_run_that_ends_while_slurm_queues_it_leaves_no_request(
 
 def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((*ENDLESS, "deaf"), hosts=("n1",), cluster=cluster(1)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((*ENDLESS, "deaf"), hosts=("n1",), cluster=cluster(1)))
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
@@ -75,8 +74,7 @@ def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, 
 
 def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(ENDLESS, (), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(ENDLESS, (), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1))
     (job_id,) = numbers("RUNNING")
     subprocess.run(["scancel", job_id], check=True)
     code, out, err = done(process)
@@ -90,8 +88,7 @@ def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Pa
 def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan = make_plan(("steps=20", "first=hang"), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1)
-    process = drive("start", run, plan=plan)
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, plan)
     (job_id,) = numbers("RUNNING")
     down = ["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test"]
     subprocess.run(down, check=True)
@@ -118,8 +115,7 @@ def test_who_ended_a_job_or_a_step_of_slurm_is_named(
 ) -> None:
     run = tmp_path / "run"
     where = cluster(1).model_copy(update={"slurm_options": ["--requeue"]})
-    process = drive("start", run, plan=make_plan(ENDLESS, hosts=("n1",), cluster=where))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(ENDLESS, hosts=("n1",), cluster=where))
     (job,) = numbers("RUNNING")
     subprocess.run([part.format(job=job, run=run) for part in command], check=True)
     code, out, err = done(process)
@@ -133,8 +129,7 @@ def test_who_ended_a_job_or_a_step_of_slurm_is_named(
 @pytest.mark.heavy
 def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(("steps=30", "pace=0.1"), hosts=("n1",), cluster=cluster(1)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(("steps=30", "pace=0.1"), hosts=("n1",), cluster=cluster(1)))
     (job,) = numbers("RUNNING")
     controller = int((Path(os.environ["SLURM_CONF"]).parent / "slurmctld.pid").read_text())
     os.kill(controller, signal.SIGSTOP)

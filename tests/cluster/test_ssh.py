@@ -22,7 +22,7 @@ from accelmark.run.launchers.ssh import launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
-from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, statuses, stepping, stop
+from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, statuses, stepping, stop
 from tests.run.fakes import make_plan, wait_for
 
 ENDLESS = "steps=100000"
@@ -87,8 +87,7 @@ def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Pat
 
 def test_a_lost_job_is_retried_where_the_plan_allows_it(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("first=hang",), retry_lost=1))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan(("first=hang",), retry_lost=1))
     kill(bed, "accelmark.run.agent")
     code, out, err = done(process)
     (status,) = statuses(run)
@@ -138,8 +137,7 @@ def test_a_host_without_sshd_and_one_with_another_key_fail_the_job(plan: MakePla
 
 def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan(("steps=120", "pace=0.05"), (), num_hosts=2))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan(("steps=120", "pace=0.05"), (), num_hosts=2))
     process.send_signal(signal.SIGINT)
     assert done(process)[0] == 130
     code, out, err = done(drive("resume", run))
@@ -150,8 +148,7 @@ def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan,
 
 def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan((ENDLESS,), num_hosts=2))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan((ENDLESS,), num_hosts=2))
     process.send_signal(signal.SIGKILL)
     done(process)
     code, out, err = done(drive("end", run))
@@ -161,8 +158,7 @@ def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp
 
 def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=plan((ENDLESS, "grandchild"), (), num_hosts=2))
-    wait_for(lambda: stepping(run), "a step that came home")
+    process = running(run, plan((ENDLESS, "grandchild"), (), num_hosts=2))
     process.send_signal(signal.SIGINT)
     code, *_ = done(process)
     assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"])
@@ -296,8 +292,7 @@ def test_hosts_write_to_a_shared_run_directory_also_when_it_is_resumed(
     before = {path.name for path in bed.work(1).glob("runs/*")}
     made = plan(("steps=120", "pace=0.05"), ("1:die",), num_hosts=2, on={"shared_directory": str(tmp_path / "shared")})
     run.parent.mkdir(parents=True)
-    process = drive("start", run, plan=made)
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, made)
     process.send_signal(signal.SIGKILL)
     done(process)
     code, out, err = done(drive("resume", run))

@@ -221,28 +221,3 @@ def test_an_invalid_result_has_no_tick_and_the_summary_names_the_vendor_and_its_
     assert "✕" in text
     assert "Vendor nvidia changed toy: hook create_optimizer" in text
     assert "resume" not in text
-
-
-def test_a_verdict_is_explained_below_the_table(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run").summary
-    (case,) = summary.cases
-
-    def text(**changed: object) -> str:
-        changed_case = case.model_copy(update={"marks": (), "verdict": "VALID", **changed})
-        return " ".join(shown(summary.model_copy(update={"cases": (changed_case,)}), tmp_path / "run").split())
-
-    assert "VALID: The result counts" in text()
-    assert "timing" not in text()
-    assert "timing is unreliable" in text(marks=("busy_machine",))
-    assert "OPEN: Not a closed result" in text(verdict="OPEN")
-    assert "cancelled: The run was stopped" in text(verdict="INVALID", state="cancelled")
-
-
-def test_an_interrupted_run_ends_with_the_command_that_continues_it(tmp_path: Path) -> None:
-    summary = loaded(tmp_path / "run").summary
-    (case,) = summary.cases
-    for state, option in (("cancelled", ""), ("lost", ""), ("failed", " --failed")):
-        cases = (case, case.model_copy(update={"state": state, "converged": False}))
-        text = shown(summary.model_copy(update={"cases": cases}), tmp_path / "run")
-        assert text.endswith(f"Continue with: accelmark resume {tmp_path / 'run'}{option}\n"), text
-        assert "missed" not in text, "whether the target would have been reached is not known"

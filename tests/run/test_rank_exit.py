@@ -122,14 +122,6 @@ def states(codes: dict[int, int | None], logs: dict[int, LogEnd], signal: str | 
     return [item.state for item in classify_ranks(logs, 1, record, None)]
 
 
-def test_a_rank_without_a_finished_event_did_not_succeed() -> None:
-    assert states({0: 0}, {0: SILENT}) == ["failed"]
-    assert states({0: None}, {0: SILENT}) == ["lost"]
-    assert states({0: 1}, {0: COMPLETED}) == ["failed"]
-    (crashed,) = classify_ranks({3: SILENT}, 1, LaunchRecord(exit_codes={3: -11}), None)
-    assert (crashed.rank, crashed.local_rank, crashed.signal) == (3, 0, "SIGSEGV")
-
-
 def test_ranks_that_a_failed_rank_ended_are_cancelled() -> None:
     assert states({0: 1, 1: -9}, {0: FAILED, 1: SILENT}) == ["cancelled", "signaled"]
     assert states({0: 130, 1: 1}, {0: CANCELLED, 1: FAILED}) == ["cancelled", "failed"]

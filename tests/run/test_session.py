@@ -45,6 +45,13 @@ def drive(verb: str, run: Path, *options: str, plan: Plan | None = None) -> subp
     return subprocess.Popen([*arguments, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def running(run: Path, plan: Plan, *options: str) -> subprocess.Popen[str]:
+    """Start a run, and wait until a rank takes steps."""
+    process = drive("start", run, *options, plan=plan)
+    wait_for(lambda: stepping(run), "a step")
+    return process
+
+
 def done(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err
@@ -104,8 +111,7 @@ def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
 
 def test_ctrl_c_once_stops_cleanly_and_keeps_results(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((ENDLESS,), ()))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((ENDLESS,), ()))
     process.send_signal(signal.SIGINT)
     code, out, err = done(process)
     assert (code, states(run)) == (130, ["cancelled", "cancelled"]), out + err
@@ -117,8 +123,7 @@ def test_ctrl_c_once_stops_cleanly_and_keeps_results(tmp_path: Path) -> None:
 
 def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((ENDLESS, "deaf", "grandchild")))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((ENDLESS, "deaf", "grandchild")))
     process.send_signal(signal.SIGINT)
     wait_for(lambda: list(run.glob(f"*/*/*/{STOP_FILES[False]}")), "the request to end")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -132,8 +137,7 @@ def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
 
 def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(("steps=100",), ()))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(("steps=100",), ()))
     process.kill()
     process.communicate()
     assert agent_of(run).alive
@@ -144,8 +148,7 @@ def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(t
 
 def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(("checkpoint", "deaf", "first=hang"), ()))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(("checkpoint", "deaf", "first=hang"), ()))
     os.kill(agent_of(run).pid, signal.SIGKILL)
     code, *_ = done(process)
     assert (code, states(run)) == (1, ["lost", "succeeded"])
@@ -163,8 +166,7 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
 @pytest.mark.heavy
 def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(("first=hang",)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(("first=hang",)))
     process.send_signal(signal.SIGINT)
     assert (done(process)[0], states(run)) == (130, ["cancelled"])
     code, out, err = done(drive("resume", run))
@@ -211,8 +213,7 @@ def test_a_run_that_never_started_leaves_no_directory(tmp_path: Path, monkeypatc
 
 def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((ENDLESS,), ()))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((ENDLESS,), ()))
     seen = read_status(run)
     assert seen.coordinator == process.pid
     assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
@@ -233,8 +234,7 @@ def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_st
 @pytest.mark.parametrize("at_once", [False, True])
 def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: bool) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((ENDLESS, "deaf") if at_once else (ENDLESS,), ()))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((ENDLESS, "deaf") if at_once else (ENDLESS,), ()))
     process.kill()
     process.communicate()
     assert stop(run, at_once=at_once)
@@ -244,8 +244,7 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
 
 def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan((ENDLESS,)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((ENDLESS,)))
     process.send_signal(signal.SIGINT)
     assert done(process)[0] == 130
     assert [(one.path, one.problems) for one in open_sources([run])[0]] == [(run, ())]
@@ -284,8 +283,7 @@ def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(tmp_path: Path, p
 
 def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Path) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
-    process = drive("start", run, plan=make_plan((ENDLESS,)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan((ENDLESS,)))
     shutil.copytree(run, copy)
     for verb in ("resume", "end"):
         code, _, err = done(drive(verb, copy))
@@ -299,8 +297,7 @@ def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Pa
 
 def test_a_closed_terminal_leaves_a_job_that_ends_without_a_coordinator_and_is_not_done_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = drive("start", run, plan=make_plan(("steps=50",)))
-    wait_for(lambda: stepping(run), "a step")
+    process = running(run, make_plan(("steps=50",)))
     process.send_signal(signal.SIGHUP)
     code, _, err = done(process)
     assert (code, f"accelmark resume {run}" in err) == (130, True), err
