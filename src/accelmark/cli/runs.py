@@ -221,8 +221,9 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
         name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
         for name, state in current.statuses.items()
     }
-    away = current.elsewhere
-    coordinator = {"coordinator": away.pid if away else current.coordinator, "machine": away.hostname if away else None}
+    process = current.coordinator
+    machine = process.hostname if process is not None and process.is_elsewhere else None
+    coordinator = {"coordinator": process.pid if process is not None else None, "machine": machine}
     content = {"run": str(current.directory.path), **coordinator, "jobs": jobs}
     return Output(content, lambda: print_status(current))
 

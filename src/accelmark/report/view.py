@@ -183,7 +183,7 @@ def live_run(name: str, path: Path) -> LiveRun:
                 facts[progress.metric[0].replace("_", " ")] = progress.metric_text
         shown = {name: value for name, value in facts.items() if value != NOTHING}
         jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
-    return LiveRun(name, (run.coordinator or run.elsewhere) is not None, "", jobs)
+    return LiveRun(name, run.coordinator is not None, "", jobs)
 
 
 def _live_search(name: str, path: Path) -> LiveRun:

@@ -431,19 +431,18 @@ def stop(path: Path, *, at_once: bool) -> bool:
     """
     directory = RunDirectory.open(path)
     require_original(directory.path)
-    holder = directory.holder()
-    process = holder or directory.holder_elsewhere()
+    process = directory.coordinator()
     if process is None:
         return _stop_without_coordinator(directory, at_once=at_once)
-    if holder is not None:
-        holder.terminate()
+    if process.is_elsewhere:  # it looks for this file
+        (directory.path / STOP_FILES[at_once]).touch()
+    else:
+        process.terminate()
         if at_once:
             time.sleep(0.2)
-            holder.terminate()
-    else:  # its coordinator looks for this file
-        (directory.path / STOP_FILES[at_once]).touch()
+            process.terminate()
     deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while directory.holder() or directory.holder_elsewhere():
+    while directory.coordinator() is not None:
         if time.monotonic() > deadline:
             kill = f"end it by 'kill -KILL {process.pid}' on {process.hostname}, and repeat this"
             advice = kill if at_once else "use --now"

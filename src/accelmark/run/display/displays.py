@@ -315,13 +315,11 @@ class Board:
     """The result of each finished round in one line."""
     progress: JobProgress = field(default_factory=JobProgress)
     losses: list[float] = field(default_factory=list)
-    """Losses of the current job's windows, the last of them last."""
     seconds: float = 0.0
     """Since the current job changed its state."""
     preparing: str = ""
     """The current step of preparing a job, or of checking it after its end."""
     checking: str = ""
-    """The check of hosts before a start, while it is in progress."""
     notes: list[str] = field(default_factory=list)
     is_over: bool = False
     """Whether this is the last drawing, which stays on the terminal: notes are not cut off."""
@@ -335,9 +333,9 @@ def draw(board: Board, width: int) -> RenderableType:
     parts: list[RenderableType] = [heading(board)]
     if len(ended) > _MOST_ENDED:
         parts.append(Text(f"  … {len(ended) - _MOST_ENDED} more ended", style="dim"))
-    parts.extend(job_line(board, job, width) for job in ended[-_MOST_ENDED:])
+    parts.extend(_job_line(board, job, width) for job in ended[-_MOST_ENDED:])
     for job in current:
-        parts.append(job_line(board, job, width))
+        parts.append(_job_line(board, job, width))
         if board.progress.share is not None:
             bar = ProgressBar(total=1.0, completed=board.progress.share, width=max(10, min(32, width - 4)))
             parts.append(Padding(bar, (0, 0, 0, 2)))
@@ -345,7 +343,7 @@ def draw(board: Board, width: int) -> RenderableType:
             parts.append(Padding(Text("  ".join(facts)), (0, 0, 0, 2)))
         if len(board.losses) > 1:
             parts.append(Text(f"  loss {sparkline(board.losses, min(_MOST_BLOCKS, width - 7))}", style="cyan"))
-    parts.extend(job_line(board, job, width) for job in queued[:_MOST_QUEUED])
+    parts.extend(_job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
     if board.checking:
@@ -369,8 +367,7 @@ def heading(board: Board) -> Text:
     return Text.assemble(("AccelMark", "bold"), (f"  {board.plan.name}  ·  {board.plan.vendor}  ·  {done}", "dim"))
 
 
-def job_line(board: Board, job: PlannedJob, width: int) -> Text:
-    """Return a job's state, name, round, and result or current phase; on up to four lines where it has ended."""
+def _job_line(board: Board, job: PlannedJob, width: int) -> Text:
     status = board.statuses[job.directory]
     sign, style = SIGNS[status.state]
     line = Text(no_wrap=True, overflow="ellipsis")

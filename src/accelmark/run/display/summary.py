@@ -230,10 +230,8 @@ class RunStatus:
     """The state of a run, for ``status``."""
 
     directory: RunDirectory
-    coordinator: int | None
-    """Process ID of the running coordinator on this machine; None where there is none."""
-    elsewhere: ProcessId | None
-    """The running coordinator on another machine that shares the run directory."""
+    coordinator: ProcessId | None
+    """The running coordinator, on this machine or on another one that shares the run directory."""
     statuses: dict[str, JobStatus]
     progress: dict[str, JobProgress]
     """Progress of the running jobs."""
@@ -247,9 +245,7 @@ def read_status(path: Path) -> RunStatus:
     for job in directory.plan.jobs:
         if statuses[job.directory].state == "running":
             progress[job.directory] = _progress(directory, job)
-    holder = directory.holder()
-    elsewhere = None if holder is not None else directory.holder_elsewhere()
-    return RunStatus(directory, holder.pid if holder else None, elsewhere, statuses, progress)
+    return RunStatus(directory, directory.coordinator(), statuses, progress)
 
 
 def _progress(directory: RunDirectory, job: PlannedJob) -> JobProgress:
@@ -275,9 +271,8 @@ def print_status(run: RunStatus, console: Console | None = None) -> None:
         print_hanging(console, line)
     ended = all(status.ended for status in run.statuses.values())
     if run.coordinator is not None:
-        console.print(Text(f"Coordinator: process {run.coordinator}.", style="dim"))
-    elif run.elsewhere is not None:
-        console.print(Text(f"Coordinator: process {run.elsewhere.pid} on {run.elsewhere.hostname}.", style="dim"))
+        where = f" on {run.coordinator.hostname}" if run.coordinator.is_elsewhere else ""
+        console.print(Text(f"Coordinator: process {run.coordinator.pid}{where}.", style="dim"))
     elif not ended:
         advice = f"No coordinator is running: continue with 'accelmark resume {_relative(run.directory.path)}'."
         print_hanging(console, Text(advice, style="yellow"))

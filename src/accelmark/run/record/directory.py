@@ -106,16 +106,12 @@ class RunDirectory:
         """Open the event log for writing."""
         return RunEventLog(self.path / EVENTS_FILE, (job.directory for job in self.plan.jobs))
 
-    def holder(self) -> ProcessId | None:
-        """Return the running coordinator that has locked this run, or None."""
-        return holder_of(self.path)
-
-    def holder_elsewhere(self) -> ProcessId | None:
-        """Return the coordinator on another machine that has locked this run, or None."""
+    def coordinator(self) -> ProcessId | None:
+        """Return the running coordinator that has locked this run, on this machine or another one, or None."""
         holder = ProcessId.stored(self.path / HOLDER_FILE)
-        if holder is None or not holder.is_elsewhere:
-            return None
-        return holder if is_in_progress(self.path) else None
+        if holder is not None and (is_in_progress(self.path) if holder.is_elsewhere else holder.alive):
+            return holder
+        return None
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run; see :func:`lock_directory`."""

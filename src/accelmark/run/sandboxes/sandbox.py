@@ -199,11 +199,12 @@ class _ContainerSandbox(Sandbox):
         """Return the mounts, each as ``host path:container path[:ro]``."""
         volumes = [*self.vendor.container.mounts, *self.spec.mounts]
         mounted = [mount.split(":")[0] for mount in volumes]
-        places = dict.fromkeys(str(path) for path in inside.writable)
-        writable = [path for path in places if not _is_below(path, [other for other in places if other != path])]
-        readable = dict.fromkeys([str(self.code), *(str(path) for path in inside.readable)])
+        places = set(inside.writable)
+        writable = [path for path in dict.fromkeys(inside.writable) if not places & set(path.parents)]
         volumes += [f"{path}:{path}" for path in writable]
-        volumes += [f"{path}:{path}:ro" for path in readable if not _is_below(path, [*mounted, *writable])]
+        there = {*map(Path, mounted), *writable}
+        readable = dict.fromkeys([Path(self.code), *inside.readable])
+        volumes += [f"{path}:{path}:ro" for path in readable if not there & {path, *path.parents}]
         return [*volumes, f"{DROP_CACHES}:{_DROP_CACHES_INSIDE}"] if self.clear_caches else volumes
 
     def variables(self, inside: ModuleCommand) -> dict[str, str]:
@@ -286,10 +287,6 @@ _SANDBOXES: Final[dict[str, type[_ContainerSandbox]]] = {
     "pyxis": _PyxisSandbox,
 }
 """Engines other than Docker and Podman, whose commands are equal."""
-
-
-def _is_below(path: str, places: list[str]) -> bool:
-    return any(Path(path).is_relative_to(place) for place in places)
 
 
 def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path) -> Sandbox:
