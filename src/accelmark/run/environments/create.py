@@ -48,9 +48,7 @@ fi
 "$2" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || {
   echo "$2 is missing or older than Python 3.9: set python in the cluster file" >&2; exit 4
 }
-clear=
-[ -f "$1/pyvenv.cfg" ] || clear=--clear  # the rest of an interrupted removal
-"$2" -m venv $clear -- "$1" || {
+"$2" -m venv -- "$1" || {
   echo "$2 -m venv failed: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 5
 }
 touch -- "$1/$3"
@@ -60,11 +58,9 @@ cat > "$1/$4"
 _REMOVE: Final = """\
 [ -e "$1" ] || exit 0
 [ -f "$1/$2" ] || { echo "$1 was not created by accelmark env create: remove it yourself" >&2; exit 3; }
-rm -f -- "$1/pyvenv.cfg"
-find "$1" -mindepth 1 -maxdepth 1 ! -name "$2" -exec rm -rf -- {} +
 rm -rf -- "$1"
 """
-"""Arguments: the directory and the marker, which is removed last, so that the rest of an interrupted removal has it."""
+"""Arguments: the directory and the marker."""
 _UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
 """pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
 _INSTALL_TIMEOUT_S: Final = 4 * 3600.0
