@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from accelmark.plan.plan import PlannedJob
 from accelmark.results.figures import FigureName, format_figure, title_of
 from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
 from accelmark.results.read.round_dir import node_dirs
@@ -64,10 +63,10 @@ def print_summary(summary: Summary, run_dir: Path, page: Path | None, console: C
         console.print(_table(measured))
         for word, text in dict.fromkeys((_judgement(case), case.verdict_text) for case in measured):
             console.print(Padding(Text.assemble((f"{word}: ", "bold"), text), (0, 0, 0, 3), expand=False))
-        for line in (*asked_lines(measured), *reference_lines(measured)):
+        for line in _detail_lines(measured):
             console.print(Padding(line, (0, 0, 0, 3), expand=False))
         _print_search(summary, run_dir, console)
-        console.print(vendor_line(summary))
+        console.print(_vendor_line(summary))
         with contextlib.suppress(RunError):
             for line in scaling_lines(scaling_curves([load_run(run_dir)])):
                 console.print(line, soft_wrap=True)
@@ -118,7 +117,7 @@ def _print_search(summary: Summary, run_dir: Path, console: Console) -> None:
         console.print(Text(search.conclusion, style="bold"), soft_wrap=not console.is_terminal)
 
 
-def vendor_line(summary: Summary) -> Text:
+def _vendor_line(summary: Summary) -> Text:
     """Return the vendor of a run, and what it changed in the standard cases: hooks, engines, kernels, settings."""
     parts: list[str] = []
     for case in (case for case in summary.cases if case.role in (None, "as shipped")):
@@ -148,29 +147,19 @@ def _table(cases: Sequence[CaseResult]) -> Table:
     return table
 
 
-def asked_lines(cases: Sequence[CaseResult]) -> list[Text]:
-    """Return a line for each case with figures of scenarios, generation, a searched rate or the framework alone."""
-    lines: list[Text] = []
-    for case in cases:
-        names = _ASKED if _figure(case, _SPEED[case.task]) != _NOTHING else (*_BEFORE, *_ASKED)
-        shown = [f"{title_of(name, case.unit)} {_figure(case, name)}" for name in names if name in case.figures]
-        shown = [text for text in shown if not text.endswith(f" {_NOTHING}")]
-        if shown:
-            name = f"{case.key.model} {case.variant}" if case.variant else case.key.model
-            lines.append(Text.assemble((f"{name}: ", "dim"), ", ".join(shown)))
-    return lines
-
-
-def reference_lines(cases: Sequence[CaseResult]) -> list[Text]:
-    """Return a line for each comparison of a round's losses with a reference curve that is no reason or warning."""
+def _detail_lines(cases: Sequence[CaseResult]) -> Iterator[Text]:
+    """Yield a line for figures that the table has not, and for a comparison of losses with a reference curve."""
     from accelmark.results.rounds.training import REFERENCE_RULE
 
-    return [
-        Text.assemble((f"{case.key.model}: ", "dim"), str(result))
-        for case in cases
-        for result in case.findings
-        if result.rule == REFERENCE_RULE and result.severity == "info" and result.expected
-    ]
+    for case in cases:
+        names = _ASKED if _figure(case, _SPEED[case.task]) != _NOTHING else (*_BEFORE, *_ASKED)
+        figures = {title_of(name, case.unit): _figure(case, name) for name in names if name in case.figures}
+        if shown := [f"{title} {figure}" for title, figure in figures.items() if figure != _NOTHING]:
+            name = f"{case.key.model} {case.variant}" if case.variant else case.key.model
+            yield Text.assemble((f"{name}: ", "dim"), ", ".join(shown))
+        for result in case.findings:
+            if result.rule == REFERENCE_RULE and result.severity == "info" and result.expected:
+                yield Text.assemble((f"{case.key.model}: ", "dim"), str(result))
 
 
 def scaling_lines(curves: Sequence[ScalingCurve]) -> list[Text]:
@@ -224,17 +213,13 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """The state of a run, for ``status``."""
+class RunStatus(NamedTuple):
+    """The state of a run: its directory, running coordinator, states of jobs, and progress of the running jobs."""
 
     directory: RunDirectory
     coordinator: ProcessId | None
-    """The running coordinator, on this machine or on another one that shares the run directory."""
     statuses: dict[str, JobStatus]
     progress: dict[str, JobProgress]
-    """Progress of the running jobs."""
 
 
 def read_status(path: Path) -> RunStatus:
@@ -244,17 +229,12 @@ def read_status(path: Path) -> RunStatus:
     progress = {}
     for job in directory.plan.jobs:
         if statuses[job.directory].state == "running":
-            progress[job.directory] = _progress(directory, job)
+            now = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
+            evaluation = node_dirs(reevaluation_dir(directory.round_dir(job)))
+            if now.phase == "finished" and any(node.exit is None for node in evaluation):
+                now = replace(now, phase="evaluating weights")
+            progress[job.directory] = now
     return RunStatus(directory, directory.coordinator(), statuses, progress)
-
-
-def _progress(directory: RunDirectory, job: PlannedJob) -> JobProgress:
-    """Return the progress of a running job; once its ranks have ended, of the evaluation of its weights."""
-    progress = ProgressReader(directory.node_dir(job, job.nodes[0]), job.job.work).read()
-    evaluation = node_dirs(reevaluation_dir(directory.round_dir(job)))
-    if progress.phase == "finished" and any(node.exit is None for node in evaluation):
-        return replace(progress, phase="evaluating weights")
-    return progress
 
 
 def print_status(run: RunStatus, console: Console | None = None) -> None:
