@@ -119,22 +119,6 @@ def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_pat
     assert "No space left on device" in reason or "are free on the disk of" in reason
 
 
-def test_a_host_without_sshd_and_one_with_another_key_fail_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    keys = (bed.root / "known_hosts").read_text().splitlines()
-    wrong = tmp_path / "known_hosts"
-    wrong.write_text(f"{bed.address(1)} {keys[1].split(' ', 1)[1]}\n")
-    done(drive("start", tmp_path / "key", plan=plan((), on={"known_hosts": wrong})))
-    bed.stop_sshd(2)
-    try:
-        done(drive("start", tmp_path / "refused", plan=on_first_host_only(plan((), (), num_hosts=2), 1)))
-    finally:
-        bed.sshd(2)
-    (key,), (refused, other) = statuses(tmp_path / "key"), statuses(tmp_path / "refused")
-    assert (key.state, refused.state, other.state) == ("failed", "failed", "succeeded")
-    assert "n1: its host key has changed: " in (key.reason or "")
-    assert "n2: cannot be reached at" in (refused.reason or "")
-
-
 def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, plan(("steps=120", "pace=0.05"), (), num_hosts=2))
@@ -144,16 +128,6 @@ def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan,
     assert (code, [status.attempt for status in statuses(run)]) == (0, [2, 2]), out + err
     jobs = [json.loads((run / job / "job.json").read_text()) for job in RunDirectory.open(run).statuses()]
     assert [job["resume"] for job in jobs] == [True, False]
-
-
-def test_stop_ends_a_run_whose_coordinator_is_dead(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = running(run, plan((ENDLESS,), num_hosts=2))
-    process.send_signal(signal.SIGKILL)
-    done(process)
-    code, out, err = done(drive("end", run))
-    assert (code, statuses(run)[0].state) == (0, "cancelled"), out + err
-    assert check_manifest(run) == []
 
 
 def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> None:
