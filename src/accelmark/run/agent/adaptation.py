@@ -85,12 +85,17 @@ def apply_adaptation(
             _install(requirements, site, node_dir, ready, python)
             _refuse_shadows(requirements, site, _RESERVED, _entries(site))
     if folder is not None and (folder / "csrc").is_dir():
-        before = _entries(site)
-        _build(folder / "csrc", site, node_dir, ready, python)
+        csrc, build, before = folder / "csrc", node_dir / "csrc", _entries(site)
+        if not any((csrc / name).is_file() for name in _BUILD_FILES):
+            raise RunError(f"{csrc}: cannot be built: it has neither {' nor '.join(_BUILD_FILES)}")
+        shutil.copytree(csrc, build, dirs_exist_ok=True)
+        how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
+        _run([python, *_PIP, *how], f"{csrc}: cannot be installed", node_dir, ready, cwd=node_dir)
+        shutil.rmtree(build, ignore_errors=True)
         added = _entries(site) - before
         # .pth files of packages have no effect in this directory (setuptools has one); those from csrc are refused.
         reserved = {framework.module, *framework.companion_modules, *(name for name in added if name.endswith(".pth"))}
-        _refuse_shadows(folder / "csrc", site, _RESERVED | reserved, added)
+        _refuse_shadows(csrc, site, _RESERVED | reserved, added)
     keep_ours_first(ready, environment)
     if site.is_dir():
         ready["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), ready.get("PYTHONPATH", "")]))
@@ -174,16 +179,6 @@ def _install(requirements: Path, site: Path, node_dir: Path, environment: Mappin
     into = ["--no-deps", "--upgrade", "--target", str(site), "--requirement", str(exact)]
     _run([python, *_PIP, *into], what, node_dir, environment, cwd=cwd)
     exact.unlink()
-
-
-def _build(csrc: Path, site: Path, node_dir: Path, environment: Mapping[str, str], python: str) -> None:
-    if not any((csrc / name).is_file() for name in _BUILD_FILES):
-        raise RunError(f"{csrc}: cannot be built: it has neither {' nor '.join(_BUILD_FILES)}")
-    build = node_dir / "csrc"
-    shutil.copytree(csrc, build, dirs_exist_ok=True)
-    how = ["--no-deps", "--no-build-isolation", "--upgrade", "--target", str(site), str(build)]
-    _run([python, *_PIP, *how], f"{csrc}: cannot be installed", node_dir, environment, cwd=node_dir)
-    shutil.rmtree(build, ignore_errors=True)
 
 
 def _run(

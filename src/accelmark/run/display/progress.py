@@ -8,31 +8,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Final, final
 
 from pydantic import ValidationError
 
 from accelmark.results.read.rank_log import warning_text
 from accelmark.spec.job import InferJob, TrainingWork, Work
 from accelmark.spec.log.events import Evaluation, Event, StepWindow
-from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation
-from accelmark.spec.log.inference import Phase as InferPhase
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, Phase
 from accelmark.spec.log.perflog import PerfLogRecord, decode_line
-from accelmark.spec.log.serving import LoadPhase, LoadProgress
+from accelmark.spec.log.serving import LoadProgress
 from accelmark.spec.model import json_objects
 from accelmark.spec.number_format import digits, subtracted
 from accelmark.spec.settings.inference import InferStep
 
-Phase = Literal[
-    "starting", "initialising", "first steps", "training", "evaluating", "finished", "creating", "validating",
-    "exporting", "compiling", "inferring", "summarising", "evaluating weights", LoadPhase,
-]  # fmt: skip
-_PHASES: Final[Mapping[str, Phase]] = {
+_PHASES: Final[Mapping[str, str]] = {
     Event.INIT_START: "initialising",
     Event.INIT_EVALUATION: "evaluating",
     Event.FINISHED: "finished",
 }
-_STEPS: Final[Mapping[str, Phase]] = {
+_STEPS: Final[Mapping[str, str]] = {
     InferStep.INITIALISE: "initialising",
     InferStep.CREATE: "creating",
     InferStep.VALIDATE: "validating",
@@ -41,7 +36,7 @@ _STEPS: Final[Mapping[str, Phase]] = {
     InferStep.INFER: "inferring",
     InferStep.SUMMARISE: "summarising",
 }
-_INPUTS: Final[Mapping[InferPhase, str]] = {
+_INPUTS: Final[Mapping[Phase, str]] = {
     "validation": " (framework, data as published)",
     "inference": " (engine, all passes)",
 }
@@ -74,7 +69,7 @@ class DeviceLoad:
 class JobProgress:
     """The progress of a job at one time."""
 
-    phase: Phase = "starting"
+    phase: str = "starting"
     step: int = 0
     total_steps: int | None = None
     """null while the settings imply no limit in steps."""
