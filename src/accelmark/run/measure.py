@@ -228,7 +228,7 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
     if "checkpoints" not in reasons:
         with _reason_kept(reasons, "checkpoints"):
             writes = checkpoint_writes(last)
-        with _reason_kept(reasons, "recovery", SpecError):  # hosts are not ready
+        with _reason_kept(reasons, "recovery", (RunError, SpecError)):  # hosts are not ready
             recovery = _recover(request, directory / RECOVERY_DIR, fetch)
     resumed = directory / RECOVERY_DIR / request.recovery.jobs[0].directory
     disturbed: dict[Part, tuple[str, ...]] = {
@@ -256,10 +256,12 @@ def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
 
 
 @contextlib.contextmanager
-def _reason_kept(reasons: dict[Part, str], part: Part, *errors: type[Exception]) -> Iterator[None]:
+def _reason_kept(
+    reasons: dict[Part, str], part: Part, errors: tuple[type[Exception], ...] = (RunError,)
+) -> Iterator[None]:
     try:
         yield
-    except (RunError, *errors) as error:
+    except errors as error:
         reasons[part] = str(error)
 
 
