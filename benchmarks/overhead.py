@@ -36,8 +36,7 @@ from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_l
 from accelmark.spec.plugins.framework import HostPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.telemetry.host.sysinfo import cpu_model
-from accelmark.train.loop.backend import HostClock, HostLosses
-from accelmark.train.loop.contract import Progress
+from accelmark.train.loop.contract import HostClock, HostLosses, Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import open_backend

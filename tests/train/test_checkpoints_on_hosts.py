@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accelmark.frameworks.array_backend import ArrayCheckpoints
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
-from accelmark.train.loop.checkpoints import ArrayCheckpoints
 from accelmark.train.loop.contract import Progress
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
 

@@ -60,7 +60,7 @@ def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None
         totals,
         StopRequest(wanted=False),
         Path("checkpoints"),
-        heard,
+        heard.evaluated,
     )
     assert done.backend is not None
     done.backend.close(together=done.in_step)

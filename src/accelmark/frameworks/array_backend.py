@@ -5,47 +5,49 @@ A framework subclasses :class:`ArrayBackend`. It keeps the same state on every r
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import platform
+import shutil
 import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
+import numpy.typing as npt
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, RunError
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.log.events import Event, Started
+from accelmark.spec.log.events import Event, Started, UpdateSquares
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import Precision
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
 from accelmark.train.case import ArrayCase, Batch, Batches, case_class, use_layers
 from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
-from accelmark.train.loop.backend import RankBackend
-from accelmark.train.loop.checkpoint_writer import reading
-from accelmark.train.loop.checkpoints import (
-    ArrayCheckpoints,
-    NamedArrays,
-    structure_hash,
-    update_squares,
-    weights_hash,
-)
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, reading
 from accelmark.train.loop.comparison import reference_name
-from accelmark.train.loop.contract import Progress, Replay
+from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 from accelmark.train.loop.process import handle_signals_again
 
-OPTIMIZER_CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
+NamedArrays = Mapping[str, npt.NDArray[Any]]
+_OUT_OF_MEMORY: Final = (
+    "RESOURCE_EXHAUSTED", "ResourceExhausted", "Out of memory", "out of memory", "bad_alloc", "Cannot allocate memory",
+    "Allocate memory failed", "Alloc device memory failed",
+)  # fmt: skip
+"""Parts of the frameworks' errors."""
 _NAMES: Final = {
     "kernel": "weight", "scale": "weight", "gamma": "weight", "embedding": "weight", "embedding_table": "weight",
     "beta": "bias", "mean": "running_mean", "_mean": "running_mean", "moving_mean": "running_mean",
@@ -77,31 +79,28 @@ class OpenedDevice:
     label: str
     """Its name in messages, for example ``gpu:0``."""
     name: str | None
-    """The product's name."""
+    """The product's name; None: the host's processor."""
     index: int | None
     threads: int
     precision: Precision
     """Precision in which matrix products are computed."""
 
 
-def processor_name() -> str | None:
-    """Return the processor's name as the operating system has it, or its architecture."""
-    return platform.processor() or platform.machine() or None
-
-
-class ArrayBackend(RankBackend):
+class ArrayBackend(Backend):
     """One rank's training; see :class:`accelmark.train.loop.contract.Backend`."""
 
     framework: ClassVar[str]
     """Name of the framework's folder."""
     title: ClassVar[str]
+    libraries: ClassVar[tuple[ModuleType, ...]]
+    """The framework, and its libraries that change results."""
     layer_module: ClassVar[ModuleType]
     """The framework's layers; see :mod:`accelmark.train.case`."""
     hooks_module: ClassVar[ModuleType]
     """The framework's hooks; see :mod:`accelmark.train.hooks`."""
-    optimizer_classes: ClassVar[Mapping[str, str]] = OPTIMIZER_CLASSES
-    """Setting ``optimizer.name`` -> class."""
-    memory_advice = "precision bf16"
+    traces_hook: ClassVar[bool] = False
+    """Whether the framework calls the hook of a step while it traces ``take_step``."""
+    sgd_class: ClassVar[str] = "SGD"
     checkpoints: ArrayCheckpoints
 
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
@@ -132,23 +131,15 @@ class ArrayBackend(RankBackend):
 
     @abstractmethod
     def training_outputs(self, batch: Batch) -> Any:
-        """Return the model's output in the case's loss, as an array."""
+        """Return the model's output in the case's loss, computed as in a training step, as an array."""
 
     @abstractmethod
     def disable_dropout(self) -> None:
-        """Let all values through dropout from now on."""
+        """Let all values through dropout from now on; called before the first step."""
 
     @abstractmethod
     def build_training(self) -> None:
         """Convert the model and build the optimizer, by ``self.hooks``, and the other parts of a step."""
-
-    @abstractmethod
-    def compute_type(self) -> str:
-        """Return the type of a matrix product in a step."""
-
-    @abstractmethod
-    def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of the framework and of its libraries that change results."""
 
     @abstractmethod
     def to_device(self, batch: Arrays) -> Any:
@@ -158,7 +149,7 @@ class ArrayBackend(RankBackend):
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step over some batches, and return its loss without waiting for the device.
 
-        A backend whose step is no graph of its own is the ``training`` of ``Hooks.train_step``, and this its step.
+        The backend is the ``training`` of ``Hooks.train_step``, and this its step, unless ``traces_hook``.
         """
 
     @abstractmethod
@@ -179,12 +170,17 @@ class ArrayBackend(RankBackend):
         """
 
     @abstractmethod
-    def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
+    def gather(self, values: list[float]) -> Callable[[], npt.NDArray[Any]]:
+        """Start to collect the values of all of several ranks in double precision; the result has a row for each."""
 
     @abstractmethod
-    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Start a maximum of each value over all ranks."""
+    def peak_bytes(self) -> float:
+        """Return the largest allocation on this rank's device, which is no CPU."""
+
+    def compute_type(self) -> str:
+        """Return the type of a matrix product in a step."""
+        assert self._device is not None  # noqa: S101 - open_device was called
+        return TYPE_OF_PRECISION[self._device.precision]
 
     def num_threads(self) -> int:
         """Return this rank's share of the host's cores, or the setting."""
@@ -218,16 +214,26 @@ class ArrayBackend(RankBackend):
             log.event(Event.WARNING, {"message": message})
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self.case = make_case(settings, job.data_dirs, place)
-        self.hooks: Any = hooks_class(case)
-        batches = self._batches = self._open_data()
+        hooks: Any = hooks_class(case)
+        self.hooks = hooks
+        self._take = self.take_step if self.traces_hook else partial(hooks.train_step, self)
+        if settings.loader.synthetic:
+            batch = case.synthetic_batch(settings.batch_size)
+            batches: Batches = SyntheticBatches(batch, settings, self.world_size)
+        else:
+            batches = case.train_batches()
+        self._batches = batches
         size = EpochSize.of(settings, batches.num_samples, self.world_size)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         self._learning_rate = size.learning_rate(settings, case.peak_learning_rate())
         model_class = self.timed(Event.CONVERT_MODEL, self.build_model)
-        self._set_initial_weights()
+        if (stored := case.initial_weights()) is not None:
+            self._set_initial_weights(*stored)
         initial = self.weights(trained=True)
-        structure, optimizer = structure_hash(initial), self.optimizer_classes[settings.optimizer.name]
-        weights = weights_hash(initial) if place.rank == 0 else None
+        structure = array_hash(initial, values=False)
+        weights = array_hash(initial) if place.rank == 0 else None
+        classes = {"sgd": self.sgd_class, "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
+        optimizer = classes[settings.optimizer.name]
         self.num_parameters = sum(array.size for array in initial.values())
         del initial
         self.flops_per_sample_formula = case.flops_per_sample()
@@ -235,12 +241,12 @@ class ArrayBackend(RankBackend):
         self.checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
         if not settings.loader.synthetic:
             self.eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
-        version, libraries = self.versions()
+        versions = {module.__name__: module.__version__ for module in self.libraries}
         return Started(
             framework=self.framework,
-            framework_version=version,
+            framework_version=versions.pop(self.libraries[0].__name__),
             device_type=job.device_type,
-            device_name=device.name,
+            device_name=device.name or platform.processor() or platform.machine() or None,
             device_index=device.index,
             world_size=self.world_size,
             hostname=socket.gethostname(),
@@ -259,17 +265,14 @@ class ArrayBackend(RankBackend):
             eval_samples=None if self.eval_batches is None else self.eval_batches.num_samples,
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
-            library_versions={"python": platform.python_version(), "numpy": np.__version__, **libraries},
+            library_versions={"python": platform.python_version(), "numpy": np.__version__, **versions},
             own_part_unknown=self.own_part_unknown,
         )
 
-    def _set_initial_weights(self) -> None:
-        """Set the weights that the case starts from, if it does not start from random ones; raises DataError."""
-        if (stored := self.case.initial_weights()) is None:
-            return
-        path, arrays = stored
+    def _set_initial_weights(self, path: Path, arrays: Mapping[str, Any]) -> None:
+        """Set the weights that the case starts from. Raises DataError: they are of another model."""
         model = Comparison(self)
-        weights = model.parameters()
+        weights = model.arrays_of(trained=True)
         for name, own in weights.items():
             reference = reference_name(name, model)
             if reference not in arrays or arrays[reference].shape != own.shape:
@@ -277,20 +280,10 @@ class ArrayBackend(RankBackend):
             weights[name] = arrays[reference]
         model.load({**model.statistics(), **weights})
 
-    def _open_data(self) -> Batches:
-        if not self.settings.loader.synthetic:
-            return self.case.train_batches()
-        batch = self.case.synthetic_batch(self.settings.batch_size)
-        return SyntheticBatches(batch, self.settings, self.world_size)
-
     def _step(self, batches: list[Any]) -> Any:
-        loss = self.call_step(batches, self.learning_rate())
+        loss = self._take(batches, self.learning_rate())
         self.steps_done += 1
         return loss
-
-    def call_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Take a step by the hook."""
-        return self.hooks.train_step(self, batches, learning_rate)
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
@@ -323,6 +316,17 @@ class ArrayBackend(RankBackend):
         means = self.mean([math.fsum(map(float, sums[name])) for name in names])
         return self.case.metrics({name: mean * self.world_size for name, mean in zip_strict(names, means)})
 
+    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
+        """Start a maximum of each value over all ranks."""
+        gathered = self.gather(values)
+        return lambda: [float(value) for value in gathered().max(0)]
+
+    def mean(self, values: list[float]) -> list[float]:
+        """Return the mean of each value over all ranks."""
+        if self.world_size == 1 or not values:
+            return values
+        return [float(value) for value in self.gather(values)().mean(0)]
+
     def load(self, checkpoint: Path) -> Progress:
         """Load a checkpoint, and return the progress of training."""
         arrays, progress = self.checkpoints.load(checkpoint)
@@ -343,26 +347,20 @@ class ArrayBackend(RankBackend):
         if end is not None:
             replayed, buffers = self.weights(trained=True), self.weights(trained=False)
             self.load(end)
-            replay.update = update_squares(before, replayed, self.weights(trained=True))
+            replay.update = _update_squares(before, replayed, self.weights(trained=True))
             zeros = dict.fromkeys(buffers, np.zeros(()))
             if self.place.rank == 0:  # whose buffers are saved
-                replay.state["buffers"] = update_squares(zeros, buffers, self.weights(trained=False))
+                replay.state["buffers"] = _update_squares(zeros, buffers, self.weights(trained=False))
         return replay
 
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for the device."""
-
-    @abstractmethod
     def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device; None where the framework does not count."""
+        """Return the largest allocation on this rank's device; None on the CPU, where frameworks do not count."""
+        return None if self._device is None or self.job.device_type == "cpu" else self.peak_bytes() / 2**20
 
-    def trained(self) -> None:
-        """Log nothing: everything is known before."""
-
-    @abstractmethod
-    def close(self, *, together: bool) -> None:
-        """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether the framework could not allocate memory."""
+        text = f"{type(error).__name__}: {error}"
+        return any(part in text for part in _OUT_OF_MEMORY)
 
 
 @final
@@ -375,13 +373,14 @@ class Comparison:
 
     def parameters(self) -> dict[str, Array]:
         """Return the trainable weights."""
-        return self._arrays(trained=True)
+        return self.arrays_of(trained=True)
 
     def statistics(self) -> dict[str, Array]:
         """Return the running means and variances."""
-        return self._arrays(trained=False)
+        return self.arrays_of(trained=False)
 
-    def _arrays(self, *, trained: bool) -> dict[str, Array]:
+    def arrays_of(self, *, trained: bool) -> dict[str, Array]:
+        """Return the trainable weights, or the running means and variances."""
         arrays: dict[str, Array] = {}
         for name, array in self._backend.weights(trained=trained).items():
             renamed, axes = _in_pytorch(name, array.ndim)
@@ -434,3 +433,74 @@ def outputs_of_loss(case: ArrayCase, model: Any, batch: Batch) -> Any:
     if not outputs:
         raise RunError(f"{type(model).__name__} was not called by loss()")
     return outputs[0]
+
+
+@final
+class ArrayCheckpoints:
+    """The checkpoints of a job: a directory each, written by the lowest of the ranks that share it."""
+
+    def __init__(self, directory: Path, place: RankPlace, exchange_max: ExchangeMax) -> None:
+        self._directory, self._place = CheckpointDirectory(directory, place, exchange_max), place
+        self.newest = self._directory.newest
+
+    def save(self, state: Callable[[], NamedArrays], progress: Progress, barrier: Callable[[], object]) -> str:
+        """Write a checkpoint and return its name, when it is complete; all ranks call this.
+
+        Args:
+            state: returns the same arrays on every rank.
+            barrier: returns when all ranks have called it.
+
+        Raises RunError: it could not be written, for example because the disk is full.
+        """
+        name, place = name_of(progress.global_steps), self._place
+        temporary = self._directory.temporary(name)
+        try:
+            if self._directory.leader() == place.rank:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+                np.savez(temporary / "state.npz", allow_pickle=False, **state())
+                record = {"world_size": place.world_size, "writer": place.rank, "progress": asdict(progress)}
+                (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
+                self._directory.complete(name)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error
+        barrier()
+        return name
+
+    def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
+        """Return the arrays of a checkpoint and the progress of training.
+
+        Raises RunError: it is damaged, or was written by another number of ranks.
+        """
+        with reading(checkpoint):
+            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            with np.load(checkpoint / "state.npz", allow_pickle=False) as stored:
+                arrays = dict(stored)
+        if record["world_size"] != self._place.world_size:
+            raise RunError(
+                f"the checkpoint {checkpoint} has world_size {record['world_size']}, this job "
+                f"{self._place.world_size}; use the same, or train again"
+            )
+        return arrays, Progress(**record["progress"])
+
+
+def _update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:
+    """Compare the change of the parameters by replayed steps with that by training, in double precision."""
+    squares = [0.0, 0.0, 0.0]
+    for name, array in before.items():
+        start = array.astype(np.float64)
+        changes = (replayed[name] - start, saved[name] - start)
+        for index, change in enumerate((*changes, changes[0] - changes[1])):
+            squares[index] += float(np.square(change).sum())
+    return UpdateSquares(replayed=squares[0], saved=squares[1], difference=squares[2])
+
+
+def array_hash(arrays: NamedArrays, *, values: bool = True) -> str:
+    """SHA-256 over names, shapes, types and ``values`` of all parameters, in order of their names."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
+        if values:
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

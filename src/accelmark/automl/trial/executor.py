@@ -38,7 +38,7 @@ from accelmark.spec.settings.training import (
     TrainSettings,
 )
 from accelmark.train.loop.ends import End
-from accelmark.train.loop.rank import record_peak_memory, run_training
+from accelmark.train.loop.rank import run_training
 from accelmark.train.loop.window import RunTotals
 
 _EVALUATION_BATCH: Final = 512
@@ -155,9 +155,8 @@ class _Trial:
 
     def run(self) -> TrialEnded:
         totals = RunTotals(process_start=self.began, job=self.work)
-        training = run_training(self.work, self._open, self, totals, self, Path("checkpoints"), self)
+        training = run_training(self.work, self._open, self, totals, self, Path("checkpoints"), self.evaluated)
         end, backend = training.end, training.backend
-        record_peak_memory(totals, backend)
         finished = totals.finished(end)
         if finished.global_steps > self.steps:  # a part of an epoch
             self._report(finished, in_step=training.in_step)

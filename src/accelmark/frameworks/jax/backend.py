@@ -10,26 +10,167 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, NamedTuple, final
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, processor_name
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
 from accelmark.frameworks.jax import hooks, layers
-from accelmark.frameworks.jax.step import State, Step
 from accelmark.frameworks.process_launcher import COORDINATOR
+from accelmark.spec.errors import RequestError
 from accelmark.spec.log.events import Event, TracedStep
 from accelmark.spec.log.perflog import EventLog
 from accelmark.train.batches import Arrays
-from accelmark.train.case import Batch
-from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.case import ArrayCase, Batch
 from accelmark.train.loop.window import covered
+
+
+class State(NamedTuple):
+    """Everything that a step changes, as dictionaries of arrays: each of Flax's variables takes JAX some us a call."""
+
+    parameters: Any
+    rest: Any
+    """The model's other variables: running statistics, random keys."""
+    moments: Any
+    """The optimizer's state."""
+    scaler: DynamicScale | None
+    """The loss scale of fp16."""
+
+
+@final
+class Step:
+    """Compiled functions of a case's model and optimizer; nothing is computed on the host."""
+
+    def __init__(self, case: ArrayCase, hooks: Any, dtype: Any, mesh: Mesh) -> None:
+        """``dtype`` is that of matrix products; ``mesh`` has the ranks' devices along one axis.
+
+        Raises RequestError: activations are to be recomputed, and the model has no blocks.
+        """
+        self._case, self._hooks, settings = case, hooks, case.settings
+        self._clip_norm = settings.gradient_clip_norm
+        self._axis: Any = mesh.axis_names[0] if mesh.size > 1 else None
+        self._seed, self._dtype, self._precision = settings.seed, dtype, settings.precision
+        self._optimizer = hooks.create_optimizer()
+        self._abstract = nnx.eval_shape(self._model)
+        self.model_class = type(self._abstract).__name__
+        if settings.activation_checkpointing == "full":
+            modules = (module for _, module in nnx.iter_modules(self._abstract))
+            blocks = [module for module in modules if getattr(module, "is_block", False)]
+            if not blocks:
+                problem = f"{self.model_class} has no blocks whose activations can be recomputed"
+                raise RequestError(f"{problem}: set activation_checkpointing=off")
+            for block in blocks:
+                block.recomputes = True
+        self._graph = nnx.graphdef(self._abstract)
+        take: Any = partial(hooks.train_step, self)
+        if self._axis is not None:
+            whole, split = PartitionSpec(), PartitionSpec(self._axis)
+            take = jax.shard_map(
+                take, mesh=mesh, in_specs=(whole, whole, split), out_specs=(whole, whole), check_vma=False
+            )
+        self.take = jax.jit(take, donate_argnums=0)
+        """``take(state, learning rate, batches) -> (state, loss)``; ``state`` may not be used again."""
+        self.sums = jax.jit(self._sums)
+        """``sums(parameters, rest, batch) -> sums of the case``."""
+        self.outputs = jax.jit(self._outputs)
+        """``outputs(parameters, rest, batch) -> the model's outputs in training mode``."""
+
+    def initial_state(self) -> State:
+        """Return the state before the first step, on the default device."""
+        parameters, rest = jax.jit(lambda: _split(self._model()))()
+        scaler = DynamicScale() if self._precision == "fp16" else None
+        return State(parameters, rest, self._optimizer.init(parameters), scaler)
+
+    def disable_dropout(self) -> None:
+        """Let all values through dropout; only before the first step."""
+        for _, module in nnx.iter_modules(self._abstract):
+            if isinstance(module, nnx.Dropout):
+                module.rate = 0.0
+        self._graph = nnx.graphdef(self._abstract)
+
+    def loss(self, parameters: Any, rest: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        """Return the loss of a training batch, and the model's other variables after it."""
+        model = nnx.merge(self._graph, parameters, rest, copy=True)
+        model.train()
+        loss = self._case.loss(model, batch)
+        return loss, _split(model)[1]
+
+    def _model(self) -> nnx.Module:
+        with layers.building(self._seed, self._dtype):
+            model: nnx.Module = self._hooks.convert_model(self._case.build_model())
+        return model
+
+    def take_step(self, state: State, rate: jax.Array, batches: list[Batch]) -> tuple[State, jax.Array]:
+        """Apply the mean of all ranks' gradients, clipped, in the optimizer's direction.
+
+        With several ranks this runs on each device with its own batches.
+        """
+        parameters, rest, moments, scaler = state
+        if self._axis is not None:  # random keys of this rank's batches
+            index = jax.lax.axis_index(self._axis)
+            rest = jax.tree.map(lambda leaf: jax.random.fold_in(leaf, index) if _is_key(leaf) else leaf, rest)
+        total, gradients, finite = jnp.zeros(()), None, jnp.array(True)
+        for batch in batches:
+            if scaler is None:
+                (loss, rest), summed = jax.value_and_grad(self.loss, has_aux=True)(parameters, rest, batch)
+            else:
+                # The mean over the ranks is part of it, so that all ranks agree on the next scale.
+                scaled = scaler.value_and_grad(self.loss, has_aux=True, axis_name=self._axis)(parameters, rest, batch)
+                scaler, is_finite, (loss, rest), summed = scaled
+                finite &= is_finite
+            total += loss / len(batches)
+            summed = jax.tree.map(lambda gradient: gradient / len(batches), summed)
+            gradients = summed if gradients is None else jax.tree.map(jnp.add, gradients, summed)
+        if self._axis is not None:
+
+            def joint(old: Any, new: Any) -> Any:
+                """Return the mean of all ranks' running statistics, or the key that all ranks share."""
+                if _is_key(old):
+                    return old
+                return jax.lax.pmean(new, self._axis) if jnp.issubdtype(new.dtype, jnp.floating) else new
+
+            gradients = jax.lax.pmean(gradients, self._axis) if scaler is None else gradients
+            total, rest = jax.lax.pmean(total, self._axis), jax.tree.map(joint, state.rest, rest)
+        if self._clip_norm is not None:
+            factor = jnp.minimum(1.0, self._clip_norm / (optax.global_norm(gradients) + 1e-6))
+            gradients = jax.tree.map(lambda gradient: gradient * factor, gradients)
+        steps, new_moments = self._optimizer.update(gradients, moments, parameters)
+        new_parameters = jax.tree.map(lambda parameter, step: parameter - rate * step, parameters, steps)
+        if scaler is not None:  # a step whose scaled gradients overflowed is skipped
+            keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+            new_parameters = jax.tree.map(keep, new_parameters, parameters)
+            new_moments = jax.tree.map(keep, new_moments, moments)
+        return State(new_parameters, rest, new_moments, scaler), total
+
+    def _sums(self, parameters: Any, rest: Any, batch: Batch) -> Any:
+        model = nnx.merge(self._graph, parameters, rest, copy=True)
+        model.eval()
+        return self._case.eval_sums(model, batch)
+
+    def _outputs(self, parameters: Any, rest: Any, batch: Batch) -> Any:
+        model = nnx.merge(self._graph, parameters, rest, copy=True)
+        model.train()
+        return jax.tree.leaves(outputs_of_loss(self._case, model, batch))[0]
+
+
+def _split(model: nnx.Module) -> tuple[Any, Any]:
+    """Return the parameters and the other variables of a model."""
+    parameters, rest = nnx.split(model, nnx.Param, ...)[1:]
+    return nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
 
 _COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 """Beginnings of the names of HLO instructions."""
@@ -93,8 +234,6 @@ class StepTracer:
 
 _COMPUTE_TYPES: Final = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}
-_OUT_OF_MEMORY: Final = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
-"""Parts of XLA's messages."""
 
 
 @final
@@ -102,6 +241,8 @@ class JaxBackend(ArrayBackend):
     """One rank's training in JAX."""
 
     framework, title = "jax", "JAX"
+    libraries = jax, flax, optax
+    traces_hook = True
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
 
@@ -128,10 +269,10 @@ class JaxBackend(ArrayBackend):
         # One device of each rank, along one axis over which batches are split.
         mesh = self._mesh = Mesh(np.array(jax.devices() if place.world_size > 1 else [device]), ("data",))
         self._whole, self._split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-        name = device.device_kind
-        if device.platform == "cpu":
-            name, precision = processor_name(), "fp32" if precision == "tf32" else precision
+        is_cpu = device.platform == "cpu"
+        precision = "fp32" if is_cpu and precision == "tf32" else precision
         self._dtype = _COMPUTE_TYPES.get(precision, jnp.float32)
+        name = None if is_cpu else device.device_kind
         return OpenedDevice(device_type, name, device.local_hardware_id, threads, precision)
 
     def _replicated(self, tree: Any) -> Any:
@@ -169,23 +310,11 @@ class JaxBackend(ArrayBackend):
             self.own_part_unknown = "no step was traced: that may cost 0.5 % of the time, which was too short"
             self.tracer = StepTracer(self._step, self.synchronize, self._own_device.platform, self.log)
 
-    def compute_type(self) -> str:
-        """Return the type of the layers' matrix products."""
-        return str(jnp.dtype(self._dtype).name)
-
-    def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the versions of JAX, Flax and Optax."""
-        return jax.__version__, {"flax": flax.__version__, "optax": optax.__version__}
-
     def to_device(self, batch: Arrays) -> Any:
         """Return this rank's batch as its part of the batch of all ranks."""
         if self.world_size == 1:  # a call copies them; device_put, and an array of all ranks, take 0.1 ms of Python
             return batch
         return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._split, array), batch)
-
-    def call_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Call the compiled step, which calls the hook while it is traced."""
-        return self.take_step(batches, learning_rate)
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step without waiting for the device."""
@@ -210,29 +339,16 @@ class JaxBackend(ArrayBackend):
         """Wait for the device."""
         jax.block_until_ready(self._state)
 
-    def _reduced(self, values: list[float], reduce: Callable[..., jax.Array]) -> Callable[[], list[float]]:
-        """Start a reduction of each value over all ranks in double precision; the returned function waits for it."""
+    def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
+        """Start to collect the values of all ranks."""
         with jax.enable_x64(True):
-            mine = jax.make_array_from_process_local_data(self._split, np.array([values], np.float64))
-            joint = jax.jit(lambda array: reduce(array, axis=0), out_shardings=self._whole)(mine)
-        return lambda: [float(value) for value in np.asarray(joint.addressable_data(0))]
+            own = jax.make_array_from_process_local_data(self._split, np.array([values], np.float64))
+            joint = jax.jit(lambda array: array, out_shardings=self._whole)(own)
+        return lambda: np.asarray(joint.addressable_data(0))
 
-    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Start a maximum over all ranks."""
-        return self._reduced(values, jnp.max)
-
-    def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
-        return self._reduced(values, jnp.mean)() if self.world_size > 1 and values else values
-
-    def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device; None on the CPU, where JAX does not count."""
-        statistics = None if self._device is None else self._own_device.memory_stats()
-        return None if not statistics else float(statistics["peak_bytes_in_use"]) / 2**20
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether XLA could not allocate memory."""
-        return any(part in str(error) for part in _OUT_OF_MEMORY)
+    def peak_bytes(self) -> float:
+        """Return the largest allocation."""
+        return float(self._own_device.memory_stats()["peak_bytes_in_use"])
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks."""

@@ -16,8 +16,8 @@ ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
 class Hooks(ArrayHooks):
     """The default hooks, which a vendor subclasses as ``Extern``.
 
-    All are called while JAX traces. ``train_step`` gets the ``Step`` of ``step.py``, the state, the learning rate and
-    the batches of a step, and returns the new state and the loss.
+    All are called while JAX traces. ``train_step`` gets the ``Step`` of ``backend.py``, the state, the learning rate
+    and the batches of a step, and returns the new state and the loss.
     """
 
     def create_optimizer(self) -> Any:
@@ -30,7 +30,11 @@ def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
 
     SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step.
     """
-    decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else _matrices)
+
+    def matrices(parameters: Any) -> Any:
+        return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
+
+    decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else matrices)
     adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
     if settings.name == "sgd":
         trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
@@ -40,8 +44,3 @@ def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
     if settings.name == "adamw":
         return optax.chain(adam, decay)
     return optax.chain(adam, decay, optax.scale_by_trust_ratio())
-
-
-def _matrices(parameters: Any) -> Any:
-    """Select the parameters with more than one dimension, to which weight decay applies."""
-    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)

@@ -12,25 +12,90 @@ from typing import Any, ClassVar, Final, final
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, amp, ops
+from mindspore import Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, init, release
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice, outputs_of_loss, processor_name
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
 from accelmark.frameworks.mindspore import hooks, layers
-from accelmark.frameworks.mindspore.hooks import OPTIMIZER_CLASSES, clipped, set_learning_rate
-from accelmark.frameworks.mindspore.step import Step
+from accelmark.frameworks.mindspore.hooks import clipped, set_learning_rate
 from accelmark.frameworks.process_launcher import COORDINATOR
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import module_command
 from accelmark.train.batches import Arrays, seed_of
-from accelmark.train.case import Batch
-from accelmark.train.loop.backend import DeviceClock, HostClock
-from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.case import ArrayCase, Batch
+from accelmark.train.loop.contract import DeviceClock, HostClock
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
 _LEAVE_S: Final = 60.0
-_OUT_OF_MEMORY: Final = ("Out of memory", "out of memory", "Allocate memory failed", "Alloc device memory failed")
+Gradients = tuple[Tensor, ...]
+
+
+@final
+class Step:
+    """Compiled functions of a case's model."""
+
+    def __init__(self, case: ArrayCase, model: nn.Cell, parameters: Any) -> None:
+        """``parameters`` are those that gradients are computed for, in this order."""
+        self._case, self._model, self._parameters = case, model, parameters
+        self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
+        self._evaluations: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """Captured, and as it is written."""
+
+    def gradients(self, batches: list[Batch], scale: Tensor, draw: Callable[[int], None]) -> tuple[Tensor, Gradients]:
+        """Return the sums of the losses and gradients of some batches, each multiplied by ``scale``.
+
+        ``draw`` is called with a batch's number before it is computed.
+        """
+        sums: tuple[Tensor, ...] = ()
+        for number, batch in enumerate(batches):
+            draw(number)
+            loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
+            new = (loss, *gradients)
+            sums = tuple(map(ops.add, sums, new)) if sums else new
+        return sums[0], sums[1:]
+
+    def sums(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the case's sums over a batch of evaluation data."""
+        names = tuple(batch)
+        if names not in self._evaluations:
+            case, model = self._case, self._model
+
+            def sums_of(*tensors: Tensor) -> Mapping[str, Tensor]:
+                return case.eval_sums(model, dict(zip_strict(names, tensors)))
+
+            self._evaluations[names] = compiled(sums_of), sums_of
+        captured, plain = self._evaluations[names]
+        try:
+            sums: Mapping[str, Tensor] = captured(*batch.values())
+        except SystemError:  # now and then MindSpore 2.10 generates bytecode that does not run
+            self._evaluations[names] = plain, plain
+            sums = plain(*batch.values())
+        return sums
+
+    def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        """Return the function that computes loss and gradients of a batch with tensors of these names."""
+        if names not in self._graphs:
+            case, model = self._case, self._model
+
+            def loss(scale: Tensor, *tensors: Tensor) -> Tensor:
+                return case.loss(model, dict(zip_strict(names, tensors))) * scale
+
+            # Captured with has_aux, MindSpore 2.10 returns gradients of zero.
+            graph = ms.value_and_grad(loss, None, self._parameters)
+            self._graphs[names] = compiled(lambda *inputs: graph(*inputs))
+        return self._graphs[names]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose operations are captured from Python's bytecode, compiled and run as one graph.
+
+    MindSpore 2.10 captures no function that indexes or slices a tensor with ``[]``: it runs operation by operation.
+    ``capture_mode="trace"`` of MindSpore 2.10 reads parameters only once, and training with it diverges.
+    """
+    jit: Callable[..., Any] = ms.jit(function, capture_mode="bytecode")
+    return jit
 
 
 @final
@@ -40,7 +105,7 @@ class MindSporeBackend(ArrayBackend):
     framework, title = "mindspore", "MindSpore"
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
-    optimizer_classes = OPTIMIZER_CLASSES
+    libraries = (ms,)
 
     def open_device(self) -> OpenedDevice:
         """Open the device in the precision of the settings, and join the ranks.
@@ -66,7 +131,7 @@ class MindSporeBackend(ArrayBackend):
             self._join()
         if is_cpu:
             self.clock, self._precision = HostClock(), "fp32"
-            return OpenedDevice("cpu", processor_name(), None, threads, "fp32")
+            return OpenedDevice("cpu", None, None, threads, "fp32")
         self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
         self._precision = "fp32" if self.settings.precision == "tf32" else self.settings.precision
         name = str(ms.hal.get_device_name())
@@ -129,17 +194,9 @@ class MindSporeBackend(ArrayBackend):
         self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: self.hooks.create_optimizer(self._model))
         self._scaler = amp.DynamicLossScaler(2.0**16, 2, 2000) if self._precision == "fp16" else None
         self._graphs = Step(self.case, model, self._optimizer.parameters)
-        if self.world_size > 1:
-            self.own_end = self._take_own_end
         self._own_end: Any = None
-
-    def compute_type(self) -> str:
-        """Return the type of a matrix product in a step."""
-        return str(_AMP_TYPES.get(self._precision, ms.float32)).lower()
-
-    def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the version of MindSpore."""
-        return ms.__version__, {}
+        if self.world_size > 1:
+            self.own_end = lambda: self._own_end
 
     def to_device(self, batch: Arrays) -> dict[str, Tensor]:
         """Return a batch on the device."""
@@ -151,9 +208,16 @@ class MindSporeBackend(ArrayBackend):
         scale = Tensor(share, ms.float32) if self._scaler is None else share * self._scaler.scale_value
         total, gradients = self._graphs.gradients(batches, scale, self._draw)
         if self.world_size > 1:
-            self._mark_own_end()
-            joint = self._means((total, *gradients))
-            total, gradients = joint[0], joint[1:]
+            if self.immediate:
+                self.synchronize()
+            self._own_end = self.clock.mark()
+            tensors = total, *gradients
+            joint = self._all_reduce(ops.cat([tensor.reshape(-1) for tensor in tensors])) / self.world_size
+            parts, start = [], 0
+            for tensor in tensors:
+                parts.append(joint[start : start + tensor.size].reshape(tensor.shape))
+                start += tensor.size
+            total, gradients = parts[0], tuple(parts[1:])
         if self._scaler is not None:
             gradients = self._scaler.unscale(gradients)
             finite = amp.all_finite(gradients)
@@ -172,27 +236,6 @@ class MindSporeBackend(ArrayBackend):
         if self._dropouts:
             seed = seed_of(self.settings.seed, self.place.rank, self.steps_done, number)
             ops.assign(self._dropouts[0].seed, Tensor(np.array((seed % 2**31, seed // 2**31), np.int32)))
-
-    def _means(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the mean of each float32 tensor over all ranks, with one exchange."""
-        joint = self._all_reduce(ops.cat([tensor.reshape(-1) for tensor in tensors])) / self.world_size
-        parts, start = [], 0
-        for tensor in tensors:
-            parts.append(joint[start : start + tensor.size].reshape(tensor.shape))
-            start += tensor.size
-        return tuple(parts)
-
-    def _mark_own_end(self) -> None:
-        if self.immediate:
-            self.synchronize()
-        if self.clock is not None:
-            if self._own_end is not None:
-                self.clock.release([self._own_end])
-            self._own_end = self.clock.mark()
-
-    def _take_own_end(self) -> Any:
-        mark, self._own_end = self._own_end, None
-        return mark
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -235,31 +278,14 @@ class MindSporeBackend(ArrayBackend):
         """Wait for the device."""
         ms.runtime.synchronize()
 
-    def _gather(self, values: list[float]) -> Callable[[], np.ndarray]:
-        """Start to collect the float64 values of all ranks; the result has a row for each rank."""
-        if self.world_size == 1 or not values:
-            return lambda: np.array([values])
+    def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
+        """Start to collect the values of all ranks."""
         joint = self._all_gather(Tensor(np.array(values, np.float64)))
         return lambda: joint.asnumpy().reshape(self.world_size, -1)
 
-    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Start a maximum of each value over all ranks."""
-        gathered = self._gather(values)
-        return lambda: [float(value) for value in gathered().max(0)]
-
-    def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
-        return [float(value) for value in self._gather(values)().mean(0)]
-
-    def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device; None on the CPU, where MindSpore does not count."""
-        if self._device is None or self.immediate:
-            return None
-        return float(ms.runtime.max_memory_allocated()) / 2**20
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether MindSpore could not allocate memory."""
-        return any(part in str(error) for part in _OUT_OF_MEMORY)
+    def peak_bytes(self) -> float:
+        """Return the largest allocation."""
+        return float(ms.runtime.max_memory_allocated())
 
     def close(self, *, together: bool) -> None:
         """Leave the group, in step with the other ranks (``together``) unless they may be gone."""

@@ -14,7 +14,6 @@ from accelmark.spec.settings.training import OptimizerSettings
 from accelmark.train.hooks import ArrayHooks
 
 ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
-OPTIMIZER_CLASSES: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 
 
 @final

@@ -17,32 +17,23 @@ from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from accelmark.frameworks.array_backend import (
-    ArrayBackend,
-    DeviceLosses,
-    OpenedDevice,
-    outputs_of_loss,
-    processor_name,
-)
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
 from accelmark.frameworks.paddle import hooks, layers
 from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.spec.errors import RequestError, first_line
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
+from accelmark.spec.settings.training import TYPE_OF_PRECISION
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
-from accelmark.train.loop.backend import DeviceClock, HostClock, OwnPart
-from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.loop.contract import DeviceClock, HostClock, OwnPart
 
-OPTIMIZER_CLASSES: Final = {"sgd": "Momentum", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"
 _SCALER: Final = "scaler/"
 _ERROR_KIND: Final = re.compile(r"\(\w+\) \S")
 """The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
-_OUT_OF_MEMORY: Final = ("ResourceExhausted", "Out of memory", "out of memory", "bad_alloc", "Cannot allocate memory")
 
 
 @final
@@ -52,7 +43,8 @@ class PaddleBackend(ArrayBackend):
     framework, title = "paddle", "Paddle"
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
-    optimizer_classes = OPTIMIZER_CLASSES
+    libraries = (paddle,)
+    sgd_class = "Momentum"
     memory_advice = "activation_checkpointing, or precision bf16"
 
     def open_device(self) -> OpenedDevice:
@@ -60,13 +52,17 @@ class PaddleBackend(ArrayBackend):
         self._device_name = device = _open_device(self.job, self.place)
         threads = self.num_threads()
         core.set_num_threads(threads)
-        self._precision = precision = _set_precision(self.settings.precision, device)
+        # Paddle has neither bf16 nor fp16 matrix products on the CPU.
+        self._precision = precision = "fp32" if device == "cpu" else self.settings.precision
+        if device.startswith("gpu"):  # where Paddle uses tf32 by default
+            core.set_cublas_switch(precision == "tf32")
+            core.set_cudnn_switch(precision == "tf32")
         self.immediate, self.clock = device == "cpu", HostClock()
         if device != "cpu":
             self.clock = DeviceClock(lambda: paddle.device.Event(enable_timing=True))
             self.losses = DeviceLosses(_fetch)
         self._control = _join_ranks(self.job, self.place)
-        name = str(paddle.device.cuda.get_device_name()) if device.startswith("gpu") else processor_name()
+        name = str(paddle.device.cuda.get_device_name()) if device.startswith("gpu") else None
         return OpenedDevice(device, name, None if device == "cpu" else self.place.local_rank, threads, precision)
 
     def build_model(self) -> str:
@@ -116,30 +112,20 @@ class PaddleBackend(ArrayBackend):
     def build_training(self) -> None:
         """Wrap the model for several ranks, and build optimizer and loss scaling."""
         self._model = self.timed(Event.CONVERT_MODEL, lambda: self.hooks.convert_model(self._model))
-        self._wrapped = self.timed(Event.MODEL_TO_DDP, lambda: self._wrap(self._model))
+        recomputes = self.settings.activation_checkpointing == "full"
+        for layer in self._model.sublayers() if recomputes else ():
+            if getattr(layer, "is_block", False):
+                layer.forward = partial(recompute, layer.forward)
+        # DataParallel does not reduce the gradients of recomputed blocks, whose backward pass is nested.
+        self._reduces_after = recomputes and self.world_size > 1
+        self._wrapped = self.timed(
+            Event.MODEL_TO_DDP, lambda: self._model if self.world_size == 1 else paddle.DataParallel(self._model)
+        )
         self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: self.hooks.create_optimizer(self._model))
         if self.world_size > 1 and self.clock is not None:
             trained = (parameter for parameter in self._model.parameters() if not parameter.stop_gradient)
             self.own_end = OwnPart([parameter.register_hook for parameter in trained], self.clock).take
         self._scaler = paddle.amp.GradScaler() if self._precision == "fp16" else None
-
-    def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the version of Paddle."""
-        return paddle.__version__, {}
-
-    def _wrap(self, model: nn.Layer) -> nn.Layer:
-        """Checkpoint activations of the model's blocks if requested, and reduce gradients over several ranks.
-
-        ``DataParallel`` reduces gradients during the backward pass, but not those of recomputed blocks, whose backward
-        pass is nested: with checkpointing, gradients are reduced after it.
-        """
-        recomputes = self.settings.activation_checkpointing == "full"
-        self._reduces_after = recomputes and self.world_size > 1
-        if recomputes:
-            for layer in model.sublayers():
-                if getattr(layer, "is_block", False):
-                    layer.forward = partial(recompute, layer.forward)
-        return model if self.world_size == 1 else paddle.DataParallel(model)
 
     def _autocast(self) -> Any:
         if self._precision not in ("bf16", "fp16"):
@@ -224,36 +210,22 @@ class PaddleBackend(ArrayBackend):
         if self._device_name != "cpu":
             paddle.device.synchronize(self._device_name)
 
-    def _reduced(self, values: list[float], operation: Any) -> Callable[[], list[float]]:
-        """Start a reduction over all ranks on the CPU, independent of the device."""
-        tensor = paddle.to_tensor(values, dtype="float64", place=paddle.CPUPlace())
-        work = dist.all_reduce(tensor, op=operation, group=self._control, sync_op=False)
+    def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
+        """Start to collect the values of all ranks on the CPU, independent of the device."""
+        own, *parts = (
+            paddle.to_tensor(values, dtype="float64", place=paddle.CPUPlace()) for _ in range(self.world_size + 1)
+        )
+        work = dist.all_gather(parts, own, group=self._control, sync_op=False)
 
-        def read() -> list[float]:
+        def read() -> np.ndarray:
             work.wait()
-            return [float(value) for value in tensor.numpy().tolist()]
+            return np.stack([part.numpy() for part in parts])
 
         return read
 
-    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Start a maximum of each value over all ranks."""
-        return self._reduced(values, dist.ReduceOp.MAX)
-
-    def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
-        if self.world_size == 1 or not values:
-            return values
-        return [value / self.world_size for value in self._reduced(values, dist.ReduceOp.SUM)()]
-
-    def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on the device so far; None on the CPU."""
-        if self._device is None or self._device_name == "cpu":
-            return None
-        return float(paddle.device.max_memory_allocated(self._device_name)) / 2**20
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether Paddle could not allocate memory."""
-        return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
+    def peak_bytes(self) -> float:
+        """Return the largest allocation."""
+        return float(paddle.device.max_memory_allocated(self._device_name))
 
     def summary(self, error: BaseException) -> str:
         """Return the line of an error with its cause; Paddle's errors begin with a stack and the kind of error."""
@@ -294,20 +266,6 @@ def _open_device(job: JobSpec, ranks: RankPlace) -> str:
         raise RequestError(f"local rank {ranks.local_rank} has no device: {len(mine)} {job.device_type} visible here")
     paddle.set_device(f"{job.device_type}:{ranks.local_rank}")
     return f"{job.device_type}:{ranks.local_rank}"
-
-
-def _set_precision(precision: Precision, device: str) -> Precision:
-    """Choose the numeric mode of fp32 matrix work; return the precision computed in.
-
-    fp32 switches off the tf32 that Paddle uses by default. Paddle has neither bf16 nor fp16 matrix products on the CPU,
-    and computes fp32 there.
-    """
-    if device == "cpu":
-        return "fp32"
-    if device.startswith("gpu"):
-        core.set_cublas_switch(precision == "tf32")
-        core.set_cudnn_switch(precision == "tf32")
-    return precision
 
 
 def _join_ranks(job: JobSpec, ranks: RankPlace) -> Any:

@@ -69,9 +69,8 @@ from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import SyntheticBatches, log_bad_samples
 from accelmark.train.case import case_class
 from accelmark.train.hooks import hook_records, load_hooks
-from accelmark.train.loop.backend import DeviceClock, HostClock, OwnPart, RankBackend
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
-from accelmark.train.loop.contract import Backend, Progress, Replay
+from accelmark.train.loop.contract import Backend, DeviceClock, HostClock, OwnPart, Progress, RankBackend, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 
 

@@ -2,25 +2,252 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, OpenedDevice
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.frameworks.tensorflow import hooks, layers
-from accelmark.frameworks.tensorflow.ranks import Ranks
-from accelmark.frameworks.tensorflow.step import Step
+from accelmark.spec.backports import zip_strict
+from accelmark.spec.errors import RequestError, RunError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings.training import Precision
 from accelmark.train.batches import Arrays, seed_of
-from accelmark.train.case import Batch
-from accelmark.train.loop.backend import HostClock
-from accelmark.train.loop.checkpoints import NamedArrays
+from accelmark.train.case import ArrayCase, Batch
+from accelmark.train.loop.contract import HostClock
 
 _COMPUTE_TYPES: Final = {"bf16": tf.bfloat16, "fp16": tf.float16}
+_JOIN_S: Final = 300.0
+_LEAVE_S: Final = 60.0
+_RETRY_S: Final = 0.2
+_FIRST_SCALE: Final = 2.0**15
+_GROWTH_STEPS: Final = 2000
+"""Steps without overflow after which the loss scale doubles; an overflow halves it (Micikevicius et al. 2017)."""
+_KINDS: Final = {"ring": "RING", "nccl": "NCCL"}
+
+
+@final
+class Ranks:
+    """One device of each rank; several ranks are the workers of a ``MultiWorkerMirroredStrategy``."""
+
+    def __init__(self, job: JobSpec, precision: Precision, threads: int, place: RankPlace) -> None:
+        """Set threads and precision before TensorFlow opens the device, and join the other ranks."""
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+        self._place = place
+        self.is_cpu = job.device_type == "cpu"
+        accelerators = tf.config.list_physical_devices("GPU")
+        if self.is_cpu:
+            tf.config.set_visible_devices([], "GPU")
+        elif place.local_rank >= len(accelerators):
+            raise RequestError(
+                f"local rank {place.local_rank} has no {job.device_type}: TensorFlow {tf.__version__} finds "
+                f"{len(accelerators)} here; check the driver and that the installed TensorFlow is a build for it"
+            )
+        else:
+            tf.config.set_visible_devices(accelerators[place.local_rank], "GPU")
+            tf.config.experimental.set_memory_growth(accelerators[place.local_rank], True)
+        self._strategy: Any = None
+        self._peers: list[socket.socket] = []
+        if place.world_size > 1:
+            addresses = self._exchange_addresses()
+            cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": place.rank}}
+            os.environ["TF_CONFIG"] = json.dumps(cluster)
+            kinds = tf.distribute.experimental.CommunicationImplementation
+            kind = getattr(kinds, _KINDS.get(job.collective_backend, "AUTO"))
+            options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+        def gathered(values: Any) -> Any:
+            return tf.distribute.get_replica_context().all_gather(values[None], axis=0)
+
+        self._gather: Any = tf.function(lambda values: self.run(gathered, (values,)), autograph=False)
+
+    def _exchange_addresses(self) -> list[str]:
+        """Return ``HOST:PORT`` of every rank's TensorFlow server; connections to rank 0 stay open until it may end."""
+        host, _, port = os.environ[COORDINATOR].rpartition(":")
+        if self._place.rank == 0:
+            return self._collect_addresses(host, int(port))
+        deadline = time.monotonic() + _JOIN_S
+        while True:
+            try:
+                peer = socket.create_connection((host, int(port)), timeout=_JOIN_S)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise RunError(f"rank 0 does not answer at {host}:{port} ({error})") from error
+                time.sleep(_RETRY_S)
+        address = peer.getsockname()[0]
+        message = {"rank": self._place.rank, "address": f"{address}:{_free_port(address)}"}
+        peer.sendall(json.dumps(message).encode() + b"\n")
+        self._peers.append(peer)
+        addresses: list[str] = json.loads(_line(peer))
+        return addresses
+
+    def _collect_addresses(self, host: str, port: int) -> list[str]:
+        addresses = {0: f"{host}:{_free_port(host)}"}
+        with socket.create_server((host, port)) as server:
+            server.settimeout(_JOIN_S)
+            while len(addresses) < self._place.world_size:
+                try:
+                    peer, _ = server.accept()
+                except TimeoutError as error:
+                    joined = f"{len(addresses)} of {self._place.world_size} ranks"
+                    raise RunError(f"only {joined} joined at {host}:{port} in {_JOIN_S:.0f} s") from error
+                peer.settimeout(_JOIN_S)
+                message = json.loads(_line(peer))
+                addresses[message["rank"]] = message["address"]
+                self._peers.append(peer)
+        everyone = [addresses[rank] for rank in range(self._place.world_size)]
+        for peer in self._peers:
+            peer.sendall(json.dumps(everyone).encode() + b"\n")
+        return everyone
+
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call ``function`` where :meth:`mean_of` is possible; inside of a ``tf.function``."""
+        return function(*arguments) if self._strategy is None else self._strategy.run(function, args=arguments)
+
+    def mean_of(self, tensors: list[Any]) -> list[Any]:
+        """Return the mean of each tensor over all ranks, in a function that :meth:`run` calls."""
+        if self._strategy is None:
+            return tensors
+        joint: list[Any] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tensors)
+        return joint
+
+    def gather(self, values: Any) -> np.ndarray:
+        """Return the arrays of all of several ranks, of equal shape, along a new first dimension."""
+        return np.asarray(self._gather(tf.convert_to_tensor(values)))
+
+    def leave(self) -> None:
+        """Let rank 0, whose server the others need until their end, wait for the ends of their processes."""
+        if self._strategy is None:
+            return
+        self.gather([0.0])
+        if self._place.rank == 0:
+            for peer in self._peers:
+                peer.settimeout(_LEAVE_S)
+                with suppress(OSError):
+                    peer.recv(1)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _line(peer: socket.socket) -> bytes:
+    with peer.makefile("rb") as stream:
+        return stream.readline()
+
+
+def _graph(function: Callable[..., Any]) -> Any:
+    """Return a function that is traced once for each shape of its arguments; Python decides while it is traced."""
+    return tf.function(function, autograph=False)
+
+
+@final
+class Step:
+    """A case's model with its optimizer; gradients are averaged over the ranks."""
+
+    def __init__(self, case: ArrayCase, hooks: Any, dtype: Any, ranks: Ranks) -> None:
+        """Build the model, the same on every rank; matrix products compute in ``dtype``."""
+        self._case, self._settings, self._ranks, self._hooks = case, case.settings, ranks, hooks
+        with layers.building(case.settings.seed, dtype):
+            self.model: Any = hooks.convert_model(case.build_model())
+        self.variables = layers.named_variables(self.model)
+        """All variables of the model by name."""
+        self.parameters = {name: variable for name, variable in self.variables.items() if variable.trainable}
+        self._optimizer: Any = None
+        self._scale: Any = None
+        self.take: Any = _graph(lambda *inputs: ranks.run(partial(hooks.train_step, self), inputs))
+        """``take(batches, learning rate, seed) -> (loss, when the gradients were ready: seconds since 1970)``."""
+        self.sums: Any = _graph(self._sums)
+        """``sums(batch) -> sums of the case``."""
+        self.outputs: Any = _graph(self._outputs)
+        """``outputs(batch) -> the model's outputs in training mode``."""
+
+    def disable_dropout(self) -> None:
+        """Let all values through dropout; only before the first step."""
+        for layer in self.model.submodules:
+            if isinstance(layer, layers.Dropout):
+                layer.rate = 0.0
+
+    def build_optimizer(self) -> None:
+        """Make the optimizer's state, and the loss scale of fp16."""
+        self._optimizer = self._hooks.create_optimizer(self.parameters)
+        if self._settings.precision == "fp16":
+            self._scale = tf.Variable(_FIRST_SCALE, trainable=False)
+            self._finite_steps = tf.Variable(0.0, trainable=False)
+
+    def state(self) -> dict[str, Any]:
+        """Return all variables that a step changes by name."""
+        state = {f"model.{name}": variable for name, variable in self.variables.items()}
+        if self._optimizer is not None:
+            state |= {f"optimizer.{name}": variable for name, variable in self._optimizer.variables().items()}
+        if self._scale is not None:
+            state |= {"scale.value": self._scale, "scale.finite_steps": self._finite_steps}
+        return state
+
+    def take_step(self, batches: list[Batch], rate: Any, seed: Any) -> Any:
+        """Apply the mean of all ranks' gradients, clipped, on each rank with its own batches and seed of dropout."""
+        layers.set_training(self.model, training=True)
+        total: Any = 0.0
+        gradients: list[Any] = []
+        parameters = list(self.parameters.values())
+        with layers.drawing(seed):
+            for batch in batches:
+                with tf.GradientTape() as tape:
+                    loss = self._case.loss(self.model, batch)
+                    scaled = loss if self._scale is None else loss * self._scale
+                of_batch = [tf.convert_to_tensor(each) / len(batches) for each in tape.gradient(scaled, parameters)]
+                gradients = [old + new for old, new in zip_strict(gradients, of_batch)] if gradients else of_batch
+                total += loss / len(batches)
+        if self._scale is not None:
+            gradients = [each / self._scale for each in gradients]
+        with tf.control_dependencies(gradients):
+            ready = tf.timestamp()
+        total, *gradients = self._ranks.mean_of([total, *gradients])
+        norm = tf.linalg.global_norm(gradients)
+        if self._settings.gradient_clip_norm is not None:
+            factor = tf.minimum(1.0, self._settings.gradient_clip_norm / (norm + 1e-6))
+            gradients = [each * factor for each in gradients]
+        named = dict(zip_strict(self.parameters, gradients))
+        if self._scale is None:
+            self._optimizer.apply(named, rate)
+        else:  # a step whose scaled gradients overflowed is skipped
+
+            def apply() -> float:
+                self._optimizer.apply(named, rate)
+                return 0.0
+
+            finite = tf.math.is_finite(norm)
+            tf.cond(finite, apply, lambda: 0.0)
+            steps = self._finite_steps.assign(tf.where(finite, self._finite_steps + 1, 0.0))
+            grows = steps >= _GROWTH_STEPS
+            self._scale.assign(self._scale * tf.where(finite, tf.where(grows, 2.0, 1.0), 0.5))
+            self._finite_steps.assign(tf.where(grows, 0.0, steps))
+        return total, ready
+
+    def _sums(self, batch: Batch) -> Mapping[str, Any]:
+        layers.set_training(self.model, training=False)
+        return self._case.eval_sums(self.model, batch)
+
+    def _outputs(self, batch: Batch) -> Any:
+        layers.set_training(self.model, training=True)
+        return outputs_of_loss(self._case, self.model, batch)
 
 
 @final
@@ -28,6 +255,8 @@ class TensorFlowBackend(ArrayBackend):
     """One rank's training in TensorFlow."""
 
     framework, title = "tensorflow", "TensorFlow"
+    libraries = (tf,)
+    traces_hook = True
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
 
@@ -44,8 +273,12 @@ class TensorFlowBackend(ArrayBackend):
         if precision == "tf32" and ranks.is_cpu:
             precision = "fp32"
         self._dtype = _COMPUTE_TYPES.get(precision, tf.float32)
-        index = None if ranks.is_cpu else self.place.local_rank
-        return OpenedDevice(self.job.device_type, ranks.name, index, threads, precision)
+        name = index = None
+        if not ranks.is_cpu:
+            index = self.place.local_rank
+            details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+            name = details.get("device_name")
+        return OpenedDevice(self.job.device_type, name, index, threads, precision)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
@@ -74,21 +307,9 @@ class TensorFlowBackend(ArrayBackend):
         """Build the optimizer."""
         self.timed(Event.CREATE_OPTIMIZER, self._step_graph.build_optimizer)
 
-    def compute_type(self) -> str:
-        """Return the type of the layers' matrix products."""
-        return str(tf.as_dtype(self._dtype).name)
-
-    def versions(self) -> tuple[str, dict[str, str]]:
-        """Return the version of TensorFlow."""
-        return tf.__version__, {}
-
     def to_device(self, batch: Arrays) -> Any:
         """Return a batch on the device."""
         return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-
-    def call_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Call the graph, which calls the hook while it is traced."""
-        return self.take_step(batches, learning_rate)
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step."""
@@ -127,26 +348,18 @@ class TensorFlowBackend(ArrayBackend):
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        self._ranks.synchronize()
+        if not self._ranks.is_cpu:  # on the CPU, a graph is done when its call returns
+            with tf.device("GPU:0"):
+                tf.raw_ops.SyncDevice()
 
-    def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Return the maximum of each value over all ranks, which is computed at once."""
-        largest = self._ranks.gather(np.array(values)).max(0)
-        return lambda: [float(value) for value in largest]
+    def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
+        """Collect the values of all ranks at once."""
+        joint = self._ranks.gather(np.array(values))
+        return lambda: joint
 
-    def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
-        if self.world_size == 1 or not values:
-            return values
-        return [float(value) for value in self._ranks.gather(np.array(values)).mean(0)]
-
-    def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device; None on the CPU."""
-        return None if self._device is None else self._ranks.peak_memory_mib()
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether TensorFlow could not allocate memory."""
-        return isinstance(error, tf.errors.ResourceExhaustedError)
+    def peak_bytes(self) -> float:
+        """Return the largest allocation."""
+        return float(tf.config.experimental.get_memory_info("GPU:0")["peak"])
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks."""

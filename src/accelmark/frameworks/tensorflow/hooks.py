@@ -72,8 +72,8 @@ class Optimizer:
 class Hooks(ArrayHooks):
     """The default hooks, which a vendor subclasses as ``Extern``.
 
-    ``train_step`` is called while the step is traced. It gets the ``Step`` of ``step.py``, the batches of a step, the
-    learning rate and the seed of dropout, and returns what ``Step.take_step`` returns.
+    ``train_step`` is called while the step is traced. It gets the ``Step`` of ``backend.py``, the batches of a step,
+    the learning rate and the seed of dropout, and returns what ``Step.take_step`` returns.
     """
 
     def create_optimizer(self, parameters: Any) -> Any:

@@ -21,6 +21,7 @@ from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.tensor_file import Array, read_tensors, write_tensors
 from accelmark.train.loop.contract import Backend
+from accelmark.train.loop.ends import End
 
 _MAX_OUTPUTS: Final = 2**22
 """Largest number of output values of a batch that are written."""
@@ -58,7 +59,7 @@ class Comparison(Protocol):
         ...
 
 
-def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> None:
+def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> End:
     """Take ``work.num_steps`` optimizer steps, and write the results of each.
 
     Raises:
@@ -78,7 +79,13 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
     mesh = mesh_of(settings.parallelism, place.world_size, place.local_world_size)
     first = mesh.data_rank(place.rank) * num_own
     for step in range(1, work.num_steps + 1):
-        _load(_weights_before(work, step), comparison)
+        if step == 1:
+            before = read_tensors(work.inputs / INITIAL_FILE)
+        else:  # as the reference job had it
+            done = read_tensors((work.reference or work.results) / results_file(step - 1, 0))
+            parts = ((name.partition("/"), array) for name, array in done.items())
+            before = {name: array for (kind, _, name), array in parts if kind in ("weights", "statistics")}
+        _load(before, comparison)
         batches = _batches(work, step)[first : first + num_own]
         results = {
             f"outputs/{first + number}": comparison.outputs(arrays).reshape(-1)[:_MAX_OUTPUTS]
@@ -87,12 +94,17 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> No
         loss = backend.step([comparison.batch(arrays) for arrays in batches])
         read = backend.losses.fetch([backend.losses.keep(loss)])
         results["loss"] = np.array(backend.mean(read())[0], np.float64)
-        results |= _named("weights", comparison.parameters(), comparison)
+        named = {
+            f"weights/{reference_name(name, comparison)}": array for name, array in comparison.parameters().items()
+        }
         if place.world_size == 1:  # of several ranks, each has the statistics of its own batches
-            results |= _named("statistics", comparison.statistics(), comparison)
+            kept = comparison.statistics().items()
+            named |= {f"statistics/{reference_name(name, comparison)}": array for name, array in kept}
+        results |= named
         if place.rank:
             results = {name: array for name, array in results.items() if name.startswith("outputs/")}
         write_tensors(work.results / results_file(step, place.rank), results)
+    return End("max_steps")
 
 
 def _export(work: CompareJob, backend: Backend, comparison: Comparison) -> None:
@@ -110,25 +122,12 @@ def _export(work: CompareJob, backend: Backend, comparison: Comparison) -> None:
         epoch += 1
 
 
-def _weights_before(work: CompareJob, step: int) -> dict[str, Array]:
-    """Return the reference job's weights and statistics before a step."""
-    if step == 1:
-        return read_tensors(work.inputs / INITIAL_FILE)
-    done = read_tensors((work.reference or work.results) / results_file(step - 1, 0))
-    parts = ((name.partition("/"), array) for name, array in done.items())
-    return {name: array for (kind, _, name), array in parts if kind in ("weights", "statistics")}
-
-
 def _batches(work: CompareJob, step: int) -> list[dict[str, Array]]:
     batches: list[dict[str, Array]] = [{} for _ in range(work.num_batches)]
     for name, array in read_tensors(work.inputs / batches_file(step)).items():
         number, _, array_name = name.partition("/")
         batches[int(number)][array_name] = array
     return batches
-
-
-def _named(kind: str, weights: Mapping[str, Array], comparison: Comparison) -> dict[str, Array]:
-    return {f"{kind}/{reference_name(name, comparison)}": array for name, array in weights.items()}
 
 
 def reference_name(name: str, comparison: Comparison) -> str:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Optional, final
 
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.job import TrainJob
@@ -19,18 +19,14 @@ from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
 from accelmark.train.loop.ends import Agreement, End, Vote, bound_reached, nonfinite_end, total_steps
 from accelmark.train.loop.process import Stop
-from accelmark.train.loop.window import ClosedWindow, GarbagePauses, RunTotals, Window, WindowPosition
+from accelmark.train.loop.window import ClosedWindow, GarbagePauses, RunTotals, Window
 
 _HELD_NS: Final = 100_000_000
 """Closed windows are written together where they close more often than this: writing each would slow down training."""
 
 
-class EvaluationObserver(Protocol):
-    """Observes every evaluation and may end training, for example to stop a trial of a search early."""
-
-    def evaluated(self, evaluation: Evaluation) -> End | None:
-        """Return an end, the same on every rank, or None to continue; its time counts for no window or evaluation."""
-        ...
+Observer = Callable[[Evaluation], Optional[End]]
+"""Observes every evaluation; may return an end, the same on every rank. Its time counts for no window or evaluation."""
 
 
 @final
@@ -45,7 +41,7 @@ class Driver:
         totals: RunTotals,
         stop: Stop,
         directory: Path,
-        observer: EvaluationObserver | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._job = job
         self._settings = job.settings
@@ -115,7 +111,7 @@ class Driver:
         self._first_step = progress.global_steps
         self._checkpoints.start()
         if self._agreement is not None:
-            self._agreement.start(progress.global_steps)
+            self._agreement.next_step = progress.global_steps + 1
         backend = self._backend
         start = {
             "global_steps": progress.global_steps,
@@ -146,7 +142,8 @@ class Driver:
     def _epoch(self, steps: Iterator[list[Any]]) -> End | None:
         """Train to the end of the epoch. The loop body is AccelMark's entire overhead per step."""
         backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
-        now, train, learning_rate = time.monotonic_ns, self._next_step(), backend.learning_rate
+        now, learning_rate = time.monotonic_ns, backend.learning_rate
+        train = self._take_traced if self._traces_next else backend.step
         mark = _no_mark if backend.clock is None else backend.clock.mark
         own_end = backend.own_end or _no_mark
         add = window.add
@@ -178,16 +175,12 @@ class Driver:
                 end = self._check()
                 if end is not None:
                     return end
-                self._check_at, train = self._next_check(), self._next_step()
+                self._check_at = self._next_check()
+                train = self._take_traced if self._traces_next else backend.step
         return None
-
-    def _next_step(self) -> Callable[[list[Any]], Any]:
-        """Return the function that takes the next step."""
-        return self._take_traced if self._traces_next else self._backend.step
 
     def _take_traced(self, batches: list[Any]) -> Any:
         """Take a step that all ranks trace."""
-        assert self._backend.tracer is not None  # noqa: S101  no step is due otherwise
         loss, traced = self._backend.tracer.take(batches)
         if traced is not None:
             self._log.event(Event.STEP_TRACED, traced)
@@ -198,10 +191,8 @@ class Driver:
         """Return the next step after which :meth:`_check` must be called."""
         progress, settings = self.progress, self._settings
         step = progress.global_steps
-        steps = [
-            step + settings.log_every_steps - len(self._window),
-            step + self._backend.steps_per_epoch - progress.step_in_epoch,
-        ]
+        epoch_end = step + self._backend.steps_per_epoch - progress.step_in_epoch
+        steps = [step + settings.log_every_steps - len(self._window), epoch_end]
         if settings.evaluate.every_steps is not None:
             steps.append((step // settings.evaluate.every_steps + 1) * settings.evaluate.every_steps)
         if settings.end.max_steps is not None:
@@ -218,7 +209,11 @@ class Driver:
         settings, progress = self._settings, self.progress
         step = progress.global_steps
         bound = bound_reached(settings.end, progress, self._epochs_done())
-        evaluates = bound is None and self._evaluation_due()
+        evaluate = settings.evaluate
+        evaluates = evaluate.every_steps is not None and step % evaluate.every_steps == 0
+        if progress.step_in_epoch == self._backend.steps_per_epoch and evaluate.every_epochs is not None:
+            evaluates = evaluates or (progress.epoch + 1) % evaluate.every_epochs == 0
+        evaluates = evaluates and bound is None and not settings.loader.synthetic
         saves = self._checkpoints.is_due(step)
         if len(self._window) >= settings.log_every_steps or evaluates or saves:
             self._close_window(flush=evaluates or saves)
@@ -230,8 +225,8 @@ class Driver:
         if end is None and bound is not None:
             end = End(bound)
         killed = self._job.killed
-        due = killed is not None and not self._first_step and step >= killed.step
-        if killed is not None and due and RankPlace.from_environment().rank == killed.rank:
+        is_due = killed is not None and not self._first_step and step >= killed.step
+        if killed is not None and is_due and RankPlace.from_environment().rank == killed.rank:
             message = "this rank ends itself by SIGKILL: the job measures recovery from that"
             self._log.event(Event.WARNING, {"message": message, "global_steps": step})
             os.kill(os.getpid(), signal.SIGKILL)
@@ -239,28 +234,22 @@ class Driver:
 
     def _stops(self, *, settled: bool) -> End | None:
         """Return the end due to a signal, the time limit or a non-finite loss, agreed by all ranks."""
-        now = time.monotonic_ns()
+        tracer, is_late = self._backend.tracer, time.monotonic_ns() > self._deadline_ns
         if self._agreement is None:
             if self._backend.immediate and len(self._window) and self._window.last_is_nonfinite():
                 self._close_window(flush=True)
-            vote: Vote | None = Vote(self._nonfinite_step, self._stop.requested is not None, now > self._deadline_ns)
+            vote: Vote | None = Vote(self._nonfinite_step, self._stop.requested is not None, is_late)
         else:
-            steps_here = max(1, self.progress.global_steps - self._first_step)
-            ballot = Vote(
-                self._nonfinite_step,
-                self._stop.requested is not None,
-                now > self._deadline_ns,
-                self._totals.elapsed_s() / steps_here,
-                self._backend.tracer.cost_s if self._backend.tracer is not None else 0.0,
-            )
+            step = self.progress.global_steps
+            num_steps = max(1, step - self._first_step)
+            step_s, trace_s = self._totals.elapsed_s() / num_steps, 0.0 if tracer is None else tracer.cost_s
+            own = Vote(self._nonfinite_step, self._stop.requested is not None, is_late, step_s, trace_s)
             if settled:
-                vote = self._agreement.settle(ballot)
-            elif self.progress.global_steps >= self._agreement.next_step:
-                vote = self._agreement.poll(self.progress.global_steps, ballot)
-                if vote is not None and self._backend.tracer is not None:
-                    self._traces_next = vote.allows_trace(steps_here, self._num_traced)
+                vote = self._agreement.settle(own)
             else:
-                vote = None
+                vote = self._agreement.poll(step, own) if step >= self._agreement.next_step else None
+                if vote is not None and tracer is not None:
+                    self._traces_next = vote.allows_trace(num_steps, self._num_traced)
         if vote is None:
             return None
         if vote.nonfinite_step is not None:
@@ -270,15 +259,6 @@ class Driver:
             name = self._stop.requested or "a signal to another rank"
             return End("cancelled", f"ended by {name} after step {self.progress.global_steps}")
         return End("max_duration") if vote.overtime else None
-
-    def _evaluation_due(self) -> bool:
-        evaluate, progress = self._settings.evaluate, self.progress
-        if self._settings.loader.synthetic:
-            return False
-        if evaluate.every_steps is not None and progress.global_steps % evaluate.every_steps == 0:
-            return True
-        epoch_ends = progress.step_in_epoch == self._backend.steps_per_epoch
-        return epoch_ends and evaluate.every_epochs is not None and (progress.epoch + 1) % evaluate.every_epochs == 0
 
     def _epochs_done(self) -> int:
         return self.progress.epoch + (self.progress.step_in_epoch == self._backend.steps_per_epoch)
@@ -290,11 +270,15 @@ class Driver:
                 self._backend.synchronize()
             now, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             progress = self.progress
-            position = WindowPosition(
-                progress.global_steps, progress.epoch, progress.num_trained_samples, self._learning_rate
+            closed = self._window.close(
+                now,
+                global_steps=progress.global_steps,
+                epoch=progress.epoch,
+                num_trained_samples=progress.num_trained_samples,
+                learning_rate=self._learning_rate,
+                wall_ms=round((now - self._opened_ns) / 1e6, 4),
+                cpu_ms=round((cpu_ns - self._opened_cpu_ns) / 1e6, 4),
             )
-            wall_ms, cpu_ms = (now - self._opened_ns) / 1e6, (cpu_ns - self._opened_cpu_ns) / 1e6
-            closed = self._window.close(position, now, wall_ms, cpu_ms)
             self._opened_ns, self._opened_cpu_ns = now, cpu_ns
             if not self._backend.immediate:
                 self._write_closed_windows()
@@ -355,7 +339,7 @@ class Driver:
             reached=reached,
         )
         self._log.event(Event.EVALUATE, evaluation)
-        end = self._observer.evaluated(evaluation) if self._observer is not None else None
+        end = self._observer(evaluation) if self._observer is not None else None
         self._opened_ns, self._opened_cpu_ns = time.monotonic_ns(), time.process_time_ns()
         return End("target") if ends else end
 

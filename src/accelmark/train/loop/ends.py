@@ -104,10 +104,6 @@ class Agreement:
         self.next_step = 0
         """The step after which the next poll is due."""
 
-    def start(self, step: int) -> None:
-        """Schedule the first poll after the next step."""
-        self.next_step = step + 1
-
     def poll(self, step: int, vote: Vote) -> Vote | None:
         """Send this rank's vote, and return the joint vote of the poll before (None at the first)."""
         joint = self._collect()

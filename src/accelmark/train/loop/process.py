@@ -61,7 +61,6 @@ class Stop(Protocol):
     @property
     def requested(self) -> str | None:
         """The source of the request, for the message of the end; None without a request."""
-        ...
 
 
 @final
@@ -137,14 +136,11 @@ def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> No
                 deadline = min(deadline or now, now + _GRACE_SECOND_SIGNAL_S)
 
 
-_TASKS: Final = Path("/proc/self/task")
-
-
 @final
 class CpuWait:
     """Counts from its creation; reading it costs some microseconds per thread."""
 
-    def __init__(self, tasks: Path = _TASKS) -> None:
+    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
         self._tasks = tasks
         self._before = self._delays_ns()
 
@@ -159,10 +155,7 @@ class CpuWait:
     def _delays_ns(self) -> dict[str, int]:
         """Return the second number of each thread's ``schedstat`` (Linux, Documentation/scheduler/sched-stats.rst)."""
         delays: dict[str, int] = {}
-        with suppress(OSError):
-            for task in self._tasks.iterdir():
-                try:
-                    delays[task.name] = int((task / "schedstat").read_text(encoding="ascii").split()[1])
-                except (OSError, ValueError, IndexError):
-                    continue  # the thread has ended, or the kernel does not count
+        for file in self._tasks.glob("*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
+                delays[file.parent.name] = int(file.read_text(encoding="ascii").split()[1])
         return delays

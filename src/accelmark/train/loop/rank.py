@@ -33,7 +33,7 @@ from accelmark.spec.plugins.framework import BACKEND_FILE, STACKS_SIGNAL, RankPl
 from accelmark.spec.plugins.requirements import Need, require_all
 from accelmark.train.loop.checkpoint_writer import hash_of
 from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
-from accelmark.train.loop.driver import Driver, EvaluationObserver
+from accelmark.train.loop.driver import Driver, Observer
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
 from accelmark.train.loop.window import FinishedEvent, RunTotals
@@ -83,11 +83,13 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         reads = DataReads(job.data_dirs)
         outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log, reads), log, totals)
     elif isinstance(work, CompareJob):
-        outcome = run_work(backend, lambda opened: _take_first_steps(work, opened), log, totals)
+        from accelmark.train.loop.comparison import take_first_steps  # NumPy, which a training rank does not need here
+
+        place = RankPlace.from_environment()
+        outcome = run_work(backend, lambda opened: take_first_steps(work, opened, place), log, totals)
     else:
         outcome = run_training(train, backend, log, totals, stop, job.checkpoint_dir)
     stop.finish()
-    record_peak_memory(totals, outcome.backend)
     finished.write(outcome.end)
     if outcome.backend is not None:
         outcome.backend.close(together=outcome.in_step)
@@ -152,7 +154,7 @@ def run_training(
     totals: RunTotals,
     stop: Stop,
     directory: Path,
-    observer: EvaluationObserver | None = None,
+    observer: Observer | None = None,
 ) -> RankOutcome:
     """Train with checkpoints in ``directory``, and turn every error into an end; the caller writes FINISHED."""
 
@@ -181,12 +183,22 @@ def run_work(
     except Cancelled as cancelled:
         end = End("cancelled", f"ended by {cancelled}")
     except Exception as error:  # noqa: BLE001 - every error must end in FINISHED
-        end = _end_of(error, backend)
+        is_own = isinstance(error, AccelmarkError)
+        if backend is not None:
+            end = End(*backend.explain(error))
+        else:
+            end = End("error", str(error) if is_own else f"{type(error).__name__}: {error}")
         if isinstance(error, AccelmarkError):
             code = error.exit_code
         else:
             traceback.print_exc()
+            frames = traceback.extract_tb(error.__traceback__)
+            inside = [frame for frame in frames if {"cases", "vendors"} & set(Path(frame.filename).parts)]
+            if inside and end.reason == "error":  # in the code of a case or a vendor
+                end = End("error", f"{end.message} ({Path(inside[-1].filename).name}:{inside[-1].lineno})")
         log.event(Event.ERROR, {"type": type(error).__name__, "message": end.message})
+    if totals.peak_device_memory_mib is None and backend is not None:
+        totals.peak_device_memory_mib = backend.peak_memory_mib()
     code = EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else code
     return RankOutcome(end, backend, in_step, code)
 
@@ -208,13 +220,6 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog, 
         log.event(Event.EVALUATED, value)
     log.event(Event.DATA_READ, DataRead(sample=reads.sample(f"{work.draw} {rank}")))
     return End("evaluated")
-
-
-def _take_first_steps(work: CompareJob, backend: Backend) -> End:
-    from accelmark.train.loop.comparison import take_first_steps  # NumPy, which a training rank does not need here
-
-    take_first_steps(work, backend, RankPlace.from_environment())
-    return End("max_steps")
 
 
 def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog) -> float:
@@ -267,29 +272,6 @@ def _outliers(
     farther = [each / last for each, last in zip_strict(moved, around)][len(before) :]
     number = max(range(len(farther)), key=farther.__getitem__)
     return pairs[max(number - 1, 0) : number + 1] if farther[number] > _OUTLIER_RATIO else ()
-
-
-def _end_of(error: Exception, backend: Backend | None) -> End:
-    if backend is not None:
-        end = End(*backend.explain(error))
-    else:
-        end = End("error", str(error) if isinstance(error, AccelmarkError) else f"{type(error).__name__}: {error}")
-    if isinstance(error, AccelmarkError) or end.reason != "error":
-        return end
-    return End(end.reason, f"{end.message}{_line_in_case(error)}")
-
-
-def _line_in_case(error: Exception) -> str:
-    """Return the line of a case's or a vendor's code in which an error occurred; empty where it occurred in neither."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if {"cases", "vendors"} & set(Path(frame.filename).parts)]
-    return f" ({Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
-
-
-def record_peak_memory(totals: RunTotals, backend: Backend | None) -> None:
-    """Record the largest allocation where training ended before the driver recorded it."""
-    if totals.peak_device_memory_mib is None and backend is not None:
-        totals.peak_device_memory_mib = backend.peak_memory_mib()
 
 
 if __name__ == "__main__":

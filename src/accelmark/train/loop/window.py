@@ -57,27 +57,15 @@ SLOW: Final = 1.5
 
 @final
 @dataclass(frozen=True)
-class WindowPosition:
-    """The position in training at which a window closed."""
-
-    global_steps: int
-    epoch: int
-    num_trained_samples: int
-    learning_rate: float
-
-
-@final
-@dataclass(frozen=True)
 class ClosedWindow:
     """A closed window; the device may not have computed all of its figures yet."""
 
-    position: WindowPosition
+    fields: dict[str, Any]
+    """Of :class:`StepWindow`, which are known when it closes."""
     marks: list[tuple[Any, Any, Any]]
     data_wait_ns: list[int]
     closed_ns: int
     """Reading of the monotonic clock."""
-    wall_ms: float
-    cpu_ms: float
     losses: Callable[[], list[float]]
 
 
@@ -112,21 +100,11 @@ class Window:
         """Return whether the last loss is NaN or infinite; only where the reader keeps floats."""
         return not math.isfinite(self._losses[-1])
 
-    def close(self, position: WindowPosition, closed_ns: int, wall_ms: float, cpu_ms: float) -> ClosedWindow:
-        """Start copying the figures to the host, and begin an empty window."""
-        losses = self._reader.fetch(self._losses)
-        closed = ClosedWindow(position, self._marks, self._waits, closed_ns, wall_ms, cpu_ms, losses)
+    def close(self, closed_ns: int, **fields: Any) -> ClosedWindow:
+        """Start copying the figures to the host, and begin an empty window; ``fields`` are of :class:`StepWindow`."""
+        closed = ClosedWindow(fields, self._marks, self._waits, closed_ns, self._reader.fetch(self._losses))
         self._marks, self._losses, self._waits = [], [], []
         return closed
-
-    def _own_ms(self, marks: tuple[Any, Any, Any], step_ms: float) -> float:
-        """Return the milliseconds of a step up to the end of the rank's own part, or without its exchanges."""
-        assert self._clock is not None  # noqa: S101  without one there are no marks
-        start, own_end, _ = marks
-        elapsed_ms = self._clock.elapsed_ms
-        if isinstance(own_end, list):
-            return step_ms - covered((elapsed_ms(start, begin), elapsed_ms(start, end)) for begin, end in own_end)
-        return elapsed_ms(start, own_end)
 
     def read(self, closed: ClosedWindow, gc_ms: float = 0.0, new_retries: Callable[[], int] = int) -> StepWindow:
         """Return the figures of a closed window, waiting for its last step where it is not computed yet.
@@ -139,25 +117,27 @@ class Window:
         span_ms: float | None = None
         if self._clock is not None:
             elapsed_ms = self._clock.elapsed_ms
+
+            def own(start: Any, own_end: Any, _end: Any, total_ms: float) -> float:
+                """Return the milliseconds up to the end of the rank's own part, or without its exchanges."""
+                if isinstance(own_end, list):
+                    spans = ((elapsed_ms(start, begin), elapsed_ms(start, end)) for begin, end in own_end)
+                    return total_ms - covered(spans)
+                return elapsed_ms(start, own_end)
+
             step_ms = tuple(round(elapsed_ms(start, end), 4) for start, _, end in closed.marks)
             if all(own_end is not None for _, own_end, _ in closed.marks):
-                own_ms = tuple(round(self._own_ms(mark, total), 4) for mark, total in zip_strict(closed.marks, step_ms))
+                own_ms = tuple(round(own(*mark, total), 4) for mark, total in zip_strict(closed.marks, step_ms))
             span_ms = round(elapsed_ms(closed.marks[0][0], closed.marks[-1][2]), 4)
             self._clock.release([mark for marks in closed.marks for mark in _flat(marks)])
-        position = closed.position
         # Without validation: all values are computed here, and a window is read between two steps.
         return StepWindow.model_construct(
-            global_steps=position.global_steps,
-            epoch=position.epoch,
-            num_trained_samples=position.num_trained_samples,
-            learning_rate=position.learning_rate,
+            **closed.fields,
             loss=losses[-1],
             losses=tuple(losses),
             step_ms=step_ms,
             data_wait_ms=tuple(round(wait / 1e6, 4) for wait in closed.data_wait_ns),
             own_ms=own_ms,
-            wall_ms=round(closed.wall_ms, 4),
-            cpu_ms=round(closed.cpu_ms, 4),
             span_ms=span_ms,
             gc_ms=round(gc_ms, 4),
             alloc_retries=new_retries() if step_ms and max(step_ms) > SLOW * median(step_ms) else 0,
@@ -179,15 +159,6 @@ def _flat(marks: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(mark)
         elif mark is not None:
             yield mark
-
-
-def first_nonfinite(window: StepWindow) -> int | None:
-    """Return the number of the first step whose loss is NaN or infinite, or None."""
-    first = window.global_steps - len(window.losses) + 1
-    for number, loss in enumerate(window.losses, start=first):
-        if loss is None or not math.isfinite(loss):
-            return number
-    return None
 
 
 @final
@@ -220,7 +191,8 @@ class RunTotals:
         self.compute_ms += sum(window.step_ms)
         self.final_loss = window.loss
         first = window.global_steps - len(window.losses) + 1
-        bad = first_nonfinite(window)
+        losses = enumerate(window.losses, first)
+        bad = next((number for number, loss in losses if loss is None or not math.isfinite(loss)), None)
         good = window.losses if bad is None else window.losses[: bad - first]
         if good:
             self.last_finite_loss = good[-1]
