@@ -70,7 +70,7 @@ from accelmark.train.batches import SyntheticBatches, log_bad_samples
 from accelmark.train.case import case_class
 from accelmark.train.hooks import hook_records, load_hooks
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
-from accelmark.train.loop.contract import Backend, DeviceClock, HostClock, OwnPart, Progress, RankBackend, Replay
+from accelmark.train.loop.contract import Backend, DeviceClock, HostClock, OwnPart, Progress, Replay
 from accelmark.train.loop.epochs import EpochSize, repeat_steps
 
 
@@ -165,7 +165,7 @@ class InProcess:
 
 
 @final
-class PyTorchBackend(RankBackend):
+class PyTorchBackend(Backend):
     """One rank's training in PyTorch; see :class:`accelmark.train.loop.contract.Backend`."""
 
     memory_advice = "activation_checkpointing, precision bf16, or parallelism fsdp2 over more devices"

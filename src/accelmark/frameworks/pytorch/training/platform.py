@@ -26,7 +26,7 @@ from accelmark.spec.job import JobSpec, LastCollective, LastCollectives
 from accelmark.spec.plugins.framework import RankPlace, collectives_address
 from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.training import Precision, TrainSettings
-from accelmark.train.loop.contract import StepClock
+from accelmark.train.loop.contract import DeviceClock
 
 _FP32_SWITCHES: Final = (
     "fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision",
@@ -197,7 +197,7 @@ class DeviceLosses:
     model returns the loss; it is then copied on the device in its own step.
     """
 
-    def __init__(self, clock: StepClock, *, pinned: bool = True, overwritten: bool = False) -> None:
+    def __init__(self, clock: DeviceClock, *, pinned: bool = True, overwritten: bool = False) -> None:
         self._clock = clock
         self._pinned = pinned
         self._overwritten = overwritten
