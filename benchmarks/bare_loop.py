@@ -30,7 +30,7 @@ def step_ms(job: JobSpec, num_steps: int) -> float:
     torch.manual_seed(settings.seed)
     torch.backends.cudnn.benchmark = device.type != "cpu"
     make = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
-    case = make(settings, job.data_dirs, Place(0, 1, device, 1, 1))
+    case = make(settings, job.data_dirs, Place(0, 1, 1, device, 1))
     model = case.build_model().to(device)
     batch = {name: tensor.to(device) for name, tensor in case.synthetic_batch(settings.batch_size).items()}
     if settings.channels_last:

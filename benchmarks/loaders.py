@@ -146,7 +146,7 @@ def plain(root: Path) -> Batches:
 def loaders(root: Path) -> dict[str, Batches]:
     """Return the loaders by name, as cases build them; each call of one reads the next epoch."""
     options: dict[str, Any] = {"num_classes": len(CLASSES), "size": SIZE, "train": True}
-    place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+    place = Place(0, 1, 1, torch.device("cpu"), 1)
     arrays = ArrayPlace(0, 1, shared_seed=1)
 
     def tensors(layout: str, num_workers: int) -> Batches:
@@ -241,7 +241,7 @@ def parts() -> dict[str, float]:
         return min(times) / BATCH * 1e6
 
     def first_ms(num_workers: int) -> float:
-        loader, place = LoaderSettings(num_workers=num_workers), Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+        loader, place = LoaderSettings(num_workers=num_workers), Place(0, 1, 1, torch.device("cpu"), 1)
         began = time.perf_counter()
         next(IndexedBatches(Ready(samples), BATCH, place, loader, train=True).epoch(0))
         return (time.perf_counter() - began) * 1000
@@ -271,7 +271,7 @@ def begun_within(root: Path) -> Iterator[str]:
         def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
             return self._files.read(index % len(self._files), random)
 
-    place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+    place = Place(0, 1, 1, torch.device("cpu"), 1)
     files = ImageFolder(root / "folders", "train", num_classes=len(CLASSES), size=SIZE, train=True)
     batches = IndexedBatches(Whole(files), BATCH, place, LoaderSettings(num_workers=0), train=True)
     for skip in (0, 10, 100, 1_000, 10_000):

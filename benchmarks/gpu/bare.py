@@ -29,7 +29,7 @@ def build(name: str, settings: Mapping[str, Any], device: torch.device) -> Train
     layers = [Layer("benchmark", {"loader.synthetic": True, **settings})]
     resolved = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
     make_case = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)  # type: ignore[type-abstract]
-    return make_case(resolved, {}, Place(0, 1, device, 1, 1))
+    return make_case(resolved, {}, Place(0, 1, 1, device, 1))
 
 
 def attention(kernel: str) -> AbstractContextManager[object]:

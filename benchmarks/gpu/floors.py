@@ -30,8 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from accelmark.frameworks.pytorch.backend import build_without_weights
 from accelmark.frameworks.pytorch.case import Place, TrainCase
-from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
 from accelmark.frameworks.pytorch.model.identity import num_parameters
 from accelmark.spec.layers import flatten
 from accelmark.spec.log.perflog import PerfLogWriter
@@ -216,7 +216,7 @@ def opened(workload: Workload, settings: Mapping[str, Any]) -> TrainCase:
             table = table.setdefault(group, {})
         table[last] = value
     make: Any = case_class(find("cases", workload.case).ref("train"), "pytorch", TrainCase)
-    return cast("TrainCase", make(TrainSettings.model_validate(values), {}, Place(0, 1, torch.device("cpu"), 1, 1)))
+    return cast("TrainCase", make(TrainSettings.model_validate(values), {}, Place(0, 1, 1, torch.device("cpu"), 1)))
 
 
 def graphs(workload: Workload) -> str:

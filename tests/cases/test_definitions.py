@@ -55,7 +55,7 @@ def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
         pytest.importorskip(NEEDS[name])
     layers = [Layer("test", {"loader.synthetic": True, **over})]
     settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
-    place = Place(0, 1, torch.device("cpu"), seed=1, shared_seed=1)
+    place = Place(0, 1, 1, torch.device("cpu"), 1)
     make_case = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)  # type: ignore[type-abstract]
     return make_case(settings, {}, place)
 
@@ -96,7 +96,7 @@ def test_the_targets_metric_is_one_that_the_evaluation_gives(name: str) -> None:
 def test_two_ranks_generate_different_batches_of_one_distribution(name: str) -> None:
     case = case_of(name, SMALL[name])
     first, again = case.synthetic_batch(2), case.synthetic_batch(2)
-    case.place = Place(1, 2, torch.device("cpu"), seed=2, shared_seed=1)
+    case.place = Place(1, 2, 1, torch.device("cpu"), 2)
     other = case.synthetic_batch(2)
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert {key: (part.shape, part.dtype) for key, part in first.items()} == {

@@ -131,7 +131,7 @@ def checkpoints(settings, directory):
     optimizer = build_optimizer(model, settings.optimizer, device)
     training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
     saved = CheckpointDirectory(directory, RankPlace(), lambda values: lambda: values)
-    return training, Checkpoints(saved, settings, training, Place(0, 1, device, 1, 1), RankPlace())
+    return training, Checkpoints(saved, settings, training, Place(0, 1, 1, device, 1), RankPlace())
 
 def resume(name, fused):
     directory = Path(sys.argv[1], f"{name}-{fused}")

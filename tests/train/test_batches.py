@@ -42,7 +42,7 @@ from accelmark.train.batches import (
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
-    return Place(rank, world_size, torch.device("cpu"), seed=seed + rank, shared_seed=seed)
+    return Place(rank, world_size, seed, torch.device("cpu"), seed + rank)
 
 
 def numbers(size: int) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 
 from accelmark.frameworks.pytorch.case import PipelineParts
 from accelmark.frameworks.pytorch.context_parallel import SequencePart
-from accelmark.frameworks.pytorch.mesh.sharding import keep_stage
+from accelmark.frameworks.pytorch.mesh import keep_stage
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES

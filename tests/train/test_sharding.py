@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch, torch.distributed as dist
 from torch import nn
-from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
+from accelmark.frameworks.pytorch.mesh import open_mesh, shard
 from accelmark.spec.parallelism import Mesh
 
 def hwm_mib():

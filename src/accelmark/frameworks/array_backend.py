@@ -147,10 +147,7 @@ class ArrayBackend(Backend):
 
     @abstractmethod
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Take one optimizer step over some batches, and return its loss without waiting for the device.
-
-        The backend is the ``training`` of ``Hooks.train_step``, and this its step, unless ``traces_hook``.
-        """
+        """Take one optimizer step over some batches, and return its loss without waiting for the device."""
 
     @abstractmethod
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
@@ -162,12 +159,7 @@ class ArrayBackend(Backend):
 
     @abstractmethod
     def set_state(self, arrays: NamedArrays) -> None:
-        """Restore what :meth:`state` returned.
-
-        Raises:
-            KeyError: an array is missing.
-            ValueError: an array has another shape.
-        """
+        """Restore what :meth:`state` returned. Raises KeyError, ValueError: an array is missing, or of another shape."""
 
     @abstractmethod
     def gather(self, values: list[float]) -> Callable[[], npt.NDArray[Any]]:
@@ -419,10 +411,7 @@ def _in_pytorch(name: str, num_dimensions: int) -> tuple[str, tuple[int, ...]]:
 
 
 def outputs_of_loss(case: ArrayCase, model: Any, batch: Batch) -> Any:
-    """Return what ``model`` returns where the case computes its loss.
-
-    Raises RunError: the loss does not call the model.
-    """
+    """Return what ``model`` returns where the case computes its loss. Raises RunError: the loss does not call it."""
     outputs: list[Any] = []
 
     def recorded(*inputs: Any) -> Any:
@@ -446,11 +435,7 @@ class ArrayCheckpoints:
     def save(self, state: Callable[[], NamedArrays], progress: Progress, barrier: Callable[[], object]) -> str:
         """Write a checkpoint and return its name, when it is complete; all ranks call this.
 
-        Args:
-            state: returns the same arrays on every rank.
-            barrier: returns when all ranks have called it.
-
-        Raises RunError: it could not be written, for example because the disk is full.
+        ``state`` returns the same arrays on every rank. Raises RunError: it could not be written, as on a full disk.
         """
         name, place = name_of(progress.global_steps), self._place
         temporary = self._directory.temporary(name)
@@ -469,10 +454,7 @@ class ArrayCheckpoints:
         return name
 
     def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
-        """Return the arrays of a checkpoint and the progress of training.
-
-        Raises RunError: it is damaged, or was written by another number of ranks.
-        """
+        """Return arrays and progress. Raises RunError: it is damaged, or was written by another number of ranks."""
         with reading(checkpoint):
             record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
             with np.load(checkpoint / "state.npz", allow_pickle=False) as stored:

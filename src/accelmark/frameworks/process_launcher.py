@@ -34,11 +34,7 @@ def launch_ranks(
 ) -> Launch:
     """Return the rank's own command for a single rank, else this launcher around it.
 
-    Args:
-        place: the host's part in the job.
-        coordinator: the variable for ``HOST:PORT`` of rank 0; on a single host, a free port is chosen.
-        defaults: variables that are set unless the user sets them.
-        between_hosts: variables of a job on several hosts.
+    ``coordinator`` is the variable for ``HOST:PORT`` of rank 0; on a single host, a free port is chosen.
     """
     environment, defaults = {coordinator: f"{place.master_address}:{place.master_port}"}, defaults or {}
     if place.nnodes * place.num_ranks == 1:

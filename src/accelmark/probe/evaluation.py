@@ -34,7 +34,7 @@ def metric_names(job: JobSpec) -> list[str]:
     if not isinstance(job.work, TrainingWork):
         raise ValueError("job.json is not a training job")
     settings = job.work.settings
-    place = Place(0, 1, torch.device("cpu"), settings.seed, settings.seed)
+    place = Place(0, 1, settings.seed, torch.device("cpu"), settings.seed)
     make_case = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
     case = make_case(settings, job.data_dirs, place)
     model = case.build_model().eval()

@@ -25,6 +25,7 @@ Permutation = Union[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 MOST_INT32: Final = 2**31
 """Permutations of at most as many samples are int32: in half of the memory, and in the same order."""
 T = TypeVar("T")
+B = TypeVar("B", covariant=True)
 R = TypeVar("R")
 """A framework's random generator."""
 
@@ -35,30 +36,55 @@ def seed_of(*parts: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-class DataPlace(Protocol):
-    """A rank's place among the ranks that share the data, and the seed that they share."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def shared_seed(self) -> int:
-        """Seed of all ranks."""
-
-
-@final
 @dataclass(frozen=True)
 class ArrayPlace:
-    """The place of a rank whose data are NumPy arrays."""
+    """A rank's place among the ranks that share the data, and the seed that they share."""
 
     rank: int
     world_size: int
     shared_seed: int
+
+
+class BatchSource(Protocol[B]):
+    """A rank's share of a data set, in batches with the samples along the first dimension."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch over all ranks, without a dropped last batch."""
+        ...
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[B]:
+        """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
+
+        All ranks yield equally many batches of equally many samples when training. A run that is resumed, and each
+        replay, begin within an epoch: batches before ``skip`` should not be read.
+        """
+        ...
+
+
+class DataSetCase:
+    """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+
+    settings: TrainSettings
+
+    def dataset(self, *, train: bool) -> Any:
+        """Return the training or the evaluation data: whole arrays by name, or a source that is read by sample."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
+
+    def augment(self, batch: Any, random: Any) -> Any:
+        """Change a training batch, with random numbers from ``random`` only."""
+        return batch
+
+    def train_batches(self) -> Any:
+        """Return this rank's share of the training data in a new order each epoch, ``batch_size`` samples a batch."""
+        return self._batches(self.dataset(train=True), self.settings.batch_size, train=True)
+
+    def eval_batches(self) -> Any:
+        """Return this rank's share of the evaluation data: every sample exactly once over all ranks."""
+        return self._batches(self.dataset(train=False), self.settings.eval_batch_size, train=False)
+
+    def _batches(self, data: Any, size: int, *, train: bool) -> Any:
+        raise NotImplementedError
 
 
 @final
@@ -76,7 +102,7 @@ class Share:
 
     total: int
     batch_size: int
-    place: DataPlace
+    place: ArrayPlace
     train: bool
 
     def __post_init__(self) -> None:
@@ -108,11 +134,7 @@ class Share:
             yield slice(start, start + size)
 
     def indices(self, permutation: Callable[[int, int], Permutation], epoch: int, skip: int = 0) -> Iterator[Indices]:
-        """Yield the sample indices of this rank's batches, from batch ``skip`` on.
-
-        For training, their order is ``permutation(seed, total)``, by a seed that depends on the shared seed and
-        ``epoch``; of it, only this rank's part is kept.
-        """
+        """Yield the sample indices of this rank's batches, from batch ``skip`` on, in training in an epoch's order."""
         place = self.place
         if self.train:
             order = permutation(seed_of(place.shared_seed, epoch), self.total)[: self.num_samples]
@@ -138,7 +160,7 @@ class ArrayKind(Generic[T, R]):
 
 
 def _permutation(seed: int, count: int) -> Permutation:
-    order: Permutation = np.arange(count, dtype=np.int32) if count <= MOST_INT32 else np.arange(count, dtype=np.int64)
+    order: Permutation = np.arange(count, dtype=np.int32 if count <= MOST_INT32 else np.int64)
     np.random.default_rng(seed).shuffle(order)
     return order
 
@@ -164,7 +186,7 @@ class WholeBatches(Generic[T, R]):
         self,
         data: Mapping[str, T],
         batch_size: int,
-        place: DataPlace,
+        place: ArrayPlace,
         *,
         train: bool,
         augment: Callable[[dict[str, T], R], dict[str, T]] | None = None,
@@ -197,24 +219,19 @@ _STEPS_IN_EPOCH: Final = 100
 """Optimizer steps in an epoch of synthetic data where the settings bound neither steps nor samples."""
 
 
-def _num_synthetic_steps(settings: TrainSettings, world_size: int) -> int:
-    """Return the optimizer steps of an epoch of synthetic data: enough for the run's bound on steps or samples."""
-    end = settings.end
-    if end.max_steps is not None:
-        return end.max_steps
-    if end.max_samples is not None:
-        step_samples = settings.batch_size * settings.gradient_accumulation_steps * world_size
-        return max(1, -(-end.max_samples // step_samples))
-    return _STEPS_IN_EPOCH
-
-
 @final
 class SyntheticBatches(Generic[T]):
-    """One synthetic batch, repeated, for measuring speed only."""
+    """One synthetic batch, repeated, for measuring speed only; an epoch suffices for a bound on steps or samples."""
 
     def __init__(self, batch: T, settings: TrainSettings, world_size: int) -> None:
         self._batch = batch
-        self._num_batches = _num_synthetic_steps(settings, world_size) * settings.gradient_accumulation_steps
+        end, samples_per_step = settings.end, settings.batch_size * settings.gradient_accumulation_steps * world_size
+        steps = _STEPS_IN_EPOCH
+        if end.max_steps is not None:
+            steps = end.max_steps
+        elif end.max_samples is not None:
+            steps = max(1, -(-end.max_samples // samples_per_step))
+        self._num_batches = steps * settings.gradient_accumulation_steps
         self.num_samples = self._num_batches * settings.batch_size * world_size
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[T]:
@@ -240,11 +257,7 @@ class BadSamples:
         self._unlogged: list[str] = []
 
     def read(self, read: Callable[[int], T], index: int, total: int) -> tuple[T, dict[int, str]]:
-        """Return sample ``index`` of ``total`` or its replacement, with the errors of the replaced samples.
-
-        Raises:
-            DataError: it cannot be read and ``limit`` is 0, or more than ``limit`` samples in a row cannot be read.
-        """
+        """Return sample ``index`` of ``total`` or its replacement, with the errors of the replaced samples."""
         errors: dict[int, str] = {}
         while True:
             number = (index + len(errors)) % total
@@ -295,7 +308,7 @@ class SampleBatches:
     """A rank's batches of an :class:`ArraySource`; each of ``loader.num_workers`` threads reads ``prefetch`` ahead."""
 
     def __init__(
-        self, source: ArraySource, batch_size: int, place: DataPlace, loader: LoaderSettings, *, train: bool
+        self, source: ArraySource, batch_size: int, place: ArrayPlace, loader: LoaderSettings, *, train: bool
     ) -> None:
         self._source, self._loader = source, loader
         self._share = Share(len(source), batch_size, place, train)

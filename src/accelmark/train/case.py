@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,15 @@ from accelmark.spec.plugins.case import CaseClass
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Scalar, TrainSettings
-from accelmark.train.batches import ArrayBatches, ArrayPlace, Arrays, ArraySource, SampleBatches
+from accelmark.train.batches import (
+    ArrayBatches,
+    ArrayPlace,
+    Arrays,
+    ArraySource,
+    BatchSource,
+    DataSetCase,
+    SampleBatches,
+)
 
 CaseT = TypeVar("CaseT")
 
@@ -39,8 +47,6 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
     """Return the class of a case in a framework, which derives from ``base``.
 
     It is ``Case`` of ``<framework>.py``, the class that ``case.yaml`` declares, or ``Case`` of ``arrays.py``.
-
-    Raises RequestError: none of them defines it, or the folder was removed since the run was planned.
     """
     if not folder.path.is_dir():
         raise RequestError(f"{folder.path}: the folder of the case does not exist any more; train in this checkout")
@@ -120,28 +126,14 @@ Batch = Mapping[str, Any]
 """Named tensors with the samples along the first dimension."""
 
 
-class Batches(Protocol):
-    """A rank's share of a data set, in batches of NumPy arrays with the samples along the first dimension."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks, without a dropped last batch."""
-        ...
-
-    def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
-        """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
-
-        All ranks yield equally many batches of equally many samples when training.
-        """
-        ...
+Batches = BatchSource[Arrays]
 
 
-class ArrayCase(ModelSettings, ABC):
+class ArrayCase(DataSetCase, ModelSettings, ABC):
     """A standard workload on NumPy arrays: subclass it as ``Case`` in ``cases/<model>/<framework>.py``.
 
     The driver owns the loop, precision, parallelism, logging, timing, checkpoints and the end of training. ``loss`` and
     ``eval_sums`` are traced and compiled: they compute with tensors and have no side effects but those of layers.
-    A case that builds its own batches overrides ``train_batches`` and ``eval_batches``.
     """
 
     reference_names: ClassVar[Mapping[str, str]] = {}
@@ -159,24 +151,7 @@ class ArrayCase(ModelSettings, ABC):
         numbers = self.settings.model.items()
         return {name: value for name, value in numbers if isinstance(value, int) and not isinstance(value, bool)}
 
-    def dataset(self, *, train: bool) -> Arrays | ArraySource:
-        """Return the training or the evaluation data: whole arrays by name, or a source that is read by sample."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
-
-    def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
-        """Change a training batch of whole arrays, with random numbers from ``random`` only."""
-        return batch
-
-    def train_batches(self) -> Batches:
-        """Return this rank's share of the training data in a new order each epoch, ``batch_size`` samples a batch."""
-        return self._batches(self.settings.batch_size, train=True)
-
-    def eval_batches(self) -> Batches:
-        """Return this rank's share of the evaluation data: every sample exactly once over all ranks."""
-        return self._batches(self.settings.eval_batch_size, train=False)
-
-    def _batches(self, size: int, *, train: bool) -> Batches:
-        data = self.dataset(train=train)
+    def _batches(self, data: Arrays | ArraySource, size: int, *, train: bool) -> Batches:
         place = ArrayPlace(self.place.rank, self.place.world_size, self.settings.seed)
         if isinstance(data, Mapping):
             return ArrayBatches(data, size, place, train=train, augment=self.augment if train else None)
@@ -192,10 +167,7 @@ class ArrayCase(ModelSettings, ABC):
         """Return the model with its initial weights in float32; called with the same seed on every rank."""
 
     def initial_weights(self) -> tuple[Path, Mapping[str, Any]] | None:
-        """Return a checkpoint and its arrays by the names of the case in PyTorch; None: weights are random.
-
-        Raises DataError: it is missing.
-        """
+        """Return a checkpoint and its arrays by the names of the case in PyTorch; None: weights are random."""
         return None
 
     @abstractmethod
@@ -290,11 +262,8 @@ def attention_flops(num_layers: int, hidden_size: int, length: int) -> float:
 
 
 def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, is_first: bool = False) -> float:
-    """Return the FLOPs of a square convolution for one image.
+    """Return the FLOPs of a square convolution for one image, by the sides of output and kernel.
 
-    Args:
-        size: side of the output.
-        kernel: side of the kernel.
-        is_first: the input is the image, which needs no gradient, so the backward pass has only one product.
+    The input of the first one is the image, which needs no gradient, so that its backward pass has only one product.
     """
     return 2.0 * size**2 * kernel**2 * channels_in * channels_out * (2 if is_first else 3)

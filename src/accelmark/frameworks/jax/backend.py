@@ -51,10 +51,7 @@ class Step:
     """Compiled functions of a case's model and optimizer; nothing is computed on the host."""
 
     def __init__(self, case: ArrayCase, hooks: Any, dtype: Any, mesh: Mesh) -> None:
-        """``dtype`` is that of matrix products; ``mesh`` has the ranks' devices along one axis.
-
-        Raises RequestError: activations are to be recomputed, and the model has no blocks.
-        """
+        """``dtype`` is that of matrix products; ``mesh`` has the ranks' devices along one axis."""
         self._case, self._hooks, settings = case, hooks, case.settings
         self._clip_norm = settings.gradient_clip_norm
         self._axis: Any = mesh.axis_names[0] if mesh.size > 1 else None
@@ -110,10 +107,7 @@ class Step:
         return model
 
     def take_step(self, state: State, rate: jax.Array, batches: list[Batch]) -> tuple[State, jax.Array]:
-        """Apply the mean of all ranks' gradients, clipped, in the optimizer's direction.
-
-        With several ranks this runs on each device with its own batches.
-        """
+        """Apply the mean of all ranks' gradients, clipped; each of several ranks has its own batches."""
         parameters, rest, moments, scaler = state
         if self._axis is not None:  # random keys of this rank's batches
             index = jax.lax.axis_index(self._axis)
@@ -360,7 +354,6 @@ open_backend = JaxBackend
 
 
 def _local(tree: Any) -> Any:
-    """Return this rank's copy of replicated arrays."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
@@ -371,12 +364,7 @@ def _host_arrays(state: Any) -> dict[str, np.ndarray]:
 
 
 def _replaced(state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return ``state`` with the values of :func:`_host_arrays`.
-
-    Raises:
-        KeyError: an array is missing.
-        ValueError: an array has another shape.
-    """
+    """Return ``state`` with the values of :func:`_host_arrays`."""
 
     def value(path: Any, leaf: Any) -> Any:
         array, expected = arrays[_dotted_name(path)], _data(leaf)

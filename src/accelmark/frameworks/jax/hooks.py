@@ -26,10 +26,7 @@ class Hooks(ArrayHooks):
 
 
 def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """Return the optimizer's step before the learning rate, with PyTorch's formulas.
-
-    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step.
-    """
+    """Return the optimizer's step before the learning rate, with PyTorch's formulas."""
 
     def matrices(parameters: Any) -> Any:
         return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)

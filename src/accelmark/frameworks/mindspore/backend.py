@@ -44,10 +44,7 @@ class Step:
         """Captured, and as it is written."""
 
     def gradients(self, batches: list[Batch], scale: Tensor, draw: Callable[[int], None]) -> tuple[Tensor, Gradients]:
-        """Return the sums of the losses and gradients of some batches, each multiplied by ``scale``.
-
-        ``draw`` is called with a batch's number before it is computed.
-        """
+        """Return the sums of losses and gradients, each times ``scale``; ``draw`` gets the number of each batch."""
         sums: tuple[Tensor, ...] = ()
         for number, batch in enumerate(batches):
             draw(number)
@@ -108,11 +105,7 @@ class MindSporeBackend(ArrayBackend):
     libraries = (ms,)
 
     def open_device(self) -> OpenedDevice:
-        """Open the device in the precision of the settings, and join the ranks.
-
-        On the CPU, MindSpore has no bf16 and fp16 for most operations, and computes in fp32. Another device is one of
-        ``mindspore.set_device``, with options of precision as ``mindspore.device_context`` has them for Ascend.
-        """
+        """Open the device in the precision of the settings, and join the ranks."""
         is_cpu = self.immediate = self.job.device_type == "cpu"
         self._scheduler: subprocess.Popen[bytes] | None = None
         index = self.place.local_rank

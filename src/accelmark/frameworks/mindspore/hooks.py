@@ -44,11 +44,7 @@ class Lamb(optim.Optimizer):
 
 
 def build_optimizer(model: nn.Cell, settings: OptimizerSettings) -> Any:
-    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas.
-
-    SGD and Adam add weight decay to the gradient, AdamW and LAMB to the step. Gradients are given in the order of its
-    ``parameters``.
-    """
+    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas."""
     trainable = list(model.trainable_params())
     decays = [settings.decay_norm_and_bias or parameter.ndim > 1 for parameter in trainable]
     chosen = {
@@ -65,10 +61,7 @@ def build_optimizer(model: nn.Cell, settings: OptimizerSettings) -> Any:
 
 
 def clipped(gradients: Sequence[Tensor], largest: float) -> tuple[Tensor, ...]:
-    """Return the gradients with a global norm of at most ``largest``.
-
-    ``ops.clip_by_global_norm`` of MindSpore 2.10 takes five times as long for small tensors on the CPU.
-    """
+    """Return the gradients with a global norm of at most ``largest``; ``ops.clip_by_global_norm`` is slow on CPUs."""
     squares = [ops.square(gradient).sum() for gradient in gradients]
     norm = ops.sqrt(sum(squares[1:], squares[0]))
     factor = ops.minimum(largest / (norm + 1e-6), Tensor(1.0, ms.float32))

@@ -248,10 +248,7 @@ def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
 
 
 def _open_device(job: JobSpec, ranks: RankPlace) -> str:
-    """Make this rank's device the current one, and return its name (``cpu``, ``gpu:0``).
-
-    Raises RequestError: this Paddle has no such device, or fewer of them than the host has ranks.
-    """
+    """Make this rank's device the current one, and return its name (``cpu``, ``gpu:0``)."""
     if job.device_type == "cpu":
         paddle.set_device("cpu")
         return "cpu"

@@ -25,11 +25,7 @@ class Hooks(ArrayHooks):
 
 
 def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: float | None) -> Any:
-    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas.
-
-    SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step. Gradients are clipped to a global norm of
-    ``clip_norm`` if it is given.
-    """
+    """Return the optimizer over the trainable parameters of ``model``, with PyTorch's formulas."""
     trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     undecayed = {each.name for each in trainable if each.ndim <= 1 and not settings.decay_norm_and_bias}
     clip = nn.ClipGradByGlobalNorm(clip_norm) if clip_norm is not None else None

@@ -22,8 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks, refuse_hooks
-from accelmark.frameworks.pytorch.mesh.sharding import build_without_weights
-from accelmark.frameworks.pytorch.model.attention import AttentionCalls, Autocast, chosen_kernels, with_attention
+from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.model.identity import (
     compute_type,
@@ -32,11 +31,11 @@ from accelmark.frameworks.pytorch.model.identity import (
     num_parameters,
     structure_hash,
     weights_hash,
+    whole,
 )
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
-from accelmark.frameworks.pytorch.training.pipeline import PipelineTraining
 from accelmark.frameworks.pytorch.training.platform import (
     DeviceLosses,
     answer_collectives,
@@ -50,15 +49,13 @@ from accelmark.frameworks.pytorch.training.platform import (
     open_device,
     peak_memory_mib,
     rank_seed,
-    record_collectives,
     reduced_modes,
     seed_everything,
     set_precision,
     set_threads,
 )
-from accelmark.frameworks.pytorch.training.shard_exchange import ShardExchange
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import RunError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
@@ -140,17 +137,21 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
 
 
 def _array(tensor: Tensor | nn.Parameter) -> Array:
-    gather = getattr(tensor, "full_tensor", None)
-    whole = tensor.detach() if gather is None else gather().detach()
-    return whole.float().cpu().contiguous().numpy().copy()
+    return whole(tensor).float().cpu().contiguous().numpy().copy()
 
 
 _SPLIT: Final = "ranks that share layers (tp, pp, cp, ep) wait for each other within a step, where waits are not marked"
 
 
-def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> Backend:
-    """Return the backend of a rank that has its own process."""
-    return PyTorchBackend(job, train, place, log)
+def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:
+    """Return the case's model on the meta device, or with its weights, after a warning, where that is not possible."""
+    try:
+        with torch.device("meta"):
+            return case.build_model()
+    except (RuntimeError, NotImplementedError) as error:
+        why = f"the model cannot be built on the meta device ({first_line(error)})"
+        log.event(Event.WARNING, {"message": f"{why}: this rank builds all of it"})
+        return case.build_model()
 
 
 @final
@@ -204,7 +205,7 @@ class PyTorchBackend(Backend):
         mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
         number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
         seed = rank_seed(settings.seed, number)
-        place = Place(number, self._num_data_ranks, device, seed, settings.seed, mesh)
+        place = Place(number, self._num_data_ranks, settings.seed, device, seed, mesh)
         hooks_class = load_hooks(self.job.extern, Hooks, ALLOWED_HOOKS)
         records = hook_records(hooks_class, Hooks)
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
@@ -219,7 +220,10 @@ class PyTorchBackend(Backend):
         self._size = size = EpochSize.of(settings, self._batches.num_samples, self._num_data_ranks)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
         seed_everything(settings.seed)
-        model = self._build_model(case, hooks)
+        # Sharded weights are copied from rank 0, unless a vendor's hooks may read them.
+        hooks.scatters_weights = settings.has_shards and self.world_size > 1 and type(hooks) is Hooks
+        has_weights = not hooks.scatters_weights or ranks.rank == 0
+        model = case.build_model() if has_weights else build_without_weights(case, log)
         structure, modules = structure_hash(model), module_hash(model)
         initial = weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
@@ -274,21 +278,11 @@ class PyTorchBackend(Backend):
             forget_peak_memory(self._device)
             return self._in_process.control
         is_sharded = self.settings.is_sharded
-        record_collectives()
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives are recorded; PyTorch's own number
         group = join_ranks(self.job.collective_backend, self.place, self._device, needed=is_sharded)
         if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
             answer_collectives(Path(node_dir), self.place.rank)
         return group
-
-    def _build_model(self, case: TrainCase, hooks: Hooks) -> nn.Module:
-        """Build the model with its weights, or without them where a sharded model's are copied from rank 0.
-
-        Vendor hooks may read weights: with them, every rank builds the full model.
-        """
-        hooks.scatters_weights = self.settings.has_shards and self.world_size > 1 and type(hooks) is Hooks
-        if hooks.scatters_weights and self.place.rank != 0:
-            return build_without_weights(case, self.log)
-        return case.build_model()
 
     def _build(self, hooks: Hooks, model: nn.Module) -> None:
         """Call the model hooks in order, and log the duration of each."""
@@ -300,31 +294,37 @@ class PyTorchBackend(Backend):
         autocast = with_attention(autocast, self.settings.attention)
         self._compilation = wrap_model(case, inner, self.job.case.name, self.log)
         wrapped = self.timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
-        training = self.timed(Event.CREATE_OPTIMIZER, lambda: self._with_optimizer(hooks, wrapped, autocast))
+
+        def with_optimizer() -> Training:
+            training = Training(wrapped, hooks.create_optimizer(wrapped), None, hooks.create_grad_scaler(), autocast)
+            if mesh.pp > 1:
+                from accelmark.frameworks.pytorch.mesh import PipelineTraining
+
+                refuse_hooks(hooks, "the schedule of a pipeline")
+                assert hooks.devices is not None  # noqa: S101 - model_to_ddp has divided the model
+                return PipelineTraining.open(training, case, hooks.devices)
+            if self.settings.parallelism != "deepspeed":
+                return training
+            refuse_hooks(hooks, "DeepSpeed's engine")
+            return ZeroTraining.open(training, self.settings, self._device, self.world_size)
+
+        training = self.timed(Event.CREATE_OPTIMIZER, with_optimizer)
         length = self._size.schedule_length(self.settings)
         training.schedule = case.build_schedule(training.optimizer, length, self.steps_per_epoch)
         self._training = training
         self.step: Callable[[list[Any]], Any] = partial(hooks.train_step, training)
-        if isinstance(training, (ZeroTraining, PipelineTraining)):
+        if hasattr(training, "take_step"):  # an engine's own
             self.step = partial(training.take_step, case)
         if self.clock is not None and isinstance(wrapped, nn.parallel.DistributedDataParallel):
             trained = (parameter for parameter in wrapped.parameters() if parameter.requires_grad)
             # A node ends with the last reference to it; DistributedDataParallel attaches to the same nodes.
             self.own_end = OwnPart([get_gradient_edge(part).node.register_prehook for part in trained], self.clock).take
         if self.clock is not None and self.settings.has_shards and self.world_size > 1 and not mesh.shares_layers:
+            from accelmark.frameworks.pytorch.mesh import ShardExchange
+
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
         directory = CheckpointDirectory(self.job.checkpoint_dir, self.place, self.exchange_max)
         self.checkpoints = Checkpoints(directory, self.settings, training, case.place, self.place)
-
-    def _with_optimizer(self, hooks: Hooks, model: nn.Module, autocast: Autocast) -> Training:
-        training = Training(model, hooks.create_optimizer(model), None, hooks.create_grad_scaler(), autocast)
-        if self._case.place.mesh.pp > 1:
-            refuse_hooks(hooks, "the schedule of a pipeline")
-            return PipelineTraining.open(training, self._case, hooks)
-        if self.settings.parallelism != "deepspeed":
-            return training
-        refuse_hooks(hooks, "DeepSpeed's engine")
-        return ZeroTraining.open(training, self.settings, self._device, self.world_size)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step, prefetched and pinned where the device is not the CPU."""
@@ -332,7 +332,9 @@ class PyTorchBackend(Backend):
         settings = self.settings
         accumulation = settings.gradient_accumulation_steps
         batches = log_bad_samples(self._batches.epoch(epoch, skip_steps * accumulation), self._batches, self.log)
-        self._close_feed()
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
         if self._device.type == "cpu" or settings.loader.synthetic or not hasattr(torch, "accelerator"):
             # before PyTorch 2.6 a stream cannot be entered, so copies do not overlap
             batches = map(self._move, batches)
@@ -345,11 +347,6 @@ class PyTorchBackend(Backend):
             batches = self._copies.receive(self._feed)
         self.checkpoints.restore_random()
         return steps_of(batches, accumulation)
-
-    def _close_feed(self) -> None:
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
 
     def learning_rate(self) -> float:
         """Return the learning rate of the first parameter group."""
@@ -439,7 +436,9 @@ class PyTorchBackend(Backend):
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
-        self._close_feed()
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
         if (together or self.world_size == 1) and hasattr(self, "checkpoints"):
             with suppress(RunError):  # training failed for another reason
                 self.checkpoints.finish_save()
@@ -448,3 +447,6 @@ class PyTorchBackend(Backend):
         if dist.is_initialized() and (together or self.world_size == 1):
             dist.barrier()
             dist.destroy_process_group()
+
+
+open_backend = PyTorchBackend

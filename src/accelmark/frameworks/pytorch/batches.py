@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Final, Protocol, TypeVar, Union, final
 
@@ -25,6 +26,7 @@ from accelmark.train.batches import (
     ArrayKind,
     ArraySource,
     BadSamples,
+    DataSetCase,
     Indices,
     Permutation,
     Share,
@@ -77,27 +79,18 @@ class BatchMemory:
         for name, tensor in batch.items():
             places.append((name, tensor.dtype, tensor.shape, end))
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        if (number := self._free_part(states.tolist(), end)) is None:
+        free = [number for number, state in enumerate(states[: len(self._parts)].tolist()) if state == _FREE]
+        large = [number for number in free if len(self._parts[number]) >= end]
+        if not large and not free and len(self._parts) == _MOST_PARTS:
             return batch
+        number = large[0] if large else free[0] if free else len(self._parts)
+        if not large:
+            self._parts[number : number + 1] = [_shared(torch.empty(end, dtype=torch.uint8))]
         stored = StoredBatch((worker, number), self._parts[number], tuple(places))
         for view, tensor in zip_strict(_views(stored).values(), batch.values()):
             view.copy_(tensor)
         states[number] = _SENT
         return stored
-
-    def _free_part(self, states: list[int], size: int) -> int | None:
-        """Return the number of a free part of at least ``size`` bytes; allocate a part if none is free."""
-        free = [number for number in range(len(self._parts)) if states[number] == _FREE]
-        if large := [number for number in free if len(self._parts[number]) >= size]:
-            return large[0]
-        new = _shared(torch.empty(size, dtype=torch.uint8))
-        if free:
-            self._parts[free[0]] = new
-            return free[0]
-        if len(self._parts) == _MOST_PARTS:
-            return None
-        self._parts.append(new)
-        return len(self._parts) - 1
 
     def read(self, batch: Mapping[str, Tensor] | StoredBatch) -> Mapping[str, Tensor]:
         """Return a batch that a worker stored; its tensors are not written again while any of them is in use."""
@@ -192,10 +185,7 @@ class FromArrays:
 
 @final
 class IndexedBatches:
-    """Batches of a :class:`SampleSource`, read ahead by ``loader.num_workers`` processes (0: by this one).
-
-    ``augment`` changes each batch, where it is read; its generator follows from seed, epoch and first sample.
-    """
+    """Batches of a :class:`SampleSource`, read ahead by ``loader.num_workers`` processes (0: by this one)."""
 
     def __init__(
         self,
@@ -263,20 +253,15 @@ class _Samples(Dataset[Any]):
         self._source, self._seed, self._augment, self._bad = source, seed, augment, bad
         self.memory: BatchMemory | None = None
 
-    def __getitem__(self, item: Any) -> tuple[Mapping[str, Tensor], dict[int, str]]:
-        epoch, index = item
-
-        def read(number: int) -> Mapping[str, Tensor]:
-            return self._source.read(number, generator_for(self._seed, epoch, number))
-
-        return self._bad.read(read, index, len(self._source))
-
     def __getitems__(self, items: list[tuple[int, int]]) -> _Found:
         replaced: dict[int, str] = {}
 
+        def read(epoch: int, number: int) -> Mapping[str, Tensor]:
+            return self._source.read(number, generator_for(self._seed, epoch, number))
+
         def samples() -> Iterator[Mapping[str, Tensor]]:
-            for item in items:
-                sample, errors = self[item]
+            for epoch, index in items:
+                sample, errors = self._bad.read(partial(read, epoch), index, len(self._source))
                 replaced.update(errors)
                 yield sample
 
@@ -306,46 +291,24 @@ def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, T
             if part.shape == rows.shape[1:]:
                 rows[number] = part
             else:
-                batch[name] = rows = _with_room(rows, number, part)
+                sizes = [max(pair) for pair in zip_strict(rows.shape[1:], part.shape)]
+                if sizes != list(rows.shape[1:]):
+                    smaller, rows = rows, rows.new_zeros(count, *sizes)
+                    rows[(slice(number), *map(slice, smaller.shape[1:]))] = smaller[:number]
+                    batch[name] = rows
+                rows[number] = 0
                 rows[number][tuple(map(slice, part.shape))] = part
     return batch
-
-
-def _with_room(rows: Tensor, number: int, part: Tensor) -> Tensor:
-    """Return ``rows`` with zeros in the row of this number, enlarged where ``part`` does not fit."""
-    sizes = [max(pair) for pair in zip_strict(rows.shape[1:], part.shape)]
-    if sizes != list(rows.shape[1:]):
-        smaller, rows = rows, rows.new_zeros(len(rows), *sizes)
-        rows[(slice(number), *map(slice, smaller.shape[1:]))] = smaller[:number]
-    rows[number] = 0
-    return rows
 
 
 def _as_read(batch: Any) -> Any:
     return batch
 
 
-class TaskFamily(TrainCase):
-    """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
+class TaskFamily(DataSetCase, TrainCase):
+    """A case with a data set of whole tensors by name, or of a :class:`SampleSource`."""
 
-    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | SampleSource:
-        """Return the training or the evaluation data: whole tensors by name, or a source that is read by sample."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither dataset() nor its own batches")
-
-    def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
-        """Change a training batch, with random numbers from ``random`` only."""
-        return batch
-
-    def train_batches(self) -> Batches:
-        """Return the training data in a new order each epoch."""
-        return self._batches(self.settings.batch_size, train=True)
-
-    def eval_batches(self) -> Batches:
-        """Return the evaluation data, the same in every evaluation."""
-        return self._batches(self.settings.eval_batch_size, train=False)
-
-    def _batches(self, size: int, *, train: bool) -> Batches:
-        data = self.dataset(train=train)
+    def _batches(self, data: Mapping[str, Tensor] | SampleSource, size: int, *, train: bool) -> Batches:
         augment = self.augment if train else None
         if isinstance(data, Mapping):
             return TensorBatches(data, size, self.place, train=train, augment=augment)

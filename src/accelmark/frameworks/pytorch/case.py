@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
 from accelmark.spec.parallelism import ONE_RANK, Mesh
 from accelmark.spec.settings.training import TrainSettings
+from accelmark.train.batches import ArrayPlace, BatchSource
 from accelmark.train.case import ModelSettings
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ outputs of all ranks are added up."""
 @final
 @dataclass(frozen=True)
 class PipelineParts:
-    """Modules of a model that the stages of a pipeline divide, by name; all others are in every stage.
-
-    The model's ``forward`` passes the output of one to the next.
-    """
+    """Modules of a model that the stages of a pipeline divide, by name; all others are in every stage."""
 
     first: str
     """The embedding, in the first stage; in other stages, the received states take its place."""
@@ -44,35 +42,18 @@ class PipelineParts:
     """Modules after the blocks, in the last stage."""
 
 
-class Batches(Protocol):
-    """A rank's share of a data set, in batches on the CPU (or already on the device, for small sets)."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of one epoch over all ranks, without a dropped last batch."""
-        ...
-
-    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
-
-        A run that is resumed, and each replay, begin within an epoch: batches before ``skip`` should not be read.
-
-        All ranks yield equally many batches of equally many samples when training.
-        """
-        ...
+Batches = BatchSource[Batch]
+"""A rank's share of a data set, in batches on the CPU (or already on the device, for small sets)."""
 
 
 @final
 @dataclass(frozen=True)
-class Place:
+class Place(ArrayPlace):
     """The position of this process among those with samples of their own; ranks that share samples are one."""
 
-    rank: int
-    world_size: int
     device: torch.device
     seed: int
     """This rank's own seed; ``shared_seed`` is the same on every rank."""
-    shared_seed: int
     mesh: Mesh = ONE_RANK
     """All ranks of the job, with the number of replicas."""
 

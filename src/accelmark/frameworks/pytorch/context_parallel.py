@@ -34,9 +34,6 @@ class SequencePart:
     """The part of each sequence that a rank has.
 
     Of n ranks, rank r has chunks r and 2n - 1 - r of 2n, so that causal attention costs all of them the same.
-
-    Args:
-        ranks: the n ranks that share sequences, in a mesh of one dimension.
     """
 
     def __init__(self, ranks: DeviceMesh) -> None:
@@ -71,11 +68,7 @@ class SequencePart:
     ) -> Tensor:
         """Return attention of this rank's queries to the keys of the whole sequence.
 
-        Args:
-            query: shape (batch, heads, own positions, width).
-            key: shape (batch, key-value heads, own positions, width).
-            value: of the same shape.
-            attention: causal attention to all keys up to the last query's position.
+        All are of shape (batch, heads, own positions, width); ``attention`` is causal, up to the last query's position.
         """
         if torch.is_autocast_enabled(query.device.type):
             # Here, so that fewer bytes are exchanged, and because causal_lower_right calls kernels without autocast.
@@ -88,11 +81,7 @@ class SequencePart:
         return torch.cat([attention(part, key[:, :, :end], value[:, :, :end]) for part, end in parts], 2)
 
     def joined(self, output: Tensor) -> Tensor:
-        """Return the output for the whole sequences from every rank's output for its part.
-
-        Args:
-            output: a mean over positions, or of shape (batch, positions, ...).
-        """
+        """Return a mean over positions, or an output of shape (batch, positions, ...), for the whole sequences."""
         return self.whole(output) if output.ndim else self.whole(output.expand(2), 0).mean()
 
 

@@ -23,33 +23,9 @@ _SHUTDOWN_TIMEOUT_S: Final = 30
 _LOOPBACK: Final = "127.0.0.1"
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m accelmark.frameworks.pytorch.elastic", description=__doc__)
-    parser.add_argument("command", nargs="+", help="the command of each rank, after --")
-    parser.add_argument("--nproc", type=int, required=True, help="ranks on this host")
-    parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
-    parser.add_argument("--node-rank", type=int, default=0, help="this host's number, from 0")
-    parser.add_argument("--rdzv-endpoint", help="HOST:PORT of host 0, needed with several hosts")
-    parser.add_argument("--local-addr", help="address of this host that the others reach")
-    parser.add_argument("--timeout-s", type=int, default=_RENDEZVOUS_TIMEOUT_S, help="longest wait for other hosts")
-    options = parser.parse_args(arguments)
-    if options.nnodes > 1 and not options.rdzv_endpoint:
-        parser.error("--rdzv-endpoint is needed with --nnodes above 1")
-    if not 0 <= options.node_rank < options.nnodes:
-        parser.error(f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}")
-    return options
-
-
-def launch_config(options: argparse.Namespace, log_dir: str) -> LaunchConfig:
-    """Return the elastic agent's configuration: no restarts, global ranks in the order of hosts.
-
-    A single host uses a free port. Several hosts rendezvous at the endpoint in the order of their node ranks
-    (``static``), so that a global rank determines its host.
-    """
+def _launch_config(options: argparse.Namespace, log_dir: str) -> LaunchConfig:
     alone = options.nnodes == 1
-    endpoint = options.rdzv_endpoint or f"{_LOOPBACK}:0"
-    configs: dict[str, int | str] = {"timeout": options.timeout_s}
+    configs: dict[str, int | str] = {"timeout": _RENDEZVOUS_TIMEOUT_S}
     if not alone:
         configs["rank"] = options.node_rank
     # torch 2.11 has a fixed timeout of 30 s.
@@ -61,7 +37,7 @@ def launch_config(options: argparse.Namespace, log_dir: str) -> LaunchConfig:
         nproc_per_node=options.nproc,
         run_id=f"accelmark-{os.getpid()}" if alone else "accelmark",
         rdzv_backend="c10d" if alone else "static",
-        rdzv_endpoint=endpoint,
+        rdzv_endpoint=options.rdzv_endpoint or f"{_LOOPBACK}:0",
         rdzv_configs=configs,
         max_restarts=0,
         monitor_interval=0.1,
@@ -74,7 +50,14 @@ def launch_config(options: argparse.Namespace, log_dir: str) -> LaunchConfig:
 
 def main(arguments: Sequence[str]) -> int:
     """Start this host's ranks, wait for their end, and write ``ranks.json``; returns the exit code."""
-    options = parse_arguments(arguments)
+    parser = argparse.ArgumentParser(prog="python -m accelmark.frameworks.pytorch.elastic", description=__doc__)
+    parser.add_argument("command", nargs="+", help="the command of each rank, after --")
+    parser.add_argument("--nproc", type=int, required=True, help="ranks on this host")
+    parser.add_argument("--nnodes", type=int, default=1, help="hosts of the job")
+    parser.add_argument("--node-rank", type=int, default=0, help="this host's number, from 0")
+    parser.add_argument("--rdzv-endpoint", help="HOST:PORT of host 0, needed with several hosts")
+    parser.add_argument("--local-addr", help="address of this host that the others reach")
+    options = parser.parse_args(arguments)
     if options.nnodes == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     stopped_by: str | None = None
@@ -83,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     codes: dict[int, int | None] = dict.fromkeys(ranks)
     with tempfile.TemporaryDirectory(prefix="accelmark-launch-") as log_dir:
         program, *rest = options.command
-        start = elastic_launch(launch_config(options, log_dir), program)
+        start = elastic_launch(_launch_config(options, log_dir), program)
         try:
             start(*rest)
             codes = dict.fromkeys(ranks, 0)

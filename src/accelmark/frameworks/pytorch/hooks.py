@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from accelmark.frameworks.pytorch.mesh.sharding import open_mesh, shard
 from accelmark.frameworks.pytorch.model.attention import Autocast
 from accelmark.frameworks.pytorch.model.linear import to_fp8
-from accelmark.frameworks.pytorch.state import Training
+from accelmark.frameworks.pytorch.state import AUTOCAST_DTYPES, Training
 from accelmark.spec.errors import RequestError
 from accelmark.train.hooks import hook_records
 
@@ -32,8 +31,6 @@ ALLOWED_HOOKS: Final = (
     "backward",
     "train_step",
 )
-
-AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class Hooks:
@@ -56,11 +53,7 @@ class Hooks:
         """Whether FSDP2 must take the weights from rank 0: on the other ranks the model is on the meta device."""
 
     def convert_model(self, model: nn.Module) -> nn.Module:
-        """Return the model on its device, in the memory format of the settings.
-
-        A sharded one stays on its current device: ``model_to_ddp`` moves it block by block, so that no device holds all
-        of it.
-        """
+        """Return the model on its device, in the memory format of the settings; a sharded one stays where it is."""
         if self.settings.is_sharded:
             return model
         model = model.to(self.device)
@@ -69,10 +62,7 @@ class Hooks:
         return model
 
     def model_to_fp16(self, model: nn.Module) -> tuple[nn.Module, Autocast]:
-        """Return the model and the context of its forward pass: autocast over fp32 weights for bf16, fp16 and fp8.
-
-        With fp8, the linear layers of its repeated blocks (of all of it where it has none) compute in FP8.
-        """
+        """Return the model and the context of its forward pass: autocast over fp32 weights for bf16, fp16 and fp8."""
         dtype = AUTOCAST_DTYPES.get(self.settings.precision)
         if self.settings.precision == "fp8":
             to_fp8(self.case.checkpointed_blocks(model) or [model])
@@ -82,13 +72,12 @@ class Hooks:
         return model, lambda: torch.autocast(device_type, dtype=dtype)
 
     def model_to_ddp(self, model: nn.Module) -> nn.Module:
-        """Return the model for several ranks: ``DistributedDataParallel``, or spread over the mesh in place.
-
-        For DeepSpeed it is returned as it is: the engine wraps it with its optimizer.
-        """
+        """Return the model for several ranks: ``DistributedDataParallel``, or spread over the mesh in place."""
         if self.settings.parallelism == "deepspeed":
             return model
         if self.settings.is_sharded:
+            from accelmark.frameworks.pytorch.mesh import open_mesh, shard
+
             self.devices = open_mesh(self.device, self.place.mesh)
             dtype = AUTOCAST_DTYPES.get(self.settings.precision)
             return shard(model, self.case, self.devices, dtype, scatter=self.scatters_weights)
@@ -111,10 +100,7 @@ class Hooks:
         torch.autograd.backward(scaled)
 
     def train_step(self, training: Training, batches: Sequence[Batch]) -> Tensor:
-        """Take one optimizer step over ``batches`` (more than one when gradients accumulate).
-
-        Returns the mean loss over them, detached, without reading it from the device.
-        """
+        """Take one optimizer step over ``batches``; returns their mean loss, detached and not read from the device."""
         count = len(batches)
         total: Tensor | None = None
         for index, batch in enumerate(batches, start=1):
@@ -132,12 +118,9 @@ class Hooks:
         return total
 
 
-_REPLACED_BY_ENGINES: Final = frozenset({"model_to_ddp", "create_grad_scaler", "backward", "train_step"})
-
-
 def refuse_hooks(hooks: Hooks, engine: str) -> None:
     """Raise RequestError where a vendor replaces hooks that ``engine``, which takes the steps, replaces too."""
-    if wrong := sorted(hook_records(type(hooks), Hooks).keys() & _REPLACED_BY_ENGINES):
-        problem = f"the vendor's hooks {', '.join(wrong)} do what {engine} does"
-        problem = f"parallelism {hooks.settings.parallelism}: {problem}"
+    replaced = {"model_to_ddp", "create_grad_scaler", "backward", "train_step"}
+    if wrong := ", ".join(sorted(hook_records(type(hooks), Hooks).keys() & replaced)):
+        problem = f"parallelism {hooks.settings.parallelism}: the vendor's hooks {wrong} do what {engine} does"
         raise RequestError(f"{problem}; set parallelism=fsdp2, or remove them")

@@ -30,10 +30,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer that ``settings`` describes over the trainable parameters of ``model``.
-
-    Raises RequestError: a fused optimizer is requested but not available.
-    """
+    """Return the optimizer that ``settings`` describes over the trainable parameters of ``model``."""
     groups = parameter_groups(model, settings)
     if settings.fused and settings.name in ("lamb", "adagrad"):
         name = {"lamb": "LAMB", "adagrad": "Adagrad with gradients of rows"}[settings.name]
@@ -42,10 +39,15 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
         return RowAdagrad(groups, lr=settings.lr, eps=settings.eps)
     if settings.name == "lamb":
         return Lamb(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps)
-    fused = _has_fused(device) if settings.fused is None else settings.fused
-    if settings.fused is None and settings.name == "sgd" and _is_sharded(model):
-        fused = False
-    if settings.fused and not _has_fused(device):
+    has_fused = device.type in _get_fused_kernels_supported_devices()
+    fused = has_fused if settings.fused is None else settings.fused
+    if (
+        settings.fused is None
+        and settings.name == "sgd"
+        and any(hasattr(each, "device_mesh") for each in model.parameters())
+    ):
+        fused = False  # which cannot take the parameters of FSDP2, as fused Adam can
+    if settings.fused and not has_fused:
         raise RequestError(f"optimizer.fused: PyTorch has no fused optimizer for {device.type}; leave it null")
     if settings.name == "sgd":
         return torch.optim.SGD(
@@ -68,15 +70,6 @@ def with_own_rate(
     return optimizer
 
 
-def _is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 shards the model: fused SGD cannot take its parameters, fused Adam can."""
-    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-
-
-def _has_fused(device: torch.device) -> bool:
-    return device.type in _get_fused_kernels_supported_devices()
-
-
 def build_schedule(
     optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int, steps_per_epoch: int
 ) -> LambdaLR:
@@ -96,17 +89,14 @@ class RowAdagrad(torch.optim.Adagrad):
         checked: Any = torch.sparse.check_sparse_tensor_invariants
         with checked(False):  # the default; PyTorch warns where it is not stated
             loss: float | None = super().step(closure)
-            self._step_shared()
+        with checked(False), torch.no_grad():
+            for group in self.param_groups:
+                options = {name: group[name] for name in ("lr", "weight_decay", "lr_decay", "eps", "maximize")}
+                options |= {"has_sparse_grad": True, "foreach": False}
+                for parameter, rows in _shared_rows(group):
+                    state = self.state[parameter]
+                    adagrad([rows], [rows.grad], [state["sum"].to_local()], [state["step"]], **options)
         return loss
-
-    @torch.no_grad()
-    def _step_shared(self) -> None:
-        for group in self.param_groups:
-            options = {name: group[name] for name in ("lr", "weight_decay", "lr_decay", "eps", "maximize")}
-            for parameter, rows in _shared_rows(group):
-                state = self.state[parameter]
-                sums = state["sum"].to_local()
-                adagrad([rows], [rows.grad], [sums], [state["step"]], has_sparse_grad=True, foreach=False, **options)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""
@@ -186,17 +176,14 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _spread(ratios: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each ratio as a tensor of the shape of its parameter.
-
-    Multiplying by tensors of no dimension would take a kernel for each parameter; sharded parameters keep them.
-    """
+    """Return each ratio in its parameter's shape: tensors of no dimension would take a kernel for each parameter."""
     if any(hasattr(tensor, "device_mesh") for tensor in tensors):
         return list(ratios.unbind())
     sizes = tuple(each.numel() for each in tensors)
-    spread = ratios.repeat_interleave(_repeats(sizes, ratios.device), output_size=sum(sizes))
+    spread = ratios.repeat_interleave(_on_device(sizes, ratios.device), output_size=sum(sizes))
     return [part.view_as(each) for part, each in zip_strict(torch.split(spread, list(sizes)), tensors)]
 
 
 @lru_cache(maxsize=16)
-def _repeats(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+def _on_device(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(sizes, device=device)

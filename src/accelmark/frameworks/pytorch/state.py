@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from accelmark.frameworks.pytorch.model.attention import Autocast
+from accelmark.frameworks.pytorch.model.identity import whole
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
 
 T = TypeVar("T")
+AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Precision -> type of matrix products in the forward pass."""
 
 
 @dataclass
@@ -70,10 +73,7 @@ class Training:
         nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def forward(self, case: TrainCase, batch: Batch, compute: Callable[[nn.Module, Batch], T]) -> T | None:
-        """Return the result of ``compute``, a method of ``case`` such as ``eval_sums``, for the model and a batch.
-
-        None where another rank has the result.
-        """
+        """Return the result of ``compute``, such as ``case.eval_sums``, for a batch; None where another rank has it."""
         with self.autocast():
             return compute(self.module, batch)
 
@@ -88,9 +88,7 @@ class Training:
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter by name, shared ones once; a sharded one is gathered by all ranks together."""
-        for name, parameter in self.original.named_parameters():
-            gather = getattr(parameter, "full_tensor", None)
-            yield name, (parameter.detach() if gather is None else gather().detach())
+        return ((name, whole(parameter)) for name, parameter in self.original.named_parameters())
 
     def trained_parts(self) -> dict[str, Tensor]:
         """Return this rank's parts of the trainable parameters by name, not copied."""
@@ -144,12 +142,11 @@ class Training:
         if not hasattr(tensor, "placements"):
             tensor.copy_(value)
             return
-        # Imported here: it takes most of a second, and most runs do not shard.
-        from torch.distributed.tensor import DTensor, distribute_tensor
+        from torch.distributed.tensor import distribute_tensor  # takes most of a second, and most runs do not shard
 
-        assert isinstance(tensor, DTensor)  # noqa: S101 - only these have placements
-        part = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
-        tensor.to_local().copy_(part.to_local())
+        sharded: Any = tensor
+        part = distribute_tensor(value.to(tensor.device), sharded.device_mesh, sharded.placements)
+        sharded.to_local().copy_(part.to_local())
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ from transformers import (
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
-from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
-from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
+from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.conversation.data import END, MEAN, PLACEHOLDER, STD, Conversations, ImageTexts

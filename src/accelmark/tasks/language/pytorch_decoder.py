@@ -19,9 +19,8 @@ from accelmark.frameworks.pytorch.case import Batch, Batches, PipelineParts, Spl
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
-from accelmark.frameworks.pytorch.model.initialize import compute_buffers, initialize_normal
 from accelmark.frameworks.pytorch.model.linear import adapt
-from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
+from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
 from accelmark.spec.errors import DataError
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.language.pytorch import NextToken

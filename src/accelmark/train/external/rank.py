@@ -316,10 +316,7 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
 @final
 @dataclass
 class _Trainer:
-    """The trainer's process, and the thread that reads its output.
-
-    Ranks whose output does not count have no translator; they write TRAIN_START, HEARTBEAT and TRAIN_END.
-    """
+    """The trainer's process, and the thread that reads its output; without a translator, that output does not count."""
 
     command: list[str]
     environment: Mapping[str, str]

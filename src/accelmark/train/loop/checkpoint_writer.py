@@ -57,8 +57,7 @@ class CheckpointDirectory:
     def leader(self) -> int:
         """Return the lowest rank that shares this rank's directory: it writes their common files.
 
-        The first call is collective: the first rank of each host makes a subdirectory, and every rank looks for those
-        of the hosts before its own.
+        The first call is collective: each host's first rank makes a subdirectory, and looks for those of earlier hosts.
         """
         if self._leader is None:
             self._leader = 0 if self._place.world_size == self._place.local_world_size else self._find_leader()
@@ -89,10 +88,7 @@ class CheckpointDirectory:
         self.temporary(name).rename(self.path / name)
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint that all hosts have, and remove later ones; None where a host has none.
-
-        Raises RunError: this host lacks it.
-        """
+        """Return the newest checkpoint that all hosts have, and remove later ones; None where a host has none."""
         steps = self._steps()
         newest = max(steps, default=-1)
         if self._place.world_size > 1:
@@ -201,10 +197,7 @@ class CheckpointWriter:
         """Bytes of the newest complete checkpoint."""
 
     def start(self) -> None:
-        """Note the step at which training begins; where it resumes, also the checkpoints that it continues from.
-
-        Of those that are in no pair the newest stay where it resumes, and none where it starts again.
-        """
+        """Note the step at which training begins; where it resumes, also the checkpoints that it continues from."""
         progress = self._totals.progress
         step = progress.global_steps
         if step:
@@ -366,7 +359,6 @@ class CheckpointWriter:
 
 
 def _length(start: str | None, end: str) -> int:
-    """Return the number of steps of a pair."""
     return step_of(end) - (0 if start is None else step_of(start))
 
 

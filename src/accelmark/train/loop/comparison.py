@@ -60,12 +60,7 @@ class Comparison(Protocol):
 
 
 def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> End:
-    """Take ``work.num_steps`` optimizer steps, and write the results of each.
-
-    Raises:
-        RequestError: the framework cannot be compared, or the batches cannot be divided among the ranks.
-        RunError: the weights of the model differ from the reference.
-    """
+    """Take ``work.num_steps`` optimizer steps, and write the results of each."""
     if not hasattr(backend, "comparison"):
         raise RequestError("the backend of this framework has no comparison(): it cannot be compared with another one")
     comparison: Comparison = backend.comparison()

@@ -180,7 +180,6 @@ class Driver:
         return None
 
     def _take_traced(self, batches: list[Any]) -> Any:
-        """Take a step that all ranks trace."""
         loss, traced = self._backend.tracer.take(batches)
         if traced is not None:
             self._log.event(Event.STEP_TRACED, traced)

@@ -70,10 +70,7 @@ class Vote:
     """Cost of tracing a step."""
 
     def allows_trace(self, steps: int, num_traced: int) -> bool:
-        """Return whether another step may be traced after ``steps``, of which ``num_traced`` were traced.
-
-        Returns the same on all ranks, for the joint vote.
-        """
+        """Return, on all ranks the same, whether another of ``steps`` may be traced, after ``num_traced``."""
         cost_s, time_s = (num_traced + 1) * self.trace_s, steps * self.step_s
         return steps >= _WARM_STEPS and cost_s <= MAX_TRACE_SHARE * time_s
 

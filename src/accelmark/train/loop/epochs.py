@@ -45,10 +45,7 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
 
 
 def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: int) -> float:
-    """Return the peak of the learning rate, which ``optimizer.lr`` names for a global batch of ``batch_size``.
-
-    It is proportional to the global batch (Goyal et al. 2017, arXiv:1706.02677).
-    """
+    """Return ``optimizer.lr``, for a global batch of ``batch_size``, scaled by it (Goyal et al., arXiv:1706.02677)."""
     return settings.optimizer.lr * settings.batch_size * settings.gradient_accumulation_steps * world_size / batch_size
 
 
@@ -101,10 +98,7 @@ class EpochSize:
         return cls(samples_per_step, steps_per_epoch)
 
     def schedule_length(self, settings: TrainSettings) -> int:
-        """Return the optimizer steps over which the learning rate is scheduled.
-
-        Raises RequestError: the schedule needs their number, and only time bounds the training.
-        """
+        """Return the steps of the schedule. Raises RequestError: only time bounds training, and it needs them."""
         length = total_steps(settings.end, self.steps_per_epoch, self.samples_per_step)
         if length is None and needs_length(settings.schedule):
             raise RequestError(

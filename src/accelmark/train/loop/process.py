@@ -108,8 +108,7 @@ class StopRequest:
 def handle_signals_again() -> None:
     """Set the handlers of :class:`StopRequest` again, where they were installed.
 
-    Call it after native code that may take SIGTERM for itself: the services for preemptions of JAX and TensorFlow do,
-    and Paddle's report of a crash.
+    Call it after native code that may take SIGTERM for itself, as JAX, TensorFlow and Paddle do.
     """
     for number in _STOPPING:
         handler = signal.getsignal(number)
@@ -145,10 +144,7 @@ class CpuWait:
         self._before = self._delays_ns()
 
     def longest_s(self) -> float | None:
-        """Return the longest wait of any thread so far, in seconds; None where the kernel does not count it.
-
-        The threads of a step wait for each other, so the longest wait is a lower bound of the time lost.
-        """
+        """Return the longest wait of any thread, a lower bound of the time lost; None where it is not counted."""
         waits = [delay - self._before.get(thread, 0) for thread, delay in self._delays_ns().items()]
         return max(waits) / 1e9 if waits else None
 

@@ -123,10 +123,7 @@ def main(arguments: list[str], run: RunRank = run_rank) -> int:
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process without Python's finalisation, in which a gloo thread that frees a tensor may abort.
-
-    Worker processes of data loaders are ended first, as finalisation does.
-    """
+    """End the process and its loaders' workers without Python's finalisation, in which a gloo thread may abort."""
     for worker in multiprocessing.active_children():
         worker.terminate()
         worker.join(_WORKER_END_S)
@@ -136,10 +133,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def open_backend(job: JobSpec, train: TrainJob, log: EventLog) -> Backend:
-    """Import the backend of the job's framework, and create it for this rank.
-
-    Raises RequestError: a setting needs a newer version of the framework.
-    """
+    """Create the backend of the job's framework. Raises RequestError: a setting needs a newer version of it."""
     needs = load_framework(job.framework).needs_of(lambda name: reduce(getattr, name.split("."), train.settings))
     require_all(Need(requirement=need, needed_by=by) for by, requires in needs.items() for need in requires)
     module = folder_module(find("frameworks", job.framework, "job.json"), BACKEND_FILE)

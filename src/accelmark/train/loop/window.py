@@ -87,8 +87,7 @@ class Window:
     def add(self, start: Any, own_end: Any, end: Any, data_wait_ns: int, loss: Any) -> Any:
         """Add one step; returns the stored form of its loss (a float where it can be read at once).
 
-        ``own_end`` marks the end of this rank's own part of the step, or the exchanges with other ranks in it; None
-        where neither is known.
+        ``own_end`` marks the end of the rank's own part of the step, or lists its exchanges with other ranks.
         """
         loss_handle = self._keep(loss)
         self._marks.append((start, own_end, end))

@@ -86,10 +86,7 @@ def _call(
 
 
 def chosen_kernels(calls: Iterable[AttentionCall], device: torch.device, forward: Autocast) -> tuple[str, ...]:
-    """Return the kernels that PyTorch chooses on ``device`` for training calls in the context of a forward pass.
-
-    Empty where there are no calls, and where a device outside PyTorch does not say.
-    """
+    """Return the kernels that PyTorch chooses on ``device`` for calls in a forward pass; empty where none is known."""
     names = set()
     for call in calls:
         with forward():

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, final
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import Self
 
 from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.spec.errors import RequestError, first_line
@@ -26,35 +25,39 @@ _SAVED: Final = (
 """Operators whose outputs selective checkpointing keeps: they take most of the time of a block."""
 
 
-def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, compile_mode: str | None) -> None:
+def wrap_blocks(blocks: Sequence[nn.Module], checkpointing: Checkpointing, mode: str | None) -> None:
     """Replace the forward of each block by a checkpointed or compiled forward, or both.
 
-    ``torch.compile`` skips functions of ``torch.utils.checkpoint`` that are passed to it directly. With ``full``, the
-    block's forward is therefore compiled first and then checkpointed. With ``selective``, a function around the
-    checkpoint is compiled, so that the compiler applies the policy: the policy's dispatch mode would turn compiled
-    code off.
+    ``torch.compile`` skips functions of ``torch.utils.checkpoint`` that are passed to it directly. With ``selective``,
+    a function around the checkpoint is compiled, since the policy's dispatch mode would turn compiled code off.
     """
+
+    def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return forward if mode is None else torch.compile(forward, mode=mode)
+
     for block in blocks:
-        block.forward = _wrapped_forward(block.forward, checkpointing, compile_mode)
+        if checkpointing == "selective":
+            block.forward = compiled(_selectively_checkpointed(block.forward))
+        elif checkpointing == "full":
+            block.forward = partial(checkpoint, compiled(block.forward), use_reentrant=False)
+        else:
+            block.forward = compiled(block.forward)
 
 
-def _wrapped_forward(forward: Callable[..., Any], checkpointing: Checkpointing, mode: str | None) -> Callable[..., Any]:
-    if checkpointing == "selective":
-        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # PyTorch 2.5
+def _selectively_checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  # PyTorch 2.5
 
-        saved = {getattr(torch.ops.aten, name).default for name in _SAVED if hasattr(torch.ops.aten, name)}
+    saved = {getattr(torch.ops.aten, name).default for name in _SAVED if hasattr(torch.ops.aten, name)}
 
-        def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
-        contexts = partial(create_selective_checkpoint_contexts, policy)
+    contexts = partial(create_selective_checkpoint_contexts, policy)
 
-        def recomputed(*args: Any, **kwargs: Any) -> Any:
-            return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-        return recomputed if mode is None else torch.compile(recomputed, mode=mode)
-    compiled = forward if mode is None else torch.compile(forward, mode=mode)
-    return partial(checkpoint, compiled, use_reentrant=False) if checkpointing == "full" else compiled
+    return recomputed
 
 
 @final
@@ -62,25 +65,17 @@ class Compilation:
     """The compilation of a job's model: counts its graphs, and the breaks between them."""
 
     def __init__(self) -> None:
-        self._before = _counters()
+        self._before = self._counters()
 
-    @classmethod
-    def start(cls, mode: str, device: torch.device, log: EventLog) -> Self | None:
-        """Return None, with a warning, where this host cannot compile for ``device``: a small function is tried.
+    @staticmethod
+    def _counters() -> tuple[int, int]:
+        from torch._dynamo.utils import counters
 
-        The compiler that is initialised for it is used for the model too.
-        """
-        try:
-            torch.compile(torch.sin)(torch.ones(8, device=device))
-        except Exception as error:  # noqa: BLE001 - whatever a host's compiler lacks
-            message = f"compile: {mode}: this host cannot compile, so the model is trained without compilation "
-            log.event(Event.WARNING, {"message": f"{message}({type(error).__name__}: {first_line(error)})"})
-            return None
-        return cls()
+        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
     def read(self) -> Compiled:
         """Return graphs and graph breaks since the start."""
-        (graphs, breaks), (graphs_before, breaks_before) = _counters(), self._before
+        (graphs, breaks), (graphs_before, breaks_before) = self._counters(), self._before
         return Compiled(graphs=graphs - graphs_before, graph_breaks=breaks - breaks_before)
 
     def report(self, mode: str, log: EventLog) -> None:
@@ -91,22 +86,24 @@ class Compilation:
             log.event(Event.WARNING, {"message": f"compile: {mode}: nothing of the model was compiled"})
 
 
-def _counters() -> tuple[int, int]:
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-
-
 def wrap_model(case: TrainCase, model: nn.Module, name: str, log: EventLog) -> Compilation | None:
     """Apply activation checkpointing and compilation in place, before any data-parallel wrapper.
 
-    Blocks are compiled where activations are checkpointed or FSDP2 shards block by block, else the whole model.
+    Blocks are compiled where activations are checkpointed or FSDP2 shards block by block, else the whole model; nothing
+    is, with a warning, where this host cannot compile.
 
     Raises RequestError: blocks are to be checkpointed, and the case ``name`` has none.
     """
     settings = case.settings
     checkpointing, mode = settings.activation_checkpointing, settings.compile
-    compilation = None if mode == "off" else Compilation.start(mode, case.place.device, log)
+    compilation = None
+    if mode != "off":
+        try:  # the compiler that is initialised for this small function is used for the model too
+            torch.compile(torch.sin)(torch.ones(8, device=case.place.device))
+            compilation = Compilation()
+        except Exception as error:  # noqa: BLE001 - whatever a host's compiler lacks
+            message = f"compile: {mode}: this host cannot compile, so the model is trained without compilation "
+            log.event(Event.WARNING, {"message": f"{message}({type(error).__name__}: {first_line(error)})"})
     compiled = None if compilation is None else mode
     blocks = case.checkpointed_blocks(model)
     if checkpointing != "off" and not blocks:

@@ -42,10 +42,9 @@ def causal_attention(
     the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
 
     Args:
-        query: shape (batch, heads, length, width).
-        key: shape (batch, key-value heads, length, width).
-        value: shape (batch, key-value heads, length, value width).
-        attention_mask: None, as samples are not padded.
+        query: shape (batch, heads, length, width); key and value have key-value heads.
+        key: see ``query``.
+        value: see ``query``.
         sliding_window: number of latest positions that a token attends to; None: all earlier ones.
         s_aux: one learned score per head that takes part in the softmax without a value, the "attention sink" of
             gpt-oss (OpenAI 2025, arXiv:2508.10925, section 2.2).
@@ -96,10 +95,7 @@ def _attend(
 def _mask(
     num_queries: int, length: int, window: int | None, documents: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """Return True where a query, at one of the last positions (second-last dimension), attends to a key.
-
-    None: to all keys up to the query's position.
-    """
+    """Return True where a query, at one of the last positions, attends to a key; None: to all before it."""
     if documents is None and (window is None or window >= length):
         return None
     position = torch.arange(length, device=device)
@@ -138,11 +134,7 @@ C = TypeVar("C", bound=PreTrainedConfig)
 
 
 def padding_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return the dense mask of transformers' ``sdpa``, also where all of it is true.
-
-    transformers leaves such a mask out after a test with ``.all()``, which synchronizes on an accelerator and fails on
-    the meta device.
-    """
+    """Return the dense mask of transformers' ``sdpa``, also where all is true, for which a test would synchronize."""
     dense = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     mask: Tensor | None = sdpa_mask(*args, **dense)
     return mask

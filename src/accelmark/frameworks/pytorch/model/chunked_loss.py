@@ -17,8 +17,7 @@ CHUNK_TOKENS: Final = 2048
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = CHUNK_TOKENS) -> Tensor:
     """Return the mean cross entropy of ``hidden @ weight.T``, computed chunk by chunk with its gradients.
 
-    The gradients by ``hidden`` and ``weight`` are computed together with the loss, so that nothing is recomputed and
-    no logits are kept. Under autocast, products are computed in its type; the loss is always fp32.
+    Nothing is recomputed and no logits are kept. Under autocast, products are computed in its type; the loss is fp32.
 
     Args:
         hidden: shape (tokens, width).

@@ -35,10 +35,7 @@ class GraphCalls:
     """A computation on an accelerator whose calls are replayed; the outputs of a call are overwritten by the next."""
 
     def __init__(self, compute: Compute, device: torch.device, engine: str) -> None:
-        """Prepare to record ``compute``, whose inputs and outputs are on ``device``.
-
-        Raises RequestError: the device has no CUDA graphs.
-        """
+        """Prepare to record ``compute``. Raises RequestError: the device has no CUDA graphs."""
         if device.type not in DEVICE_TYPES:
             problem = f"cuda_graphs needs a device of type cuda, and this one is of type {device.type}"
             raise RequestError(f"{engine}: engine_options.{problem}; remove the option")

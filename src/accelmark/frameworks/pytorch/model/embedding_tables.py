@@ -21,13 +21,8 @@ class EmbeddingTables(nn.Module):
 
     All tables are one matrix. Its rows are in an order in which consecutive ids are far apart, so that each part of the
     matrix has about the same share of every table. Where ranks share the rows, each looks up those that it has, and
-    adds up the rows of the same sample and table before it sends the result (row-wise sharding). Gradients have
-    only the rows that were looked up.
-
-    Args:
-        rows: number of rows of each table.
-        ids: number of ids of each table in a sample.
-        width: of a row.
+    adds up the rows of the same sample and table before it sends the result. Gradients have only rows that were looked
+    up. ``rows`` and ``ids`` are the rows of each table, and its ids in a sample.
     """
 
     columns: Tensor
@@ -129,10 +124,7 @@ class _SharedRows:
     def look_up(self, places: Tensor, tables: Tensor, num_tables: int, timed: Callable[..., Any]) -> Tensor:
         """Return the sums of shape (samples x tables, width).
 
-        Args:
-            places: rows of the whole matrix, shape (samples, ids of a sample).
-            tables: the table of each id of a sample.
-            timed: calls an exchange.
+        ``places`` are rows of the whole matrix, of shape (samples, ids), ``tables`` the table of each id of a sample.
         """
         num_ranks, device = dist.get_world_size(), places.device
         num_bags = len(places) * num_tables

@@ -72,13 +72,14 @@ def weights_hash(model: nn.Module) -> str:
     """
     named = sorted(model.named_parameters())
     if any(hasattr(parameter, "full_tensor") for _, parameter in named):
-        return hashlib.sha256(b"".join(_tensor_digest(name, _whole(tensor)) for name, tensor in named)).hexdigest()
+        return hashlib.sha256(b"".join(_tensor_digest(name, whole(tensor)) for name, tensor in named)).hexdigest()
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
         digests = pool.map(lambda item: _tensor_digest(item[0], item[1].detach()), named)
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _whole(parameter: Tensor) -> Tensor:
+def whole(parameter: Tensor) -> Tensor:
+    """Return a parameter, detached; a sharded one is gathered by all ranks together."""
     gather: Callable[[], Tensor] | None = getattr(parameter, "full_tensor", None)
     return parameter.detach() if gather is None else gather().detach()
 
@@ -101,6 +102,19 @@ def meta_copy(model: nn.Module) -> nn.Module:
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     duplicate: nn.Module = copy.deepcopy(model, memo)
     return duplicate
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Move a model of the meta device to ``device`` without values; parameters that layers share stay shared."""
+    first: dict[int, str] = {}
+    shared: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            shared[name] = first[id(parameter)]
+    model.to_empty(device=device)
+    for name, source in shared.items():
+        layer, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(layer), attribute, model.get_parameter(source))
 
 
 def count_flops(case: TrainCase, model: nn.Module) -> tuple[float | None, str | None]:
@@ -135,10 +149,7 @@ def _flops(case: TrainCase, model: nn.Module, batch: Batch) -> float:
 
 
 def _conv_backward_flops(grad: Any, inputs: Any, weight: Any, *options: Any, out_shape: Any) -> int:
-    """Return the FLOPs of a convolution's gradients by the shapes of output, input and weight: each has the forward's.
-
-    PyTorch's own formula counts the gradient of a grouped convolution's weight as if there were one group.
-    """
+    """Return the FLOPs of a convolution's gradients; PyTorch's own formula counts a grouped one as if ungrouped."""
     _bias, _stride, _padding, _dilation, is_transposed, _output_padding, _groups, output_mask = options
     forward: int = conv_flop_count(inputs, weight, grad, is_transposed)
     return forward * sum(map(bool, output_mask[:2]))

@@ -36,10 +36,7 @@ class Fp8Linear(nn.Linear):
 
 
 def to_fp8(modules: Iterable[nn.Module]) -> None:
-    """Make the linear layers in ``modules`` compute in FP8, in place, where their sizes allow it.
-
-    Raises RequestError: there is none.
-    """
+    """Make the linear layers in ``modules`` compute in FP8, in place. Raises RequestError: no size allows it."""
     layers = [each for module in modules for each in module.modules() if type(each) is nn.Linear]
     fitting = [each for each in layers if not each.in_features % _MULTIPLE and not each.out_features % _MULTIPLE]
     if not fitting:
@@ -109,13 +106,8 @@ class LowRank(nn.Module):
 def adapt(model: nn.Module, layers: Sequence[Sequence[str]], rank: int, alpha: float, dropout: float) -> None:
     """Freeze ``model``, and put :class:`LowRank` in place of its linear layers with the given names.
 
-    Args:
-        model: changed in place.
-        layers: names within a block, in groups. The layers of a group have the same input and share A, as if they were
-            one fused layer.
-        rank: rows of A.
-        alpha: scale of the change, times the rank.
-        dropout: probability that an input of A is zero in training.
+    ``layers`` has names within a block, in groups: the layers of a group have the same input and share A, as if they
+    were one fused layer. ``dropout`` is the probability that an input of A is zero in training.
     """
     model.requires_grad_(False)
     for block in list(model.modules()):

@@ -1,10 +1,11 @@
-"""Initial weights from a checkpoint of transformers, or of the first Megatron-LM."""
+"""Initial weights of large models: random, from a checkpoint of transformers, or of the first Megatron-LM."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final, TypeVar
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedConfig, PreTrainedModel
 
+from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.model.identity import materialize
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 
 C = TypeVar("C", bound=PreTrainedConfig)
@@ -27,9 +30,7 @@ def load_pretrained(
 ) -> PreTrainedModel:
     """Return the model with the weights of the checkpoint in ``directory``, in fp32.
 
-    ``new`` has the first parts of the names of weights that may be missing and are then random, as a new output layer.
-
-    Raises DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
+    Weights whose names begin with a part in ``new`` may be missing, and are then random. Raises DataError: others are.
     """
     if not directory.is_dir():
         raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: the directory does not exist")
@@ -52,10 +53,7 @@ def load_pretrained(
 def initial_net(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, directory: Path | None, *, new: Sequence[str] = ()
 ) -> PreTrainedModel:
-    """Return the model with the weights in ``directory/hf``, or with random ones where there is no data.
-
-    On the meta device no weights are read.
-    """
+    """Return the model with the weights in ``directory/hf``; with random ones without data, none on the meta device."""
     if directory is None or torch.get_default_device().type == "meta":
         # transformers creates some weights on the CPU, also under the meta device.
         net: Any = model_class(config)
@@ -70,10 +68,7 @@ def backbone_config(config_class: Callable[..., C], **values: Any) -> C:
 
 
 def load_backbone(backbone: PreTrainedModel, directory: Path | None, *, new: Sequence[str] = ()) -> None:
-    """Give a part of a model, also one with frozen normalization, the weights in ``directory/hf``.
-
-    Nothing is done where there is no data, or on the meta device.
-    """
+    """Give a part of a model the weights in ``directory/hf``, unless there is no data, or it is on the meta device."""
     if directory is None or torch.get_default_device().type == "meta":
         return
     loaded = load_pretrained(type(backbone), backbone.config, directory / "hf", new=new)
@@ -106,9 +101,7 @@ def gpt2_config(*, attention: str = "sdpa", **sizes: Any) -> GPT2Config:
 def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | None = None) -> None:
     """Give ``net``, which has a ``GPT2Model`` as ``net.net``, the weights in a file of the first Megatron-LM.
 
-    ``others`` has further names in the file, and those in ``net``.
-
-    Raises DataError: the file cannot be read as weights alone, or has other weights.
+    ``others`` has further names in the file, and those in ``net``. Raises DataError: the file has other weights.
     """
     damaged = raising(DataError, f"{path}: PyTorch cannot read it as weights alone", *UNREADABLE, UnpicklingError)
     with damaged, torch.serialization.safe_globals([argparse.Namespace, set]):
@@ -124,3 +117,34 @@ def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | N
         state[ours] = weight.T if _MATRIX.search(ours) else weight
     with raising(DataError, f"{path}: has other weights", RuntimeError):
         net.load_state_dict(state)
+
+
+def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
+    """Materialize a model of the meta device on the CPU: matrices normal with mean 0, biases zero, other vectors one.
+
+    Every parameter has its own random generator, so that the values do not depend on the number of threads. Buffers
+    have no values.
+    """
+    materialize(model, torch.device("cpu"))
+
+    def fill(item: tuple[int, tuple[str, Tensor]]) -> None:
+        number, (name, parameter) = item
+        with torch.no_grad():  # a setting of each thread
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.ndim > 1 or name.endswith("sinks"):
+                parameter.normal_(0.0, std, generator=generator_for(seed, number))
+            else:
+                parameter.fill_(1.0)
+
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
+        list(pool.map(fill, enumerate(model.named_parameters())))
+
+
+def compute_buffers(model: Any) -> None:
+    """Give the buffers of a model of transformers their initial values, by building each layer that has some again."""
+    for module in model.modules():
+        if dict(module.named_buffers(recurse=False)):
+            fresh = type(module)(model.config)
+            for name, buffer in fresh.named_buffers(recurse=False):
+                setattr(module, name, buffer)

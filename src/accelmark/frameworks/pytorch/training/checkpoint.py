@@ -76,10 +76,7 @@ class Checkpoints:
         """Loaded states of the random generators, until they are restored."""
 
     def save(self, progress: Progress) -> str:
-        """Write a checkpoint, or begin to in the background, and return its name.
-
-        Raises RunError: it could not be written, for example because the disk is full.
-        """
+        """Write a checkpoint, or begin to in the background, and return its name. Raises RunError: the disk is full."""
         name = name_of(progress.global_steps)
         beside = self._directory.temporary(name)
         with _naming(beside):
@@ -107,10 +104,7 @@ class Checkpoints:
         return name
 
     def finish_save(self) -> float:
-        """Wait until the newest checkpoint is complete, and return how long it took a thread to write it.
-
-        Raises RunError: it could not be written.
-        """
+        """Wait until the newest checkpoint is complete, and return how long it took a thread to write it."""
         return 0.0 if self._background is None else self._background.finish()
 
     def _write(
@@ -141,10 +135,7 @@ class Checkpoints:
             self._barrier(group)
 
     def _open_group(self, leader: int) -> dist.ProcessGroup:
-        """Return a gloo group of the ranks with this leader. All ranks call it together.
-
-        It is used for checkpoints only, so that a thread's exchanges do not mix with those of training.
-        """
+        """Return a gloo group of the ranks with this leader, for checkpoints only, which a thread may write."""
         leaders = [0] * self._world
         dist.all_gather_object(leaders, leader)
         groups = {
@@ -202,8 +193,6 @@ class Checkpoints:
         """Load a checkpoint, and return the progress of training.
 
         The random generators are restored by :meth:`restore_random`, after the batches of the epoch are opened.
-
-        Raises RunError: it is damaged, or was written by another number of ranks.
         """
         with reading(checkpoint):
             record = json.loads((checkpoint / _RECORD).read_text(encoding="utf-8"))
@@ -217,10 +206,7 @@ class Checkpoints:
 
     @torch.no_grad()
     def compare(self, end: Path, before: list[Tensor]) -> UpdateSquares:
-        """Compare the change of the trainable parameters since ``before`` with the change in the checkpoint ``end``.
-
-        Raises RunError: the checkpoint is damaged, or is of another model.
-        """
+        """Compare the change of the trainable parameters since ``before`` with the change in the checkpoint ``end``."""
         squares = [0.0, 0.0, 0.0]
         with reading(end):
             saved = self._saved_parameters(end)
@@ -238,12 +224,7 @@ class Checkpoints:
 
     @torch.no_grad()
     def compare_state(self, end: Path) -> dict[str, UpdateSquares]:
-        """Compare buffers and optimizer state with the checkpoint ``end``.
-
-        Each rank has its own buffers; the checkpoint has rank 0's.
-
-        Raises RunError: the checkpoint is damaged, or is of another model.
-        """
+        """Compare optimizer state, and on rank 0 buffers, with the checkpoint ``end``."""
         saved_names = self._training.original.state_dict().keys()
         own_buffers = {name: buffer for name, buffer in self._training.original.named_buffers() if name in saved_names}
         with reading(end):
@@ -418,9 +399,6 @@ class BackgroundWriter:
         self._write = self._thread.submit(timed)
 
     def finish(self) -> float:
-        """Wait for the write, and return its duration in seconds.
-
-        Raises RunError: a file could not be written; any other error of the write, too.
-        """
+        """Wait for the write, and return its duration in seconds; raises its error."""
         write, self._write = self._write, None
         return 0.0 if write is None else write.result()

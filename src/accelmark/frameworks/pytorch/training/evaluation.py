@@ -25,8 +25,6 @@ def evaluate(
     """Return the case's metrics over the batches of all ranks.
 
     The sums stay on the device until the end, and are added in double precision on the CPU.
-
-    Raises DataError: no rank has evaluation data.
     """
     settings = case.settings
     sharded = settings.is_sharded
@@ -73,10 +71,7 @@ def row_metrics(
 ) -> dict[str, float]:
     """Return the metrics of the rows of all ranks; ``copies`` consecutive ranks hold the same rows.
 
-    Rank 0 alone collects the rows, which may be gigabytes, and computes; all ranks call this.
-
-    Raises:
-        DataError: as ``compute``, on every rank.
+    Rank 0 alone collects the rows, which may be gigabytes, and computes; its DataError is raised on every rank.
     """
     if control is None:
         return compute(_joined([rows]))

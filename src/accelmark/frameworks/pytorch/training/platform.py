@@ -45,10 +45,7 @@ def device_functions(device: str | torch.device) -> Any:
 
 
 def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
-    """Return this rank's device and make it the current one.
-
-    Raises RequestError: this PyTorch has no such device, or fewer of them than the host has ranks.
-    """
+    """Return this rank's device and make it the current one. Raises RequestError: there is none for this rank."""
     if job.framework_module is not None:
         importlib.import_module(job.framework_module)
     if job.device_type == "cpu":
@@ -67,55 +64,45 @@ def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
     return device
 
 
+def _call(device: torch.device, name: str, *args: Any) -> Any:
+    """Call a function of the device's module; None for the CPU, and where the module has no such function."""
+    function = None if device.type == "cpu" else getattr(torch.get_device_module(device), name, None)
+    return None if function is None else function(*args)
+
+
 def device_name(device: torch.device) -> str | None:
     """Return the framework's name of the device; None for the CPU."""
-    if device.type == "cpu":
-        return None
-    module: Any = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else None
+    name = _call(device, "get_device_name", device)
+    return None if name is None else str(name)
 
 
 def peak_memory_mib(device: torch.device) -> float | None:
     """Return the largest allocation so far; None for the CPU and where the framework does not count."""
-    if device.type == "cpu":
-        return None
-    module: Any = torch.get_device_module(device)
-    if not hasattr(module, "max_memory_allocated"):
-        return None
-    return float(module.max_memory_allocated(device)) / 2**20
+    num_bytes = _call(device, "max_memory_allocated", device)
+    return None if num_bytes is None else float(num_bytes) / 2**20
 
 
 def num_alloc_retries(device: torch.device) -> int:
     """Return how often the caching allocator has freed its cache to find memory."""
-    if device.type == "cpu":
-        return 0
-    module: Any = torch.get_device_module(device)
-    return int(module.memory_stats(device).get("num_alloc_retries", 0)) if hasattr(module, "memory_stats") else 0
+    return int((_call(device, "memory_stats", device) or {}).get("num_alloc_retries", 0))
 
 
 def forget_peak_memory(device: torch.device) -> None:
     """Reset the largest allocation, in a process that ran another job before."""
-    if device.type != "cpu":
-        module: Any = torch.get_device_module(device)
-        if hasattr(module, "reset_peak_memory_stats"):
-            module.reset_peak_memory_stats(device)
+    _call(device, "reset_peak_memory_stats", device)
 
 
 def release_memory(device: torch.device) -> None:
     """Return the memory of an accelerator that no tensor uses, which other processes need; PyTorch would keep it."""
     if device.type != "cpu":
         gc.collect()  # modules of a model refer to each other
-        module: Any = torch.get_device_module(device)
-        if hasattr(module, "empty_cache"):
-            module.empty_cache()
+        _call(device, "empty_cache")
 
 
 def lock_pages(device: torch.device, memory: torch.Tensor) -> None:
     """Page-lock host memory that is mapped already, where the device's module has CUDA's runtime functions."""
-    module: Any = torch.get_device_module(device)
-    if hasattr(module, "cudart") and (
-        code := int(module.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-    ):
+    runtime = _call(device, "cudart")
+    if runtime is not None and (code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))):
         raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with error {code}")
 
 
@@ -128,11 +115,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def set_precision(precision: Precision, device: torch.device) -> Precision:
-    """Choose the numeric mode of fp32 matrix work and how algorithms are chosen; return the precision computed in.
-
-    fp32 switches off every reduced mode that PyTorch would use by itself; tf32 allows it. A CPU has no tf32, and
-    computes fp32.
-    """
+    """Choose the numeric mode of fp32 matrix work and how algorithms are chosen; return the precision computed in."""
     # The older names of these switches: they may not be mixed with the newer ones, and other libraries read them.
     reduced = precision == "tf32" and device.type != "cpu"
     torch.set_float32_matmul_precision("high" if reduced else "highest")
@@ -257,16 +240,6 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
         np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
 
 
-_BUFFER_VARIABLE: Final = "TORCH_FR_BUFFER_SIZE"
-_NUM_ENTRIES: Final = "2000"
-"""PyTorch's own number where its recorder is on."""
-
-
-def record_collectives() -> None:
-    """Have collectives recorded; before the first process group is made. A value that is set already is kept."""
-    os.environ.setdefault(_BUFFER_VARIABLE, _NUM_ENTRIES)
-
-
 def answer_collectives(node_dir: Path, rank: int) -> None:
     """Send the last collectives to the agent whenever it asks, also while the main thread waits for other ranks."""
     dump = getattr(c10d, "_dump_fr_trace_json", None)
@@ -284,13 +257,13 @@ def answer_collectives(node_dir: Path, rank: int) -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                answer = LastCollectives(collectives=tuple(last_collectives(json.loads(dump()))))
+                answer = LastCollectives(collectives=tuple(_last_collectives(json.loads(dump()))))
                 connection.sendall(answer.model_dump_json().encode())
 
     threading.Thread(target=serve, name="flight-recorder", daemon=True).start()
 
 
-def last_collectives(trace: Mapping[str, Any]) -> Iterable[LastCollective]:
+def _last_collectives(trace: Mapping[str, Any]) -> Iterable[LastCollective]:
     """Yield the last collective of each process group in a trace of the recorder."""
     last: dict[str, dict[str, Any]] = {}
     for entry in trace.get("entries") or ():

@@ -40,13 +40,8 @@ def write_shards(
 ) -> dict[str, Any]:
     """Write all tensors, and return the rest, which is the same on every rank.
 
-    Args:
-        model: its state; a tensor has one name only.
-        optimizer: its state, with the numbers of parameters as keys.
-        names: of the parameters with these numbers.
-        group: the ranks that share the directory; None: all.
-
-    Raises RuntimeError: a rank could not write.
+    ``names`` are of the parameters that are numbered in ``optimizer``; ``group`` has the ranks that share the
+    directory, None: all. Raises RuntimeError: a rank could not write.
     """
     values = ((names[number], own) for number, own in optimizer["state"].items())
     state = {f"{_STATE}{own}.{name}": value for name, found in values for own, value in found.items()}
@@ -79,20 +74,14 @@ def _writable(name: str, tensor: Tensor) -> tuple[str, Tensor]:
 
 
 def read_model(directory: Path, model: Mapping[str, Tensor]) -> None:
-    """Fill the tensors of ``model``, which may be sharded in another way.
-
-    Raises RuntimeError: the directory lacks a part of a tensor, or cannot be read.
-    """
+    """Fill the tensors of ``model``, which may be sharded in another way. Raises RuntimeError: a part is missing."""
     _read(directory, dict(_writable(f"{_MODEL}{name}", tensor.detach()) for name, tensor in model.items()))
 
 
 def read_optimizer(
     directory: Path, parameters: Mapping[str, Tensor], rest: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Return the saved state of an optimizer over ``parameters`` by their numbers, sharded as they are.
-
-    Raises RuntimeError: the directory lacks a part of a tensor, or cannot be read.
-    """
+    """Return the saved state of an optimizer over ``parameters`` by their numbers, sharded as they are."""
     saved: Any = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     numbers = {name: number for number, name in enumerate(parameters)}
     state: dict[int, dict[str, Any]] = {}

@@ -13,11 +13,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from accelmark.frameworks.pytorch.hooks import AUTOCAST_DTYPES
-from accelmark.frameworks.pytorch.state import Training
+from accelmark.frameworks.pytorch.state import AUTOCAST_DTYPES, Training
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
-from accelmark.spec.settings.training import TrainSettings, ZeroSettings
+from accelmark.spec.settings.training import TrainSettings
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
@@ -38,10 +37,7 @@ class ZeroTraining(Training):
 
     @classmethod
     def open(cls, training: Training, settings: TrainSettings, device: torch.device, num_ranks: int) -> Self:
-        """Return ``training`` with an engine around its model; its optimizer has taken no step, and has no schedule.
-
-        Raises RequestError: DeepSpeed does not support the device.
-        """
+        """Return ``training`` with an engine around its model. Raises RequestError: DeepSpeed lacks the device."""
         groups = [list(group["params"]) for group in training.optimizer.param_groups if group["params"]]
         engine = _engine(training, settings, device, num_ranks)
         return cls(engine, training.optimizer, None, None, training.autocast, groups)
@@ -199,24 +195,21 @@ def _engine(training: Training, settings: TrainSettings, device: torch.device, n
 
 def configuration(settings: TrainSettings, num_ranks: int, *, is_pinned: bool) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a job; offloaded tensors are page-locked if ``is_pinned``."""
-    dtype = AUTOCAST_DTYPES.get(settings.precision)
+    dtype, zero = AUTOCAST_DTYPES.get(settings.precision), settings.zero
+    host = {"device": "cpu", "pin_memory": is_pinned}
+    optimization = zero.model_dump(exclude={"offload"}, exclude_none=True)
+    optimization |= {"offload_optimizer": host} if zero.offload != "none" else {}
+    optimization |= {"offload_param": host} if zero.offload == "all" else {}
     return {
         "train_micro_batch_size_per_gpu": settings.batch_size,
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "train_batch_size": settings.samples_per_step(num_ranks),
         "gradient_clipping": settings.gradient_clip_norm or 0.0,
-        "zero_optimization": _zero_optimization(settings.zero, is_pinned=is_pinned),
+        "zero_optimization": optimization,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         **({} if dtype is None else {"torch_autocast": {"enabled": True, "dtype": str(dtype).removeprefix("torch.")}}),
     }
-
-
-def _zero_optimization(zero: ZeroSettings, *, is_pinned: bool) -> dict[str, Any]:
-    host = {"device": "cpu", "pin_memory": is_pinned}
-    options = zero.model_dump(exclude={"offload"}, exclude_none=True)
-    options |= {"offload_optimizer": host} if zero.offload != "none" else {}
-    return options | ({"offload_param": host} if zero.offload == "all" else {})
 
 
 def _whole(parameter: nn.Parameter) -> Tensor:
