@@ -13,23 +13,9 @@ import pytest
 
 from accelmark.frameworks.paddle.launch import device_support, launch
 from accelmark.spec.plugins.framework import HostPlace
-from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
+from tests.frameworks.environments import SOURCE, framework_python
+from tests.frameworks.rank_jobs import SMALL_LLAMA, losses, rank_events, rank_job, run_job, write_plays
 
-SMALL_LLAMA = {
-    "batch_size": 8, "gradient_accumulation_steps": 1, "end.max_steps": 12, "log_every_steps": 4, "eval_batch_size": 4,
-    "precision": "fp32", "activation_checkpointing": "off", "threads": 1,
-    "checkpoint.every_steps": 6, "checkpoint.keep": 3, "optimizer.lr": 0.003, "schedule.warmup_steps": 2,
-    "model.vocab_size": 100, "model.hidden_size": 16, "model.intermediate_size": 32, "model.num_layers": 2,
-    "model.num_heads": 4, "model.num_kv_heads": 2, "model.seq_length": 16,
-}  # fmt: skip
-SMALL_BERT = {
-    "batch_size": 2, "end.max_samples": 12, "evaluate.every_steps": 6, "log_every_steps": 3, "eval_batch_size": 2,
-    "precision": "fp32", "checkpoint.every_steps": 3, "checkpoint.keep": 2, "threads": 1, "loader.num_workers": 2,
-    "activation_checkpointing": "full", "gradient_accumulation_steps": 1,
-    "model.hidden_size": 16, "model.intermediate_size": 32, "model.num_layers": 2, "model.num_heads": 2,
-    "model.vocab_size": 200, "model.seq_length": 16, "model.max_positions": 16, "model.max_predictions": 3,
-    "model.from_checkpoint": "false",
-}  # fmt: skip
 OPTIMIZED = """
 import json, sys
 import numpy as np, paddle
@@ -83,60 +69,17 @@ def paddle_program(program: str, *arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def accelmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    cache = framework_environment("paddle").parent / "cache"
-    return run_accelmark(*arguments, ACCELMARK_CACHE=cache)
-
-
-def train(key: str, data: Path, out: Path, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    done = accelmark("train", key, "--vendor", "cpu", "--data", str(data), "--open", *options, "--out", str(out))
-    assert (out / "summary.json").is_file(), done.stdout + done.stderr
-    return done
-
-
-def events(run: Path, event: str, rank: int = 0) -> list[Any]:
-    (log,) = run.glob(f"*/round1/*_noderank0/rank{rank}.out.log")
-    lines = (line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("[PerfLog] "))
-    records = (json.loads(line.removeprefix("[PerfLog] ")) for line in lines)
-    return [record["value"] for record in records if record["event"] == event]
-
-
-def losses(run: Path, rank: int = 0) -> list[float]:
-    return [loss for window in events(run, "STEP_END", rank) for loss in window["losses"]]
-
-
-def tokens(place: Path, low: int, high: int, **counts: int) -> Path:
-    """Write shards of random tokens, one for each split."""
-    for split, count in counts.items():
-        (place / split).mkdir(parents=True)
-        np.save(place / split / "tokens.npy", np.random.default_rng(count).integers(low, high, count, dtype=np.uint16))
-    return place
-
-
 @pytest.mark.heavy
 def test_gradient_accumulation_with_recomputation_on_two_ranks_equals_a_larger_batch(tmp_path: Path) -> None:
-    text = tokens(tmp_path / "text", 0, 10, train=4000, val=400)
-    settings = {**SMALL_LLAMA, "batch_size": 4, "gradient_accumulation_steps": 2, "activation_checkpointing": "full"}
-    train("llama2_7b:paddle:CPU:1:2", text, tmp_path / "two", settings)
-    train("llama2_7b:paddle:CPU:1:1", text, tmp_path / "one", {**SMALL_LLAMA, "batch_size": 16})
-    together = np.mean([losses(tmp_path / "two", 0), losses(tmp_path / "two", 1)], axis=0)
+    (tmp_path / "plays").mkdir()
+    data, over = {"shakespeare": write_plays(tmp_path / "plays")}, {**SMALL_LLAMA, "batch_size": 2}
+    over |= {"gradient_accumulation_steps": 2, "activation_checkpointing": "full"}
+    job = rank_job("paddle", tmp_path / "two", "llama_mini", data, over)
+    run_job(job, num_ranks=2)
+    together = np.mean([losses(rank_events(job, rank)) for rank in (0, 1)], axis=0)
+    whole = run_job(rank_job("paddle", tmp_path / "one", "llama_mini", data, SMALL_LLAMA))
     assert together[-1] < together[0]
-    np.testing.assert_allclose(together, losses(tmp_path / "one"), rtol=2e-5)
-
-
-@pytest.mark.heavy
-def test_bert_with_dropout_and_recomputation_is_replayed(tmp_path: Path) -> None:
-    tokens(tmp_path / "data", 104, 200, train=600, val=200)
-    (tmp_path / "data" / "initial").mkdir()
-    (tmp_path / "data" / "initial" / "model.safetensors").write_bytes(b"")
-    out = tmp_path / "run"
-    train("bert:paddle:CPU:1:1", tmp_path / "data", out, SMALL_BERT)
-    assert len(losses(out)) == 6
-    done = accelmark("evaluate", str(out), "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = json.loads(done.stdout)
-    assert (found["num_replayed_steps"] > 0, found["findings"]) == (True, [])
+    np.testing.assert_allclose(together, losses(whole), rtol=2e-5)
 
 
 @pytest.mark.heavy

@@ -111,59 +111,6 @@ def test_batches_are_copied_on_a_stream_of_their_own_for_which_the_computing_one
     assert found["current"] == 0
 
 
-RESUMED = """
-import json, sys
-from contextlib import nullcontext
-from pathlib import Path
-import standin_device, torch
-from accelmark.frameworks.pytorch.case import Place
-from accelmark.frameworks.pytorch.state import Training
-from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
-from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
-from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import EndSettings, OptimizerSettings, ScheduleSettings, TrainSettings
-from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
-from accelmark.train.loop.contract import Progress
-
-device = torch.device("standin", 0)
-def checkpoints(settings, directory):
-    model = torch.nn.Linear(4, 4).to(device)
-    optimizer = build_optimizer(model, settings.optimizer, device)
-    training = Training(model, optimizer, build_schedule(optimizer, ScheduleSettings(), 1, 1), None, nullcontext)
-    saved = CheckpointDirectory(directory, RankPlace(), lambda values: lambda: values)
-    return training, Checkpoints(saved, settings, training, Place(0, 1, 1, device, 1), RankPlace())
-
-def resume(name, fused):
-    directory = Path(sys.argv[1], f"{name}-{fused}")
-    optimizer = OptimizerSettings(name=name, lr=0.01, fused=fused)
-    settings = TrainSettings(batch_size=4, end=EndSettings(max_steps=1), optimizer=optimizer)
-    training, saved = checkpoints(settings, directory)
-    training.model(torch.ones(4, 4).to(device)).sum().backward()
-    training.optimizer.step()
-    saved.save(Progress())
-    resumed, loaded = checkpoints(settings, directory)
-    loaded.load(loaded.newest())
-    states = [list(each.optimizer.state.values()) for each in (training, resumed)]
-    devices = [{name: value.device.type for name, value in state[0].items()} for state in states]
-    same = all(torch.equal(a[name].cpu(), b[name].cpu()) for a, b in zip(*states) for name in a)
-    return {"devices": devices, "same": same, "weights": resumed.model.weight.device.type}
-
-print(json.dumps([resume(*each) for each in json.loads(sys.argv[2])]))
-"""
-
-
-def test_a_resumed_optimizer_has_its_state_on_the_device_and_its_step_counters_where_they_were(
-    python: str, tmp_path: Path
-) -> None:
-    optimizers = [("adamw", False), ("lamb", None), ("adamw", True)]
-    resumed = on_device(python, RESUMED, str(tmp_path), json.dumps(optimizers))
-    for step, found in zip(("cpu", "cpu", "standin"), resumed, strict=True):
-        before, after = found["devices"]
-        assert before == after == {"step": step, "exp_avg": "standin", "exp_avg_sq": "standin"}
-        assert found["same"]
-        assert found["weights"] == "standin"
-
-
 def test_a_shipped_case_runs_on_a_vendors_device_from_the_command_line(
     python: str, plugins: Path, tmp_path: Path
 ) -> None:

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import os
 import struct
 import subprocess
 import sys
-import threading
-import tracemalloc
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import TORCH, Ahead, IndexedBatches, TensorBatches, mover, steps_of
+from accelmark.frameworks.pytorch.batches import Ahead, IndexedBatches, TensorBatches, mover
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.language.data import TokenShards
 from accelmark.train.batches import (
-    NUMPY,
-    ArrayBatches,
-    ArrayKind,
     ArrayPlace,
     Arrays,
-    Permutation,
     SampleBatches,
-    Share,
     log_bad_samples,
-    seed_of,
 )
 
 
@@ -90,31 +80,6 @@ def test_an_epochs_order_follows_from_seed_and_number_alone() -> None:
     assert first != second
     assert seen(TensorBatches(numbers(64), 8, place(), train=True), 1) == second
     assert seen(TensorBatches(numbers(64), 8, place(seed=8), train=True), 0) != first
-
-
-@pytest.mark.parametrize(
-    ("kind", "order"),
-    [
-        (TORCH, lambda seed, count: torch.randperm(count, generator=torch.Generator().manual_seed(seed)).numpy()),
-        (NUMPY, lambda seed, count: np.random.default_rng(seed).permutation(count)),
-    ],
-)
-def test_of_an_epochs_order_a_rank_keeps_its_own_part_in_half_of_the_memory(
-    kind: ArrayKind[Any, Any], order: Callable[[int, int], npt.NDArray[np.int64]]
-) -> None:
-    made: list[weakref.ref[Any]] = []
-
-    def permutation(seed: int, count: int) -> Permutation:
-        found = kind.permutation(seed, count)
-        assert found.dtype == np.int32
-        made.append(weakref.ref(found))
-        return found
-
-    whole = order(seed_of(7, 3), 10_007)
-    ranks = [Share(10_007, 10, place(rank, 4), train=True).indices(permutation, 3, skip=100) for rank in range(4)]
-    firsts = [next(rank) for rank in ranks]
-    assert np.concatenate(firsts).tolist() == whole[4000:4040].tolist()
-    assert [order() for order in made] == [None] * 4
 
 
 def test_augmentation_is_repeatable_and_differs_between_ranks() -> None:
@@ -297,30 +262,6 @@ def test_the_memory_of_freed_batches_is_used_again_also_after_an_epoch_that_was_
     assert used <= 4, "two batches are read ahead, one is written, one is in use"
 
 
-def seen_arrays(batches: ArrayBatches, epoch: int = 0, skip: int = 0) -> list[list[int]]:
-    return [batch["x"].tolist() for batch in batches.epoch(epoch, skip)]
-
-
-@given(size=st.integers(6, 200), world=st.integers(1, 5), epoch=st.integers(0, 3), train=st.booleans())
-def test_ranks_share_an_epoch(size: int, world: int, epoch: int, train: bool) -> None:
-    arrays: Arrays = {"x": np.arange(size)}
-    ranks = [ArrayBatches(arrays, 1, ArrayPlace(rank, world, 7), train=train) for rank in range(world)]
-    shares = [seen_arrays(rank, epoch) for rank in ranks]
-    assert len({len(share) for share in shares}) == 1
-    samples = sorted(sample for share in shares for batch in share for sample in batch)
-    assert len(samples) == len(set(samples)) == (size // world * world if train else size)
-
-
-def test_each_epoch_has_an_order_of_its_own_and_resumes_within_it() -> None:
-    def augment(batch: Arrays, random: np.random.Generator) -> Arrays:
-        return {"x": batch["x"] * 1000 + random.integers(0, 1000, len(batch["x"]))}
-
-    batches = ArrayBatches({"x": np.arange(40)}, 4, ArrayPlace(0, 1, 7), train=True, augment=augment)
-    assert seen_arrays(batches, 1) == seen_arrays(batches, 1)
-    assert seen_arrays(batches, 1) != seen_arrays(batches, 2)
-    assert seen_arrays(batches, 1, skip=3) == seen_arrays(batches, 1)[3:]
-
-
 class NoisySource:
     """Sample i is i and a random number."""
 
@@ -352,25 +293,6 @@ def test_threads_yield_the_same_batches(workers: int) -> None:
     assert seen_samples(workers, skip=2) == seen_samples(0)[2:]
 
 
-def test_evaluation_reads_every_sample_once_with_the_same_numbers() -> None:
-    both = [sample for rank in (0, 1) for batch in seen_samples(2, train=False, rank=rank) for sample in batch]
-    assert sorted(index for index, _ in both) == list(range(30))
-    assert seen_samples(2, train=False, epoch=3) == seen_samples(0, train=False)
-
-
-def test_random_numbers_depend_on_the_epoch() -> None:
-    first, second = (
-        {index: drawn for batch in seen_samples(0, epoch=epoch) for index, drawn in batch} for epoch in (0, 1)
-    )
-    assert all(first[index] != second[index] for index in first.keys() & second.keys())
-
-
-def test_an_error_in_a_thread_reaches_the_loop() -> None:
-    batches = SampleBatches(NoisySource(), 1, ArrayPlace(0, 1, 7), LoaderSettings(num_workers=2), train=False)
-    with pytest.raises(DataError, match="sample 39 is damaged"):
-        list(batches.epoch(0))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_training_sample_is_replaced_where_it_is_tolerated(workers: int) -> None:
     loader = LoaderSettings(num_workers=workers, tolerate_bad_samples=1)
@@ -378,28 +300,11 @@ def test_a_bad_training_sample_is_replaced_where_it_is_tolerated(workers: int) -
     assert sorted(index for batch in batches.epoch(0) for index in batch["x"][:, 0].tolist()) == [0, *range(39)]
 
 
-def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
-    return ({"x": torch.tensor([number])} for number in range(count))
-
-
-def test_batches_are_grouped_by_step_and_leftovers_dropped() -> None:
-    steps = list(steps_of(batches(7), 3))
-    assert [[int(batch["x"]) for batch in step] for step in steps] == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_images_are_moved_in_channels_last_order() -> None:
     move = mover(torch.device("cpu"), channels_last=True)
     moved = move({"image": torch.zeros(2, 3, 4, 4), "label": torch.zeros(2)})
     assert moved["image"].is_contiguous(memory_format=torch.channels_last)
     assert moved["label"].is_contiguous()
-
-
-def test_items_fetched_ahead_come_in_order_and_end() -> None:
-    ahead = Ahead(iter(range(20)), depth=2)
-    assert list(ahead) == list(range(20))
-    with pytest.raises(StopIteration):
-        next(ahead)
-    ahead.close()
 
 
 def test_a_background_error_is_raised_where_it_is_awaited() -> None:
@@ -411,14 +316,6 @@ def test_a_background_error_is_raised_where_it_is_awaited() -> None:
     assert next(ahead) == 1
     with pytest.raises(OSError, match="disk gone"):
         next(ahead)
-
-
-def test_a_feed_closed_early_leaves_no_thread() -> None:
-    before = threading.active_count()
-    ahead = Ahead(iter(range(1000)), depth=2)
-    assert next(ahead) == 0
-    ahead.close()
-    assert threading.active_count() == before
 
 
 def write(path: Path, tokens: npt.NDArray[np.generic]) -> None:
@@ -436,14 +333,6 @@ def test_windows_run_through_all_shards_and_cross_none(tmp_path: Path) -> None:
     shards = TokenShards(tmp_path, "train", length=5, stride=4, vocab_size=200)
     windows = [shards.window(index).tolist() for index in range(len(shards))]
     assert windows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [100, 101, 102, 103, 104]]
-
-
-def test_both_file_kinds_read_the_same(tmp_path: Path) -> None:
-    tokens = np.random.default_rng(0).integers(0, 65536, 50)
-    write(tmp_path / "bin/train/x.bin", tokens)
-    write(tmp_path / "npy/train/x.npy", tokens.astype(np.uint16))
-    read = [TokenShards(tmp_path / kind, "train", 50, 50, 65536).window(0).tolist() for kind in ("bin", "npy")]
-    assert read[0] == read[1] == tokens.tolist()
 
 
 def indexed(folder: Path, tokens: list[int], kind: int, dtype: str) -> Path:
@@ -464,25 +353,6 @@ def test_an_indexed_data_set_of_megatron_is_read_in_its_type(tmp_path: Path, kin
     assert [shards.window(index).tolist() for index in range(len(shards))] == [
         [30000 + start + offset for offset in range(4)] for start in (0, 3, 6)
     ]
-
-
-def test_of_an_index_of_megatron_only_the_last_sequence_is_read(tmp_path: Path) -> None:
-    data = indexed(tmp_path / "train", list(range(10)), 4, "<i4")
-    num_sequences, header = 30_000_000, struct.calcsize("<9sQBQQ")
-    with data.with_suffix(".idx").open("wb") as file:  # a sparse file; all other lengths are 0
-        file.write(struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, num_sequences, num_sequences + 1))
-        for place, number in ((4 * num_sequences - 4, 7), (12 * num_sequences - 8, 12)):
-            file.seek(header + place)
-            file.write(number.to_bytes(4, "little"))
-        file.truncate(header + 20 * num_sequences + 8)
-    tracemalloc.start()
-    assert len(TokenShards(tmp_path, "train", 4, 3, 100)) == 3
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1e6
-    os.truncate(data.with_suffix(".idx"), 1000)
-    with pytest.raises(DataError, match=r"has 40 bytes, .* is the file complete"):
-        TokenShards(tmp_path, "train", 4, 3, 100)
 
 
 def test_only_the_first_windows_are_read_where_a_limit_is_given(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch.training import checkpoint
-from accelmark.frameworks.pytorch.training.platform import random_state, restore_random_state, seed_everything
 from accelmark.spec.job import EvaluateJob, JobSpec, KilledRank, ReplayedPair, TrainJob
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from tests.train.conftest import RunHere
@@ -294,22 +292,3 @@ def test_a_full_disk_fails_the_run_and_leaves_no_half_checkpoint(
     assert (ran.exit_code, ran.finished().end_reason) == (1, "error")
     assert "No space left on device" in (ran.finished().message or "")
     assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
-def test_random_states_survive_a_file_without_pickle(tmp_path: Path) -> None:
-    device = torch.device("cpu")
-    seed_everything(5)
-    torch.save(random_state(device), tmp_path / "state.pt")
-    expected = torch.rand(3)
-    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True), device)
-    assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 2, 3), (1, 100)])
-def test_large_tensors_are_compared_in_blocks(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_BLOCK", 12)
-    first, second = torch.rand(shape), torch.rand(shape)
-    blocks = list(checkpoint._blocks(first, second))
-    assert all(block.numel() <= 12 or len(block) == 1 for pair in blocks for block in pair)
-    for whole, parts in ((first, [pair[0] for pair in blocks]), (second, [pair[1] for pair in blocks])):
-        assert torch.cat(parts).reshape(shape).equal(whole.double())

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from accelmark.frameworks.pytorch.training.platform import DeviceLosses
 from accelmark.spec.log.events import Event, Finished, StepWindow
 from accelmark.spec.plugins.case import Target
-from accelmark.spec.settings.training import EndSettings
-from accelmark.train.loop.contract import DeviceClock, HostClock, HostLosses, Progress
-from accelmark.train.loop.ends import Agreement, Vote, bound_reached, nonfinite_end, total_steps
+from accelmark.train.loop.contract import DeviceClock, HostClock, HostLosses
+from accelmark.train.loop.ends import Agreement, Vote
 from accelmark.train.loop.window import GarbagePauses, Window, covered
 from tests.train.conftest import RunHere
 from tests.train.jobs import make_job
@@ -277,26 +276,6 @@ def test_traced_steps_cost_at_most_a_200th_of_the_time_on_the_slowest_rank() -> 
     assert not Vote(step_s=0.1, trace_s=float("inf")).allows_trace(10**9, 0), "its traces say nothing"
 
 
-def test_bounds_count_steps_samples_and_epochs() -> None:
-    progress = Progress(global_steps=10, num_trained_samples=160)
-    assert bound_reached(EndSettings(max_steps=11), progress, 1) is None
-    assert bound_reached(EndSettings(max_steps=10), progress, 1) == "max_steps"
-    assert bound_reached(EndSettings(max_samples=160), progress, 1) == "max_samples"
-    assert bound_reached(EndSettings(max_epochs=1), progress, 1) == "max_epochs"
-    assert bound_reached(EndSettings(max_duration_s=1), progress, 1) is None
-
-
-def test_the_length_of_training_is_the_smallest_bound() -> None:
-    end = EndSettings(max_steps=50, max_samples=100, max_epochs=2)
-    assert total_steps(end, steps_per_epoch=30, samples_per_step=16) == 7
-    assert total_steps(EndSettings(max_duration_s=5), 30, 16) is None
-
-
-def test_a_non_finite_loss_reports_the_last_finite_one() -> None:
-    assert "last finite: 0.5 at 6" in (nonfinite_end(7, 0.5, 6).message or "")
-    assert "no step before it" in (nonfinite_end(1, None, None).message or "")
-
-
 FIELDS: dict[str, Any] = {
     "global_steps": 2, "epoch": 0, "num_trained_samples": 8, "learning_rate": 0.1, "wall_ms": 10.0, "cpu_ms": 10.0,
 }  # fmt: skip
@@ -354,17 +333,6 @@ def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were()
         memory.fill_(loss)  # as a replayed CUDA graph does
         window.add(clock.mark(), None, clock.mark(), 0, memory.detach())
     assert window.read(window.close(0, **FIELDS)).losses == (0.5, 0.25)
-
-
-def test_events_are_used_again_once_read() -> None:
-    device = FakeDevice()
-    clock = DeviceClock(device.event)
-    window = Window(clock, DeviceLosses(clock, pinned=False))
-    for _ in range(5):
-        for _ in range(2):
-            window.add(clock.mark(), None, clock.mark(), 0, torch.tensor(1.0))
-        window.read(window.close(0, **FIELDS))
-    assert device.made == 5
 
 
 def test_losses_on_the_host_are_available_in_their_own_step() -> None:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import LlamaConfig
 
 from accelmark.frameworks.pytorch.case import PipelineParts
-from accelmark.frameworks.pytorch.context_parallel import SequencePart
 from accelmark.frameworks.pytorch.mesh import keep_stage
-from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
 from accelmark.spec.log.events import Event
-from accelmark.spec.parallelism import Mesh
-from accelmark.tasks.language.pytorch_decoder import CausalLm
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
 
@@ -326,39 +317,3 @@ def test_weights_are_evaluated_and_steps_replayed(tokens: Path, tmp_path: Path) 
     assert replayed["losses"] == losses_of(before)[3:]
     assert replayed["update"]["difference"] == 0
     assert replayed["update"]["replayed"] == replayed["update"]["saved"] > 0
-
-
-@pytest.fixture
-def half() -> Iterator[SequencePart]:
-    """The part of one of two ranks; nothing is exchanged."""
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield SequencePart.open(torch.device("cpu"), Mesh(dp=1, cp=2))
-    dist.destroy_process_group()
-
-
-def test_a_rank_keeps_little_more_than_its_share_of_the_activations(half: SequencePart) -> None:
-    """Keys and values of whole sequences, and on CPUs masks, are kept in addition."""
-    length = 1024
-    arguments: dict[str, Any] = {
-        "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 896, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": length,
-        "attn_implementation": CAUSAL,
-    }  # fmt: skip
-    config = LlamaConfig(**arguments)
-    model, tokens = CausalLm(config), torch.zeros(1, length, dtype=torch.int64)
-    kept = [kept_bytes(model, tokens, sequence) for sequence in (None, half)]
-    assert 0.5 < kept[1] / kept[0] < 0.6
-
-
-def kept_bytes(model: CausalLm, tokens: Tensor, sequence: SequencePart | None) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, without parameters."""
-    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(tokens, tokens, sequence=sequence)
-    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in weights)

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
-from accelmark.train.loop.epochs import learning_rate_factor, needs_length
+from accelmark.train.loop.epochs import learning_rate_factor
 
 CPU = torch.device("cpu")
 
@@ -18,19 +17,6 @@ CPU = torch.device("cpu")
 def make_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("lamb", Lamb)],
-)
-def test_each_name_gives_its_optimizer(name: str, expected: type) -> None:
-    settings = OptimizerSettings.model_validate({"name": name, "lr": 0.01, "beta1": 0.8, "weight_decay": 0.1})
-    optimizer = build_optimizer(make_model(), settings, CPU)
-    assert type(optimizer) is expected
-    assert optimizer.defaults["lr"] == 0.01
-    if name != "sgd":
-        assert optimizer.defaults["betas"] == (0.8, 0.999)
 
 
 def test_weight_decay_skips_norms_and_biases_on_request_and_frozen_parameters_stay() -> None:
@@ -73,27 +59,6 @@ def test_lamb_follows_its_paper(start: float, decay: float) -> None:
         weight.grad = grad.clone()
         optimizer.step()
     torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_lamb_multiplies_tensors_of_one_shape_so_that_no_parameter_needs_a_kernel_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """``torch._foreach_mul_`` has one kernel for all tensors only where both lists have the same shapes and layout."""
-    shapes: list[tuple[bool, bool]] = []
-    multiply = torch._foreach_mul_
-
-    def observed(tensors: list[torch.Tensor], factors: Any) -> None:
-        if isinstance(factors, list):
-            pairs = zip(tensors, factors, strict=True)
-            shapes.extend((each.shape == factor.shape, factor.is_contiguous()) for each, factor in pairs)
-        multiply(tensors, factors)
-
-    monkeypatch.setattr(torch, "_foreach_mul_", observed)
-    model = make_model()
-    optimizer = Lamb(model.parameters(), lr=0.02)
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    assert shapes == [(True, True)] * 6
 
 
 @pytest.mark.parametrize(
@@ -146,9 +111,3 @@ def test_the_schedule_moves_the_optimizer() -> None:
         optimizer.step()
         schedule.step()
     assert rates == [0.5, 0.25, 0.0, 0.0]
-
-
-def test_schedules_that_need_a_length_are_known() -> None:
-    assert not needs_length(ScheduleSettings(name="constant", warmup_steps=10))
-    assert needs_length(ScheduleSettings(name="constant", warmup_ratio=0.1))
-    assert needs_length(ScheduleSettings(name="cosine"))

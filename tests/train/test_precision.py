@@ -121,19 +121,6 @@ def test_a_layer_in_fp8_is_the_cases_layer() -> None:
         to_fp8([nn.Linear(3, 3)])
 
 
-@pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_layer_has_one_graph_and_the_same_numbers() -> None:
-    torch.manual_seed(0)
-    layer = nn.Linear(64, 96)
-    to_fp8([layer])
-    expected = trained(layer, 32, 1.0)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True)
-    found = trained(compiled, 32, 1.0)  # type: ignore[arg-type]
-    assert all(apart(ours, theirs) < 0.02 for ours, theirs in zip(found, expected, strict=True))
-
-
 def checked(ran: Ran, bf16: Ran) -> None:
     assert ran.exit_code == 0, ran.output + ran.log()
     assert ran.losses() == pytest.approx(bf16.losses(), rel=0.1)

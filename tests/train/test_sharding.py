@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import pytest
-from torch import nn, optim
-
-from accelmark.frameworks.pytorch.state import Training
 from tests.train.jobs import environment
 
 PROGRAM = """
@@ -89,17 +84,3 @@ def test_rank_1_holds_its_shards_and_one_parameter_but_never_the_model(tmp_path:
     assert first["sums"] == second["sums"]
     assert all(first["sums"])
     assert first["table"] == second["table"] == [0, 1, 2, 3, 4]
-
-
-class Sharded(nn.Linear):
-    """A module with the method of FSDP2 that keeps unsharded gradients."""
-
-    def set_requires_gradient_sync(self, wanted: bool) -> None:
-        pytest.fail(f"gradients are kept unsharded: set_requires_gradient_sync({wanted})")
-
-
-def test_gradients_of_a_sharded_model_are_reduced_in_every_pass_of_an_accumulated_step() -> None:
-    model = Sharded(2, 2)
-    training = Training(model, optim.SGD(model.parameters()), None, None, nullcontext)
-    training.sync_gradients(False)
-    training.sync_gradients(True)

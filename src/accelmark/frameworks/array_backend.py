@@ -159,7 +159,7 @@ class ArrayBackend(Backend):
 
     @abstractmethod
     def set_state(self, arrays: NamedArrays) -> None:
-        """Restore what :meth:`state` returned. Raises KeyError, ValueError: an array is missing, or of another shape."""
+        """Restore what :meth:`state` returned. Raises KeyError, ValueError: one is missing, or of another shape."""
 
     @abstractmethod
     def gather(self, values: list[float]) -> Callable[[], npt.NDArray[Any]]:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 from typing import Final
 
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace, module_command
@@ -59,27 +58,16 @@ def main(arguments: Sequence[str]) -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             os.environ[options.free_port] = f"127.0.0.1:{probe.getsockname()[1]}"
-    record = run_ranks(options.command, options.nproc, options.nnodes, options.node_rank)
-    record.write()
-    return record.exit_code()
-
-
-def run_ranks(command: Sequence[str], nproc: int, nnodes: int, node_rank: int) -> LaunchRecord:
-    """Run ``nproc`` ranks until all have ended."""
     received: list[str] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number).name)
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, remember)
-    first = node_rank * nproc
+        signal.signal(number, lambda number, _: received.append(signal.Signals(number).name))
+    first, nproc = options.node_rank * options.nproc, options.nproc
     ranks: dict[int, subprocess.Popen[bytes]] = {}
     problem: str | None = None
     for local in range(nproc):
-        place = RankPlace(first + local, local, nnodes * nproc, nproc)
+        place = RankPlace(first + local, local, options.nnodes * nproc, nproc)
         try:
-            ranks[place.rank] = subprocess.Popen(command, env={**os.environ, **place.variables()})
+            ranks[place.rank] = subprocess.Popen(options.command, env={**os.environ, **place.variables()})
         except OSError as error:
             problem = f"rank {place.rank} could not be started: {error}"
             break
@@ -93,7 +81,9 @@ def run_ranks(command: Sequence[str], nproc: int, nnodes: int, node_rank: int) -
             _signal_all(ranks, signal.SIGKILL)
         time.sleep(_POLL_S)
     exit_codes = {rank: ranks[rank].returncode if rank in ranks else None for rank in range(first, first + nproc)}
-    return LaunchRecord(exit_codes=exit_codes, signal=received[0] if received else None, problem=problem)
+    record = LaunchRecord(exit_codes=exit_codes, signal=received[0] if received else None, problem=problem)
+    record.write()
+    return record.exit_code()
 
 
 def _signal_all(ranks: dict[int, subprocess.Popen[bytes]], number: signal.Signals) -> None:

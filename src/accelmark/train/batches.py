@@ -160,9 +160,10 @@ class ArrayKind(Generic[T, R]):
 
 
 def _permutation(seed: int, count: int) -> Permutation:
-    order: Permutation = np.arange(count, dtype=np.int32 if count <= MOST_INT32 else np.int64)
+    order: Any = np.arange(count, dtype=np.int32 if count <= MOST_INT32 else np.int64)
     np.random.default_rng(seed).shuffle(order)
-    return order
+    chosen: Permutation = order
+    return chosen
 
 
 Arrays = dict[str, npt.NDArray[Any]]

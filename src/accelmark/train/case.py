@@ -51,28 +51,23 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
     if not folder.path.is_dir():
         raise RequestError(f"{folder.path}: the folder of the case does not exist any more; train in this checkout")
     case: Any
-    is_own = (folder.path / f"{framework}.py").is_file()
-    if not is_own and (declared := _declared_class(folder.path / "case.yaml", framework)) is not None:
-        case, where = declared, f"{folder.path / 'case.yaml'}: train.classes.{framework}"
+    file, is_own = folder.path / "case.yaml", (folder.path / f"{framework}.py").is_file()
+    classes = (read_yaml(file).get("train") or {}).get("classes") or {} if file.is_file() and not is_own else {}
+    if framework in classes:
+        declared = parse(CaseClass, classes[framework], str(file))
+        module_name, _, name = declared.base.rpartition(".")
+        family: type[Any] = getattr(import_module(f"accelmark.tasks.{module_name}"), name)
+        known = {name for kind in family.__mro__ for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+        if unknown := sorted(declared.attributes.keys() - known):
+            hint = nearest(unknown[0], known)
+            raise RequestError(f"{file}: {declared.base} has no attribute {unknown[0]!r} ({hint})")
+        case, where = type("Case", (family,), dict(declared.attributes)), f"{file}: train.classes.{framework}"
     else:
         module = folder_module(folder, framework if is_own else ARRAYS)
         case, where = getattr(module, "Case", None), str(module.__file__)
     if not (isinstance(case, type) and issubclass(case, base)):
         raise RequestError(f"{where}: has no class Case({base.__module__}.{base.__qualname__})")
     return case
-
-
-def _declared_class(file: Path, framework: str) -> type[Any] | None:
-    classes = (read_yaml(file).get("train") or {}).get("classes") or {} if file.is_file() else {}
-    if framework not in classes:
-        return None
-    declared = parse(CaseClass, classes[framework], str(file))
-    module, _, name = declared.base.rpartition(".")
-    family: type[Any] = getattr(import_module(f"accelmark.tasks.{module}"), name)
-    known = {name for kind in family.__mro__ for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
-    if unknown := sorted(declared.attributes.keys() - known):
-        raise RequestError(f"{file}: {declared.base} has no attribute {unknown[0]!r} ({nearest(unknown[0], known)})")
-    return type("Case", (family,), dict(declared.attributes))
 
 
 _DIMENSIONS: Final = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, final
 
@@ -88,16 +89,14 @@ def load_hooks(ref: FolderRef | None, base: type[H], allowed: Iterable[str]) -> 
 
 def hook_records(hooks: type, base: type) -> dict[str, HookRecord]:
     """Return the hooks that a vendor overrides, by name."""
-    return {name: _record(getattr(hooks, name)) for name in sorted(_replaced(hooks, base))}
-
-
-def _record(function: Any) -> HookRecord:
-    code = inspect.unwrap(function).__code__
-    try:
-        num_lines = len(inspect.getsourcelines(code)[0])
-    except OSError:
+    records = {}
+    for name in sorted(_replaced(hooks, base)):
+        code = inspect.unwrap(getattr(hooks, name)).__code__
         num_lines = 0
-    return HookRecord(code.co_filename, code.co_firstlineno, num_lines)
+        with suppress(OSError):
+            num_lines = len(inspect.getsourcelines(code)[0])
+        records[name] = HookRecord(code.co_filename, code.co_firstlineno, num_lines)
+    return records
 
 
 def _own_classes(hooks: type, base: type) -> list[type]:

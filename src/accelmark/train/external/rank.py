@@ -51,26 +51,22 @@ class LogTranslator:
     def __init__(
         self, work: ExternalJob, world_size: int, log: EventLog, totals: RunTotals, *, resumed: bool = False
     ) -> None:
-        self._work: Final = work
-        self._log: Final = log
-        self._totals: Final = totals
-        self._world_size: Final = world_size
-        self._resumed: Final = resumed
+        self._work, self._log, self._totals = work, log, totals
+        self._world_size, self._resumed = world_size, resumed
         spec = work.trainer.log
-        self._step: Final = re.compile(spec.step)
-        self._evaluation: Final = re.compile(spec.evaluation) if spec.evaluation else None
-        self._training_started: Final = re.compile(spec.training_started) if spec.training_started else None
-        self._lock: Final = threading.Lock()
-        self._opened_ns = 0
-        """When the current window opened."""
+        self._step = re.compile(spec.step)
+        self._evaluation = re.compile(spec.evaluation) if spec.evaluation else None
+        self._training_started = re.compile(spec.training_started) if spec.training_started else None
+        self._lock = threading.Lock()
+        self.opened_ns = 0
+        """When the current window opened: at first the start of the process."""
         self._last_ns = 0
         """When the last event was read."""
         self._began_ns: int | None = None
         self._evaluation_ns = 0
         self._largest_gap = 1
-        self._unreadable: str | None = None
-        """The first line that matches and could not be read."""
-        self._num_unreadable = 0
+        self._unreadable: list[str] = []
+        """The lines that match and could not be read."""
         self._is_evaluated = False
         self._rates: list[tuple[float, float, float]] = []
         """Units per second that the trainer printed, units, and seconds of each window."""
@@ -81,26 +77,18 @@ class LogTranslator:
         with self._lock:
             if self._closed:
                 return
+            if self._began_ns is None and self._training_started is not None and self._training_started.search(text):
+                self._begin(at_ns)
             try:
-                self._take(text, at_ns)
+                if match := self._step.search(text):
+                    self._take_step(_numbers(match), at_ns)
+                elif self._evaluation is not None and (match := self._evaluation.search(text)):
+                    self._take_evaluation(_numbers(match), at_ns)
             except _UnreadableError as error:
-                self._num_unreadable += 1
-                self._unreadable = self._unreadable or f"{text.strip()[:200]!r} ({error})"
-
-    def start_at(self, at_ns: int) -> None:
-        """Set the start of the process, where training begins if the log does not show a later beginning."""
-        self._opened_ns = at_ns
-
-    def _take(self, text: str, at_ns: int) -> None:
-        if self._began_ns is None and self._training_started is not None and self._training_started.search(text):
-            self._begin(at_ns)
-        if match := self._step.search(text):
-            self._take_step(_numbers(match), at_ns)
-        elif self._evaluation is not None and (match := self._evaluation.search(text)):
-            self._take_evaluation(_numbers(match), at_ns)
+                self._unreadable.append(f"{text.strip()[:200]!r} ({error})")
 
     def _begin(self, at_ns: int) -> None:
-        self._began_ns = self._opened_ns = at_ns
+        self._began_ns = self.opened_ns = at_ns
         self._totals.train_start = at_ns / 1e9
         self._log.event(Event.TRAIN_START, {"resumed": self._resumed}, at_ns=at_ns)
 
@@ -114,11 +102,17 @@ class LogTranslator:
         if self._began_ns is None:
             # Without the time of a step, initialisation counts as training, which makes throughput too low.
             first_ns = 0 if step_ms is None else at_ns - int(count * step_ms * 1e6)
-            self._begin(max(self._opened_ns, first_ns))
+            self._begin(max(self.opened_ns, first_ns))
         loss = numbers.get("loss")
         finite = loss if loss is not None and math.isfinite(loss) else None
-        wall_ms = max(0.0, (at_ns - self._opened_ns - self._evaluation_ns) / 1e6)
-        samples = self._samples(numbers, step)
+        wall_ms = max(0.0, (at_ns - self.opened_ns - self._evaluation_ns) / 1e6)
+        scale = self._world_size if units.samples == "rank" else 1
+        if "samples" in numbers:
+            samples = round(numbers["samples"] * scale)
+        elif "tokens" in numbers:
+            samples = round(numbers["tokens"] * scale / self._work.units_per_sample)
+        else:
+            samples = step * self._work.settings.samples_per_step(self._world_size)
         units_done = (samples - progress.num_trained_samples) * self._work.units_per_sample
         progress.global_steps = step
         progress.num_trained_samples = samples
@@ -141,18 +135,8 @@ class LogTranslator:
             scale = self._world_size if units.throughput == "device" else 1
             self._rates.append((numbers["throughput"] * scale, units_done, wall_ms / 1e3))
         self._largest_gap = max(self._largest_gap, count)
-        self._opened_ns = self._last_ns = at_ns
+        self.opened_ns = self._last_ns = at_ns
         self._evaluation_ns = 0
-
-    def _samples(self, numbers: dict[str, float], step: int) -> int:
-        """Return the samples over all ranks after ``step``: as printed, else by the global batch."""
-        settings, units = self._work.settings, self._work.trainer.units
-        scale = self._world_size if units.samples == "rank" else 1
-        if "samples" in numbers:
-            return round(numbers["samples"] * scale)
-        if "tokens" in numbers:
-            return round(numbers["tokens"] * scale / self._work.units_per_sample)
-        return step * settings.samples_per_step(self._world_size)
 
     def _take_evaluation(self, numbers: dict[str, float], at_ns: int) -> None:
         self._is_evaluated = True
@@ -186,34 +170,28 @@ class LogTranslator:
         if self._began_ns is not None:
             self._totals.train_end = self._last_ns / 1e9
             self._log.event(Event.TRAIN_END, at_ns=self._last_ns)
-        if self._num_unreadable:
-            message = f"{self._num_unreadable} lines of the trainer matched but could not be read"
-            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable}"})
+        if self._unreadable:
+            message = f"{len(self._unreadable)} lines of the trainer matched but could not be read"
+            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable[0]}"})
         needs_metric = self._work.target is not None and not self._work.settings.loader.synthetic
         if needs_metric and self._began_ns is not None and self._evaluation is not None and not self._is_evaluated:
             message = "no line of the trainer's output matched log.evaluation, so that no metric is known"
             self._log.event(Event.WARNING, {"message": message})
-        self._compare_rates()
-
-    def _compare_rates(self) -> None:
-        """Warn where the trainer's own throughput differs from that computed from its steps and their times."""
         rates = self._rates[1:]  # the first window may contain initialisation
-        seconds = sum(duration_s for _, _, duration_s in rates)
-        if not seconds:
-            return
-        measured = sum(units for _, units, _ in rates) / seconds
-        printed = sum(rate * duration_s for rate, _, duration_s in rates) / seconds
-        if abs(printed - measured) > _RATE_TOLERANCE * measured:
-            message = f"the trainer prints {printed:.4g} {self._work.unit}s/s, but its steps make {measured:.4g}"
-            self._log.event(Event.WARNING, {"message": message})
+        if seconds := sum(duration_s for _, _, duration_s in rates):
+            measured = sum(units for _, units, _ in rates) / seconds
+            printed = sum(rate * duration_s for rate, _, duration_s in rates) / seconds
+            if abs(printed - measured) > _RATE_TOLERANCE * measured:
+                message = f"the trainer prints {printed:.4g} {self._work.unit}s/s, but its steps make {measured:.4g}"
+                self._log.event(Event.WARNING, {"message": message})
 
     def end(self) -> End:
         """Return how training ended, where the trainer's process ended with code 0."""
         steps, bounds = self._totals.progress.global_steps, self._work.settings.end
         if not steps:
             problem = "no line of its output matched log.step"
-            if self._num_unreadable:
-                problem = f"{self._num_unreadable} lines matched log.step but could not be read: {self._unreadable}"
+            if self._unreadable:
+                problem = f"lines matched log.step but could not be read, the first: {self._unreadable[0]}"
             return End("error", f"the trainer exited with code 0, but {problem}")
         if bounds.at_target and self._totals.progress.reached:
             return End("target")
@@ -362,7 +340,7 @@ class _Trainer:
             start_new_session=True,
         )
         if self.translator is not None:
-            self.translator.start_at(started_ns)
+            self.translator.opened_ns = started_ns
         else:
             self.log.event(Event.TRAIN_START, {"resumed": self.resumed})
         reader = threading.Thread(target=self._read, args=(process,), name="trainer output", daemon=True)
@@ -392,8 +370,7 @@ class _Trainer:
                 os.killpg(self._process.pid, number)
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
-        if process.stdout is None:
-            raise RuntimeError("the trainer's output is not a pipe")
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
         # Universal newlines: progress bars end lines with a carriage return.
         output = TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline=None)
         while line := output.readline(_MAX_LINE_CHARACTERS):

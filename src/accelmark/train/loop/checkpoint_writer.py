@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
@@ -89,7 +89,8 @@ class CheckpointDirectory:
 
     def newest(self) -> Path | None:
         """Return the newest checkpoint that all hosts have, and remove later ones; None where a host has none."""
-        steps = self._steps()
+        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir()) if self.path.is_dir() else ()
+        steps = [int(name[1]) for name in names if name is not None]  # done at each complete checkpoint
         newest = max(steps, default=-1)
         if self._place.world_size > 1:
             newest = -round(self._exchange_max([-float(newest)])()[0])
@@ -104,13 +105,6 @@ class CheckpointDirectory:
             if step > newest:
                 shutil.rmtree(self.path / name_of(step), ignore_errors=True)
         return self.path / name_of(newest)
-
-    def _steps(self) -> list[int]:
-        """Return the optimizer steps done at each complete checkpoint."""
-        if not self.path.is_dir():
-            return []
-        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
-        return sorted(int(name[1]) for name in names if name is not None)
 
 
 def name_of(step: int) -> str:
@@ -149,15 +143,6 @@ _LARGEST_SHARE: Final = 0.003
 _FEWEST: Final = 4
 """Distances into which training is divided at least, however short it is."""
 _CHUNK: Final = 1 << 20
-
-
-class _Cost(NamedTuple):
-    """Of writing a checkpoint, as the mean over ranks."""
-
-    write_s: float
-    step_s: float
-    """Duration of an optimizer step since the checkpoint before."""
-    num_bytes: float
 
 
 @final
@@ -208,12 +193,12 @@ class CheckpointWriter:
         if (self._every is not None or self._is_checked) and self._directory.is_dir():
             self._resumable = sorted(path.name for path in self._directory.iterdir() if path.suffix != ".tmp")
             self._remove_oldest(self._settings.checkpoint.keep if step else 0)
-        self._mark = (step, self._training_s())
+        self._mark = (step, self._totals.training_s())
         if not self._is_checked or not self._settings.checkpoint.replay_mib:
             self._reason = "checkpoint.replay_mib is 0" if self._is_checked else None
             return
         self._is_open = True
-        self._due = _next_multiple(step + max([FIRST_STEPS, *(_length(*pair) for pair in self._pairs)]))
+        self._due = _next_multiple(step + max([FIRST_STEPS, *(_num_steps(*pair) for pair in self._pairs)]))
         if step:
             size = sum(size_of(self._directory / name) for name in self._names.values())
             (self._num_bytes,) = self._backend.mean([float(size)])
@@ -230,7 +215,7 @@ class CheckpointWriter:
     def save_due(self) -> None:
         """Write the checkpoint that is due, for resuming, for a pair, or both."""
         step = self._totals.progress.global_steps
-        step_s = (self._training_s() - self._mark[1]) / max(step - self._mark[0], 1)
+        step_s = (self._totals.training_s() - self._mark[1]) / max(step - self._mark[0], 1)
         start = time.monotonic()
         name = self._write()
         if self._every is not None and step % self._every == 0:
@@ -241,25 +226,25 @@ class CheckpointWriter:
         if self._size is None:
             self.settle()
         values = self._backend.mean([time.monotonic() - start, step_s, float(self._size or 0)])
-        self._schedule(step, name, _Cost(*values))
-        self._mark = (step, self._training_s())
+        self._schedule(step, name, *values)
+        self._mark = (step, self._totals.training_s())
 
-    def _schedule(self, step: int, name: str, cost: _Cost) -> None:
-        """Set the step of the next checkpoint of a pair; the same on all ranks."""
-        self._num_bytes += cost.num_bytes
+    def _schedule(self, step: int, name: str, write_s: float, step_s: float, num_bytes: float) -> None:
+        """Set the step of the next checkpoint of a pair, by the means over ranks of what the newest one cost."""
+        self._num_bytes += num_bytes
         bounds = self._settings.end
         by_steps = total_steps(bounds, self._backend.steps_per_epoch, self._backend.samples_per_step)
-        by_time = bounds.max_duration_s / cost.step_s if bounds.max_duration_s and cost.step_s else None
+        by_time = bounds.max_duration_s / step_s if bounds.max_duration_s and step_s else None
         total = min(filter(None, (by_steps, by_time)), default=step)
         limit = self._settings.checkpoint.replay_mib * 2**20
-        num_left = math.floor((limit - self._num_bytes) / max(cost.num_bytes, 1.0))
+        num_left = math.floor((limit - self._num_bytes) / max(num_bytes, 1.0))
         if num_left < 2:
             self._due, self._is_open = math.inf, False
             if len(self._pairs) < 2:
-                size = f"{cost.num_bytes / 2**20:,.0f} MiB"
+                size = f"{num_bytes / 2**20:,.0f} MiB"
                 self._reason = f"a checkpoint takes {size}, checkpoint.replay_mib is {limit // 2**20}"
             return
-        by_cost = cost.write_s / max(_LARGEST_SHARE * cost.step_s, 1e-9)
+        by_cost = write_s / max(_LARGEST_SHARE * step_s, 1e-9)
         distance = max(min(by_cost, total / _FEWEST), (total - step) / num_left, 1)
         distance = _next_multiple(distance)
         if distance <= MOST_STEPS:
@@ -354,11 +339,8 @@ class CheckpointWriter:
                 self.settle()
         return name
 
-    def _training_s(self) -> float:
-        return self._totals.elapsed_s() - self._totals.evaluation_s
 
-
-def _length(start: str | None, end: str) -> int:
+def _num_steps(start: str | None, end: str) -> int:
     return step_of(end) - (0 if start is None else step_of(start))
 
 

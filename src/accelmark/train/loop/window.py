@@ -185,6 +185,10 @@ class RunTotals:
         """Return the raw training time so far."""
         return 0.0 if self.train_start is None else time.monotonic() - self.train_start
 
+    def training_s(self) -> float:
+        """Return the training time so far without evaluations."""
+        return self.elapsed_s() - self.evaluation_s
+
     def take(self, window: StepWindow) -> int | None:
         """Add the figures of a window; returns its first step with a non-finite loss, or None."""
         self.compute_ms += sum(window.step_ms)

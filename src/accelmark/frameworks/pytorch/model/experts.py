@@ -99,7 +99,7 @@ def spread_experts(model: nn.Module, names: Sequence[str], data: DeviceMesh) -> 
             part = distribute_tensor(parameter.detach(), data, placements, src_data_rank=None)
             layer.register_parameter(local_name, nn.Parameter(part, requires_grad=parameter.requires_grad))
         layer.num_experts //= ranks.size()
-        exchange = AllToAllEP.__new__(AllToAllEP)  # among ranks with different samples, which split no layers
+        exchange: Any = AllToAllEP.__new__(AllToAllEP)  # among ranks with different samples, which split no layers
         exchange.experts_forward, exchange.num_local_experts = layer.forward, layer.num_experts
         exchange.ep_mesh, exchange.tp_mesh = ranks, SimpleNamespace(size=lambda: 1)
         layer.forward = partial(_forward, layer, exchange, data)
@@ -109,7 +109,8 @@ def spread_experts(model: nn.Module, names: Sequence[str], data: DeviceMesh) -> 
 def _forward(layer: nn.Module, exchange: Any, data: DeviceMesh, hidden: Tensor, *choice: Tensor) -> Tensor:
     """Return the experts' outputs for this rank's tokens, computed with the local parts of the parameters."""
     whole: dict[str, Any] = dict(layer.named_parameters(recurse=False))
-    layer._parameters.update({name: _Averaged.apply(each.to_local(), data) for name, each in whole.items()})
+    averaged: Any = _Averaged
+    layer._parameters.update({name: averaged.apply(each.to_local(), data) for name, each in whole.items()})
     try:
         output: Tensor = exchange(hidden, *choice)
     finally:

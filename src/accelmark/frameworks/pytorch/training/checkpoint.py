@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -57,6 +57,7 @@ class Checkpoints:
         ranks: RankPlace,
     ) -> None:
         self._directory = directory
+        self.newest = directory.newest
         self._settings = settings
         self._training = training
         self._place = place
@@ -86,7 +87,17 @@ class Checkpoints:
             if leader == self._rank:
                 shutil.rmtree(beside, ignore_errors=True)
                 beside.mkdir(parents=True)
-                self._write_record(beside, progress)
+                scaler = self._training.scaler
+                record = {
+                    "world_size": self._world,
+                    "writer": self._rank,
+                    "parallelism": str(self._settings.parallelism),
+                    "samples_per_step": self._settings.samples_per_step(self._world),
+                    "progress": asdict(progress),
+                    "schedule": self._training.schedule.state_dict(),
+                    "scaler": scaler.state_dict() if scaler is not None else None,
+                }
+                (beside / _RECORD).write_text(json.dumps(record), encoding="utf-8")
             self._barrier()
             keep, training = leader == self._rank or self._settings.has_shards, self._training
             model = training.distinct_state() if self._settings.has_shards else training.model_state(keep=keep)
@@ -145,23 +156,6 @@ class Checkpoints:
         group: dist.ProcessGroup = groups[leader]
         return group
 
-    def _write_record(self, beside: Path, progress: Progress) -> None:
-        scaler = self._training.scaler
-        record = {
-            "world_size": self._world,
-            "writer": self._rank,
-            "parallelism": str(self._settings.parallelism),
-            "samples_per_step": self._settings.samples_per_step(self._world),
-            "progress": asdict(progress),
-            "schedule": self._training.schedule.state_dict(),
-            "scaler": scaler.state_dict() if scaler is not None else None,
-        }
-        (beside / _RECORD).write_text(json.dumps(record), encoding="utf-8")
-
-    def newest(self) -> Path | None:
-        """Return the newest checkpoint that all hosts have, or None."""
-        return self._directory.newest()
-
     def load_for_replay(self, checkpoint: Path) -> Progress:
         """Load weights and optimizer state, but hyperparameters and learning rate as the case has them at that step."""
         training = self._training
@@ -201,7 +195,11 @@ class Checkpoints:
             self._training.schedule.load_state_dict(record["schedule"])
             if self._training.scaler is not None and record["scaler"] is not None:
                 self._training.scaler.load_state_dict(record["scaler"])
-            self._random = self._random_state(checkpoint, record)
+            if (record["world_size"], record["parallelism"]) == (self._world, str(self._settings.parallelism)):
+                self._random = torch.load(checkpoint / f"random{self._rank}.pt", weights_only=True)
+            else:  # of another mesh
+                seed_everything(seed_of(self._place.seed, record["progress"]["global_steps"]))
+                self._random = random_state(self._device)
         return Progress(**record["progress"])
 
     @torch.no_grad()
@@ -209,7 +207,15 @@ class Checkpoints:
         """Compare the change of the trainable parameters since ``before`` with the change in the checkpoint ``end``."""
         squares = [0.0, 0.0, 0.0]
         with reading(end):
-            saved = self._saved_parameters(end)
+            if self._settings.has_shards:
+                from accelmark.frameworks.pytorch.training.shards import read_model
+
+                named = self._training.original.named_parameters()
+                parts = {name: torch.empty_like(each) for name, each in named if each.requires_grad}
+                read_model(end / _SHARDS, parts)
+                saved = {name: local(part).cpu() for name, part in parts.items()}
+            else:
+                saved = _weights(end)["model"]
             for (name, part), old in zip_strict(self._training.trained_parts().items(), before):
                 for start, replayed, trained in _blocks(old, part, saved[name]):
                     for index, change in enumerate((replayed - start, trained - start, replayed - trained)):
@@ -231,7 +237,7 @@ class Checkpoints:
             if self._settings.has_shards:
                 buffers, states = {}, self._saved_optimizer(end)[0]
             else:
-                saved = torch.load(end / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
+                saved = _weights(end)
                 buffers, states = saved["model"], saved["optimizer"]["state"]
         pairs: list[tuple[str, Any, Any]] = []
         if self._rank == 0 and not self._settings.has_shards:
@@ -273,34 +279,6 @@ class Checkpoints:
                     f"the checkpoint {newest} has {name} {record[name]}, this job {mine}; use the same, or train again"
                 )
 
-    def _random_state(self, checkpoint: Path, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the saved state of this rank's generators; on another mesh, one that follows from seed and step."""
-        if (record["world_size"], record["parallelism"]) == (self._world, str(self._settings.parallelism)):
-            saved: dict[str, Any] = torch.load(checkpoint / f"random{self._rank}.pt", weights_only=True)
-            return saved
-        seed_everything(seed_of(self._place.seed, record["progress"]["global_steps"]))
-        return random_state(self._device)
-
-    def _saved_parameters(self, checkpoint: Path) -> dict[str, Tensor]:
-        """Return this rank's part of the saved values of the trainable parameters, on the CPU."""
-        if not self._settings.has_shards:
-            saved: dict[str, Tensor] = torch.load(
-                checkpoint / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True
-            )["model"]
-            return saved
-        named = self._training.original.named_parameters()
-        parts = self._saved_parts(checkpoint, {name: tensor for name, tensor in named if tensor.requires_grad})
-        return {name: local(part).cpu() for name, part in parts.items()}
-
-    def _saved_parts(self, checkpoint: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return saved tensors of a sharded model by their names in ``like``, sharded as in ``like``."""
-        # Imported here: it takes most of a second, and most runs do not shard.
-        from accelmark.frameworks.pytorch.training.shards import read_model
-
-        parts = {name: torch.empty_like(tensor) for name, tensor in like.items()}
-        read_model(checkpoint / _SHARDS, parts)
-        return parts
-
     def _saved_optimizer(self, checkpoint: Path) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
         """Return the saved state of a sharded optimizer, sharded as its parameters are, and its saved groups."""
         from accelmark.frameworks.pytorch.training.shards import read_optimizer
@@ -312,11 +290,17 @@ class Checkpoints:
 
     def _read(self, newest: Path) -> None:
         """Load the tensors, memory-mapped on the CPU: the device never holds two copies."""
-        if self._settings.has_shards:
-            self._read_shards(newest)
-            return
         training = self._training
-        state = torch.load(newest / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
+        if self._settings.has_shards:
+            from accelmark.frameworks.pytorch.training.shards import read_model
+
+            read_model(newest / _SHARDS, training.distinct_state())
+            saved_state, saved_groups = self._saved_optimizer(newest)
+            own_groups = training.optimizer.state_dict()["param_groups"]
+            groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(saved_groups, own_groups)]
+            training.optimizer.load_state_dict({"state": saved_state, "param_groups": groups})
+            return
+        state = _weights(newest)
         parameters = dict(training.original.named_parameters()) if self.frozen else {}
         for name in self.frozen:
             parameter, saved = local(parameters[name]).cpu(), state["model"][name]
@@ -325,19 +309,14 @@ class Checkpoints:
         training.load_model_state(state["model"])
         training.load_optimizer_state(state["optimizer"])
 
-    def _read_shards(self, newest: Path) -> None:
-        from accelmark.frameworks.pytorch.training.shards import read_model
-
-        training = self._training
-        read_model(newest / _SHARDS, training.distinct_state())
-        state, saved_groups = self._saved_optimizer(newest)
-        group_settings = training.optimizer.state_dict()["param_groups"]
-        groups = [{**saved, "params": group["params"]} for saved, group in zip_strict(saved_groups, group_settings)]
-        training.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
     def _barrier(self, group: dist.ProcessGroup | None = None) -> None:
         if self._world > 1:
             dist.barrier(group)
+
+
+def _weights(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(checkpoint / _WEIGHTS, weights_only=True, map_location="cpu", mmap=True)
+    return state
 
 
 @contextmanager

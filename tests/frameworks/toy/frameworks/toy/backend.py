@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.log.events import EndReason, Event, Started, UpdateSquares
+from accelmark.spec.log.events import Event, Started, UpdateSquares
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.train.loop.contract import Progress, Replay
-
-
-def open_backend(job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> "ToyBackend":
-    return ToyBackend(job, train, place, log)
+from accelmark.train.loop.contract import Backend, Progress, Replay
 
 
 class Group:
@@ -57,26 +53,22 @@ class Losses:
         return lambda: kept
 
 
-class ToyBackend:
-    immediate = True
-    clock = None
-    own_end = tracer = None
-    flops_per_sample = None
-
+class ToyBackend(Backend):
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
-        self._job, self._settings, self._place, self._log = job, train.settings, place, log
-        self.losses, self.world_size = Losses(), place.world_size
+        super().__init__(job, train, place, log)
+        self.losses, self.immediate = Losses(), True
 
     def prepare(self) -> Started:
-        settings, place = self._settings, self._place
-        self._case = folder_module(self._job.case, "toy").Case(settings)
+        settings, place = self.settings, self.place
+        self._case = folder_module(self.job.case, "toy").Case(settings)
+        self.eval_batches = self._case.test
         self._group = Group(place)
         self._weights = np.zeros((self._case.num_features, self._case.num_classes), np.float32)
         self.samples_per_step = settings.batch_size * place.world_size
         self.steps_per_epoch = len(self._case.train[0]) // self.samples_per_step
         self.num_parameters = self._weights.size
         self.flops_per_sample_formula = 6.0 * self._weights.size
-        self._log.event(Event.LAUNCH_TRAINING, {"hooks": {}})
+        self.log.event(Event.LAUNCH_TRAINING, {"hooks": {}})
         structure = hashlib.sha256(str(self._weights.shape).encode()).hexdigest()
         values = hashlib.sha256(self._weights.tobytes()).hexdigest()
         return Started(
@@ -89,14 +81,11 @@ class ToyBackend:
             hooks={}, library_versions={"numpy": np.__version__},
         )  # fmt: skip
 
-    def restore(self) -> Progress | None:
-        return None
-
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Any]]:
-        order = np.random.default_rng((self._settings.seed, epoch)).permutation(len(self._case.train[0]))
+        order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self._case.train[0]))
         for step in range(skip_steps, self.steps_per_epoch):
-            start = step * self.samples_per_step + self._place.rank * self._settings.batch_size
-            chosen = order[start : start + self._settings.batch_size]
+            start = step * self.samples_per_step + self.place.rank * self.settings.batch_size
+            chosen = order[start : start + self.settings.batch_size]
             yield [tuple(part[chosen] for part in self._case.train)]
 
     def step(self, batches: list[Any]) -> float:
@@ -105,19 +94,19 @@ class ToyBackend:
         return float(loss)
 
     def learning_rate(self) -> float:
-        return self._settings.optimizer.lr
+        return self.settings.optimizer.lr
 
-    def evaluate(self, weights: Path | None = None) -> dict[str, float]:
-        if weights is not None:
-            self._weights = np.load(weights / "weights.npy")
-        mine = [part[self._place.rank :: self.world_size] for part in self._case.test]
+    def load(self, checkpoint: Path) -> Progress:
+        self._weights = np.load(checkpoint / "weights.npy")
+        return Progress(global_steps=int(checkpoint.name.removeprefix("step")))
+
+    def evaluate_on(self, batches: Any) -> dict[str, float]:
+        mine = [part[self.place.rank :: self.world_size] for part in batches]
         right = self._group.reduce(np.array([(mine[0] @ self._weights).argmax(1) == mine[1]]).sum().astype(float))
-        return {"accuracy": float(right) / len(self._case.test[0])}
+        return {"accuracy": float(right) / len(batches[0])}
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
-        first = 1
-        if start is not None:
-            self._weights, first = np.load(start / "weights.npy"), int(start.name.removeprefix("step")) + 1
+        first = 1 if start is None else self.load(start).global_steps + 1
         before, replay = self._weights.copy(), Replay(first)
         for number in range(first - 1, first - 1 + num_steps):
             epoch, step = divmod(number, self.steps_per_epoch)
@@ -130,13 +119,10 @@ class ToyBackend:
 
     def save(self, progress: Progress) -> str:
         name = f"step{progress.global_steps:09d}"
-        if self._place.rank == 0:
-            (self._job.checkpoint_dir / name).mkdir(parents=True)
-            np.save(self._job.checkpoint_dir / name / "weights.npy", self._weights)
+        if self.place.rank == 0:
+            (self.job.checkpoint_dir / name).mkdir(parents=True)
+            np.save(self.job.checkpoint_dir / name / "weights.npy", self._weights)
         return name
-
-    def finish_save(self) -> float:
-        return 0.0
 
     def synchronize(self) -> None:
         pass
@@ -151,14 +137,14 @@ class ToyBackend:
     def peak_memory_mib(self) -> float | None:
         return None
 
-    def num_alloc_retries(self) -> int:
-        return 0
+    def device_label(self) -> str:
+        return "cpu"
 
-    def trained(self) -> None:
-        pass
-
-    def explain(self, error: BaseException) -> tuple[EndReason, str]:
-        return "error", f"{type(error).__name__}: {error}"
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return False
 
     def close(self, *, together: bool) -> None:
         pass
+
+
+open_backend = ToyBackend
