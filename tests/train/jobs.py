@@ -25,22 +25,10 @@ TINY = Path(__file__).parent / "tiny"
 SOURCE = Path(__file__).parents[2] / "src"
 
 DEFAULTS: dict[str, Any] = {
-    "batch_size": 16,
-    "eval_batch_size": 32,
-    "log_every_steps": 4,
-    "threads": 1,
-    "end.max_steps": 12,
-    "optimizer.lr": 0.05,
-    "model.samples": 512,
-    "model.eval_samples": 101,
-    "model.features": 8,
-    "model.width": 16,
-    "model.dropout": 0.0,
-    "model.sleep_ms": 0,
-    "model.fault": "",
-    "model.fault_at": 0,
-    "model.fault_rank": 0,
-}
+    "batch_size": 16, "eval_batch_size": 32, "log_every_steps": 4, "threads": 1, "end.max_steps": 12,
+    "optimizer.lr": 0.05, "model.samples": 512, "model.eval_samples": 101, "model.features": 8, "model.width": 16,
+    "model.dropout": 0.0, "model.sleep_ms": 0, "model.fault": "", "model.fault_at": 0, "model.fault_rank": 0,
+}  # fmt: skip
 
 TARGET = Target(metric="accuracy", direction="at_least", value=0.8, why="made up for a test")
 

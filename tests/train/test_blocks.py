@@ -21,13 +21,9 @@ from accelmark.spec.log.events import Compiled
 from tests.train.jobs import Ran, make_job, run
 
 SHORT: dict[str, Any] = {
-    "batch_size": 8,
-    "end.max_steps": 4,
-    "log_every_steps": 4,
-    "optimizer.name": "adamw",
-    "optimizer.lr": 0.01,
+    "batch_size": 8, "end.max_steps": 4, "log_every_steps": 4, "optimizer.name": "adamw", "optimizer.lr": 0.01,
     "evaluate.max_batches": 1,
-}
+}  # fmt: skip
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]

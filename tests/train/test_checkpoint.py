@@ -19,13 +19,9 @@ from tests.train.conftest import RunHere
 from tests.train.jobs import environment, make_job, node_dir_of, run, write_job
 
 BASE: dict[str, Any] = {
-    "model.dropout": 0.2,
-    "model.samples": 64,
-    "end.max_steps": 14,
-    "schedule.name": "cosine",
-    "schedule.warmup_steps": 3,
-    "checkpoint.every_steps": 3,
-}
+    "model.dropout": 0.2, "model.samples": 64, "end.max_steps": 14, "schedule.name": "cosine",
+    "schedule.warmup_steps": 3, "checkpoint.every_steps": 3,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -143,12 +139,8 @@ def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here
 
 def test_a_frozen_parameter_that_is_replaced_and_a_changed_momentum_are_seen(tmp_path: Path, run_here: RunHere) -> None:
     settings = {
-        **BASE,
-        "optimizer.momentum": 0.9,
-        "checkpoint.every_steps": 7,
-        "checkpoint.keep": 2,
-        "model.frozen": True,
-    }
+        **BASE, "optimizer.momentum": 0.9, "checkpoint.every_steps": 7, "checkpoint.keep": 2, "model.frozen": True,
+    }  # fmt: skip
     run_here(make_job(tmp_path, settings))
     job, file = make_job(tmp_path, settings), tmp_path / "checkpoints" / "step000000014" / "weights.pt"
     assert isinstance(job.work, TrainJob)

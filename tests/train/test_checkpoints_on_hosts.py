@@ -26,13 +26,9 @@ from accelmark.train.loop.contract import Progress
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
 
 SETTINGS: dict[str, Any] = {
-    "model.samples": 64,
-    "batch_size": 4,
-    "end.max_steps": 14,
-    "optimizer.name": "adamw",
-    "checkpoint.every_steps": 3,
+    "model.samples": 64, "batch_size": 4, "end.max_steps": 14, "optimizer.name": "adamw", "checkpoint.every_steps": 3,
     "checkpoint.keep": 3,
-}
+}  # fmt: skip
 HOSTS = ("host0", "host1")
 
 

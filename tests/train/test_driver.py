@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accelmark.frameworks.pytorch.training.platform import DeviceLosses
-from accelmark.spec.log.events import Event, Finished, StepWindow
+from accelmark.spec.log.events import Finished, StepWindow
 from accelmark.spec.plugins.case import Target
 from accelmark.train.loop.contract import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.ends import Agreement, Vote
@@ -164,15 +162,6 @@ def test_out_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) -
         assert word in (finished.message or "")
 
 
-def test_an_error_in_a_case_is_shown_with_its_traceback(
-    tmp_path: Path, run_here: RunHere, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran = run_here(make_job(tmp_path, {"model.fault": "error", "model.fault_at": 2}))
-    assert ran.finished().message == "ValueError: made up by a test"
-    assert [item["event"] for item in ran.events()][-2:] == [Event.ERROR, Event.FINISHED]
-    assert "in _trouble" in capsys.readouterr().err
-
-
 def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere) -> None:
     job = make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"})
     ran = run_here(job)
@@ -244,24 +233,6 @@ def test_all_ranks_get_the_same_answer_at_the_next_poll() -> None:
     answers = ranks.poll(2, [quiet] * 3)
     assert answers == [Vote(cancelled=True, step_s=0.4)] * 3
     assert {agreement.next_step for agreement in ranks.agreements} == {2 + 2}
-
-
-@given(st.lists(st.none() | st.integers(1, 10**9), min_size=1, max_size=5))
-def test_the_earliest_bad_step_of_any_rank_is_reported(steps: list[int | None]) -> None:
-    ranks = Ranks(len(steps))
-    ranks.poll(1, [Vote(nonfinite_step=step) for step in steps])
-    known = [step for step in steps if step is not None]
-    answer = ranks.poll(2, [Vote()] * len(steps))[0]
-    assert answer is not None
-    assert answer.nonfinite_step == (min(known) if known else None)
-
-
-@pytest.mark.parametrize(("step_s", "interval"), [(0.001, 20), (0.25, 4), (30.0, 1)])
-def test_polls_happen_about_once_a_second(step_s: float, interval: int) -> None:
-    ranks = Ranks(2)
-    ranks.poll(10, [Vote(step_s=step_s)] * 2)
-    ranks.poll(11, [Vote(step_s=step_s)] * 2)
-    assert ranks.agreements[0].next_step == 11 + interval
 
 
 def test_traced_steps_cost_at_most_a_200th_of_the_time_on_the_slowest_rank() -> None:

@@ -115,26 +115,6 @@ def test_a_rollout_serves_its_parts_and_only_the_first_is_on_policy() -> None:
     )
 
 
-def test_the_gradient_leads_to_answers_with_an_advantage() -> None:
-    torch.manual_seed(0)
-    case = grpo(model__steps_per_rollout=1, model__kl_coefficient=0.0, batch_size=8)
-    policy, batch = case.build_model(), case.synthetic_batch(8)
-    case.loss(policy, batch)
-    found = case._rollouts
-    assert found is not None
-    wanted = (found.tokens[:, 6] == SIGNS.index("1")).float()
-    case._rollouts = type(found)(found.tokens, found.mask, found.log_probabilities, wanted)
-    again = {**batch, "part": torch.ones(8, dtype=torch.int64) * 0}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(case, "_roll_out", lambda *_: case._rollouts)
-        optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
-        torch.autograd.backward(case.loss(policy, again))
-        before = policy(found.tokens[:, :6])[:, -1].softmax(-1)[:, SIGNS.index("1")].mean().item()
-        optimizer.step()
-        after = policy(found.tokens[:, :6])[:, -1].softmax(-1)[:, SIGNS.index("1")].mean().item()
-    assert after > before
-
-
 def test_a_checkpoint_between_the_parts_of_a_rollout_is_refused() -> None:
     with pytest.raises(RequestError, match="4 optimizer steps end between the 3 batches of a rollout"):
         grpo(checkpoint__every_steps=4).build_model()

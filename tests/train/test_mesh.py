@@ -24,22 +24,11 @@ from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
 STEPS: Final = 3
 NUM_BATCHES: Final = 4
 SMALL: Final[dict[str, Any]] = {
-    "model.vocab_size": 100,
-    "model.hidden_size": 32,
-    "model.intermediate_size": 48,
-    "model.num_layers": 2,
-    "model.num_heads": 4,
-    "model.num_kv_heads": 2,
-    "model.seq_length": 16,
-    "precision": "fp32",
-    "batch_size": 2,
-    "optimizer.lr": 1e-2,
-    "schedule.warmup_steps": 2,
-    "gradient_clip_norm": 0.5,
-    "activation_checkpointing": "off",
-    "threads": 1,
-    "loader.num_workers": 0,
-}
+    "model.vocab_size": 100, "model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2,
+    "model.num_heads": 4, "model.num_kv_heads": 2, "model.seq_length": 16, "precision": "fp32", "batch_size": 2,
+    "optimizer.lr": 1e-2, "schedule.warmup_steps": 2, "gradient_clip_norm": 0.5, "activation_checkpointing": "off",
+    "threads": 1, "loader.num_workers": 0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

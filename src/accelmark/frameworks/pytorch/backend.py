@@ -201,7 +201,14 @@ class PyTorchBackend(Backend):
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
             has_graphs = settings.compile in ("reduce-overhead", "max-autotune")
             self.clock, self.losses = clock, DeviceLosses(clock, overwritten=has_graphs)
-        self._control = self._join()
+        if self._in_process is not None:
+            forget_peak_memory(device)
+            self._control = self._in_process.control
+        else:
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives are recorded; PyTorch's own number
+            self._control = join_ranks(job.collective_backend, ranks, device, needed=settings.is_sharded)
+            if self._control is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
+                answer_collectives(Path(node_dir), ranks.rank)
         mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
         number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
         seed = rank_seed(settings.seed, number)
@@ -272,17 +279,6 @@ class PyTorchBackend(Backend):
                 OWN_PART_UNKNOWN if settings.parallelism == "deepspeed" else _SPLIT if mesh.shares_layers else None
             ),
         )
-
-    def _join(self) -> dist.ProcessGroup | None:
-        if self._in_process is not None:
-            forget_peak_memory(self._device)
-            return self._in_process.control
-        is_sharded = self.settings.is_sharded
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives are recorded; PyTorch's own number
-        group = join_ranks(self.job.collective_backend, self.place, self._device, needed=is_sharded)
-        if group is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
-            answer_collectives(Path(node_dir), self.place.rank)
-        return group
 
     def _build(self, hooks: Hooks, model: nn.Module) -> None:
         """Call the model hooks in order, and log the duration of each."""
