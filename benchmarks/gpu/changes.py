@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned
+from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, mover, pinned
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.optimizers import Lamb
@@ -84,7 +84,7 @@ def copies(device: torch.device, *, tiny: bool) -> dict[str, Any]:
 
     def ahead() -> None:
         stream = CopyStream(device)
-        feed = Ahead(stream.send(batches(), move), 2)
+        feed = fetched_ahead(stream.send(batches(), move), 2)
         compute(stream.receive(feed))
         feed.close()
 

@@ -78,14 +78,14 @@ COPIES = """
 import json
 import torch
 from standin_device import _device
-from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned
+from accelmark.frameworks.pytorch.batches import fetched_ahead, CopyStream, mover, pinned
 
 device = torch.device("standin", 0)
 data_set = torch.arange(8.0).to(device)
 before = _device.stream_counts()
 copies = CopyStream(device)
 batches = ({"x": torch.full((4,), float(number)), "y": data_set[number : number + 1]} for number in range(5))
-ahead = Ahead(copies.send(map(pinned, batches), mover(device, channels_last=False)), 2)
+ahead = fetched_ahead(copies.send(map(pinned, batches), mover(device, channels_last=False)), 2)
 values = [[batch["x"].cpu().tolist()[0], batch["y"].cpu().item()] for batch in copies.receive(ahead)]
 ahead.close()
 counts = {name: number - before[name] for name, number in _device.stream_counts().items()}

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import Ahead, IndexedBatches, TensorBatches, mover
+from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches, fetched_ahead, mover
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
@@ -312,7 +312,7 @@ def test_a_background_error_is_raised_where_it_is_awaited() -> None:
         yield 1
         raise OSError("disk gone")
 
-    ahead = Ahead(broken(), depth=2)
+    ahead = fetched_ahead(broken(), depth=2)
     assert next(ahead) == 1
     with pytest.raises(OSError, match="disk gone"):
         next(ahead)

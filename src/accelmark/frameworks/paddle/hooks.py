@@ -38,15 +38,10 @@ def build_optimizer(model: nn.Layer, settings: OptimizerSettings, clip_norm: flo
     if settings.name == "lamb":
         decays = {"lamb_weight_decay": decay, "exclude_from_weight_decay_fn": lambda each: each.name in undecayed}
         return paddle.optimizer.Lamb(parameters=trainable, always_adapt=True, **decays, **adam, **options)
-    _add_decay(trainable, undecayed, decay)
+    for parameter in trainable if decay else ():  # parameter groups would be clipped to a norm of their own
+        if parameter.name not in undecayed:
+            parameter.regularizer = paddle.regularizer.L2Decay(decay)
     if settings.name == "adam":
         return paddle.optimizer.Adam(parameters=trainable, **adam, **options)
     momentum = {"momentum": settings.momentum, "use_nesterov": settings.nesterov}
     return paddle.optimizer.Momentum(parameters=trainable, **momentum, **options)
-
-
-def _add_decay(parameters: list[Any], undecayed: set[str], decay: float) -> None:
-    """Add weight decay to gradients; parameter groups would do it too, but each is clipped to a norm of its own."""
-    for parameter in parameters:
-        if decay and parameter.name not in undecayed:
-            parameter.regularizer = paddle.regularizer.L2Decay(decay)

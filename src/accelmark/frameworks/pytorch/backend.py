@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform as machine
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.dropout import _DropoutNd
 
-from accelmark.frameworks.pytorch.batches import Ahead, CopyStream, mover, pinned, steps_of
+from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks, refuse_hooks
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
@@ -178,7 +178,7 @@ class PyTorchBackend(Backend):
         super().__init__(job, train, place, log)
         self._in_process = in_process
         self._device = torch.device("cpu")
-        self._feed: Ahead[tuple[Batch, torch.Event]] | None = None
+        self._feed: Generator[tuple[Batch, torch.Event], None, None] | None = None
         self._copies: CopyStream | None = None
         self._compilation: Compilation | None = None
         self.immediate, self.clock = True, HostClock()
@@ -339,7 +339,7 @@ class PyTorchBackend(Backend):
                 batches = map(pinned, batches)
             if self._copies is None:
                 self._copies = CopyStream(self._device)
-            self._feed = Ahead(self._copies.send(batches, self._move), settings.loader.prefetch)
+            self._feed = fetched_ahead(self._copies.send(batches, self._move), settings.loader.prefetch)
             batches = self._copies.receive(self._feed)
         self.checkpoints.restore_random()
         return steps_of(batches, accumulation)

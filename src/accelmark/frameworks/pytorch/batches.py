@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -316,7 +316,6 @@ class TaskFamily(DataSetCase, TrainCase):
 
 
 T = TypeVar("T")
-_POLL_S: Final = 0.2
 
 
 def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
@@ -376,48 +375,19 @@ def steps_of(batches: Iterator[Batch], accumulation: int) -> Iterator[list[Batch
             group = []
 
 
-@final
-class Ahead(Iterator[T]):
-    """Runs an iterator in a thread, up to ``depth`` items ahead; its errors are raised in the consumer."""
-
-    def __init__(self, items: Iterator[T], depth: int) -> None:
-        self._queue: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(items,), name="batches", daemon=True)
-        self._thread.start()
-
-    def __next__(self) -> T:
-        item = self._queue.get()
-        if isinstance(item, tuple):
-            return item[0]
-        self._queue.put(item)
-        if item is None:
-            raise StopIteration
-        raise item
-
-    def close(self) -> None:
-        """Stop the thread, and discard its remaining items."""
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self, items: Iterator[T]) -> None:
-        last: BaseException | None = None
+def fetched_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
+    """Yield ``items``, which a thread makes up to ``depth`` ahead; closing it discards the others."""
+    with ThreadPoolExecutor(1, "batches") as pool:
+        pending = deque(pool.submit(next, items, None) for _ in range(depth))
         try:
-            for item in items:
-                if not self._put((item,)):
-                    return
-        except Exception as error:  # noqa: BLE001 - raised again by the consumer
-            last = error
-        self._put(last)
-
-    def _put(self, item: tuple[T] | BaseException | None) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(item, timeout=_POLL_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+            while (item := pending.popleft().result()) is not None:
+                pending.append(pool.submit(next, items, None))
+                yield item
+        finally:
+            for future in pending:
+                future.cancel()
+            if isinstance(items, Generator):
+                pool.submit(items.close)  # in its thread, whose stream it may have set
 
 
 def on_meta(batch: Batch) -> Batch:

@@ -104,8 +104,9 @@ class Hooks:
         count = len(batches)
         total: Tensor | None = None
         for index, batch in enumerate(batches, start=1):
-            if count > 1:
-                training.sync_gradients(index == count)
+            if count > 1 and isinstance(training.model, DistributedDataParallel):
+                # FSDP2 reduces in every pass: each rank would otherwise keep unsharded fp32 gradients.
+                training.model.require_backward_grad_sync = index == count
             with training.autocast():
                 loss = self.case.loss(training.model, batch)
             if count > 1:

@@ -18,20 +18,15 @@ from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
 from accelmark.train.loop.epochs import learning_rate_factor
 
 
-def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Split the trainable parameters by whether weight decay applies to them, in the order of the model."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if settings.decay_norm_and_bias or not settings.weight_decay:
-        return [{"params": trainable, "weight_decay": settings.weight_decay}]
-    matrices = [parameter for parameter in trainable if parameter.ndim > 1]
-    vectors = [parameter for parameter in trainable if parameter.ndim <= 1]
-    groups = [(matrices, settings.weight_decay), (vectors, 0.0)]
-    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
-
-
 def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch.device) -> torch.optim.Optimizer:
     """Return the optimizer that ``settings`` describes over the trainable parameters of ``model``."""
-    groups = parameter_groups(model, settings)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed, undecayed = trainable, []
+    if settings.weight_decay and not settings.decay_norm_and_bias:
+        decayed = [parameter for parameter in trainable if parameter.ndim > 1]
+        undecayed = [parameter for parameter in trainable if parameter.ndim <= 1]
+    split = ((decayed, settings.weight_decay), (undecayed, 0.0))
+    groups = [{"params": params, "weight_decay": decay} for params, decay in split if params]
     if settings.fused and settings.name in ("lamb", "adagrad"):
         name = {"lamb": "LAMB", "adagrad": "Adagrad with gradients of rows"}[settings.name]
         raise RequestError(f"optimizer.fused: {name} has no fused form; leave it null")
@@ -41,11 +36,8 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch
         return Lamb(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps)
     has_fused = device.type in _get_fused_kernels_supported_devices()
     fused = has_fused if settings.fused is None else settings.fused
-    if (
-        settings.fused is None
-        and settings.name == "sgd"
-        and any(hasattr(each, "device_mesh") for each in model.parameters())
-    ):
+    is_sharded = any(hasattr(parameter, "device_mesh") for parameter in trainable)
+    if settings.fused is None and settings.name == "sgd" and is_sharded:
         fused = False  # which cannot take the parameters of FSDP2, as fused Adam can
     if settings.fused and not has_fused:
         raise RequestError(f"optimizer.fused: PyTorch has no fused optimizer for {device.type}; leave it null")

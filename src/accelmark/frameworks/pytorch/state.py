@@ -45,15 +45,6 @@ class Training:
         inner: nn.Module = getattr(self.module, "_orig_mod", self.module)
         return inner
 
-    def sync_gradients(self, wanted: bool) -> None:
-        """Set whether the next backward pass exchanges gradients between ranks (the last of a step does).
-
-        Only ``DistributedDataParallel`` can skip the exchange. FSDP2 reduces gradients in every backward pass, since
-        each rank would otherwise keep unsharded fp32 gradients, 4 bytes a parameter of the whole model.
-        """
-        if isinstance(self.model, DistributedDataParallel):
-            self.model.require_backward_grad_sync = wanted
-
     def update(self, clip_norm: float | None) -> None:
         """Clip gradients to a global norm, step the optimizer, clear gradients and step the schedule."""
         if clip_norm is not None:

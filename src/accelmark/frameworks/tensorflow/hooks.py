@@ -43,7 +43,12 @@ class Optimizer:
     def _step(self, name: str, gradient: Any, parameter: Any, decay: Any) -> Any:
         kind = self._settings.name
         if kind == "sgd":
-            return self._momentum(name, gradient + decay)
+            gradient += decay
+            if not self._settings.momentum:
+                return gradient
+            velocity = self._slots["momentum"][name]
+            moved = velocity.assign(self._settings.momentum * velocity + gradient)
+            return gradient + self._settings.momentum * moved if self._settings.nesterov else moved
         if kind == "adam":
             return self._adam(name, gradient + decay)
         step = self._adam(name, gradient) + decay
@@ -52,13 +57,6 @@ class Optimizer:
         norm, step_norm = tf.norm(parameter), tf.norm(step)
         usable = (norm > 0) & (step_norm > 0)
         return step * tf.where(usable, norm / tf.where(usable, step_norm, 1.0), 1.0)
-
-    def _momentum(self, name: str, gradient: Any) -> Any:
-        settings = self._settings
-        if not settings.momentum:
-            return gradient
-        moved = self._slots["momentum"][name].assign(settings.momentum * self._slots["momentum"][name] + gradient)
-        return gradient + settings.momentum * moved if settings.nesterov else moved
 
     def _adam(self, name: str, gradient: Any) -> Any:
         beta1, beta2 = self._settings.beta1, self._settings.beta2

@@ -25,21 +25,29 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
     """
     warmup = settings.warmup_steps or round(settings.warmup_ratio * total_steps)
     decay_steps = max(1, total_steps - warmup)
-    shape = _SHAPES[settings.name]
+
+    def from_to_one(low: float, share: float) -> float:
+        return low + (1.0 - low) * share
 
     def factor(step: int) -> float:
         if step < warmup:
             if settings.name == "onecycle":
-                return _between(1 / 25, 1.0, (1 - math.cos(math.pi * step / warmup)) / 2)
-            return _between(0.01 if settings.name == "tri_stage" else 0.0, 1.0, (step + 1) / warmup)
+                return from_to_one(1 / 25, (1 - math.cos(math.pi * step / warmup)) / 2)
+            return from_to_one(0.01 if settings.name == "tri_stage" else 0.0, (step + 1) / warmup)
+        if settings.name == "constant":
+            return 1.0
         if settings.name == "step":
             return settings.step_gamma ** (step // max(1, settings.step_epochs * steps_per_epoch))
         if settings.name == "inverse_sqrt":
             return math.sqrt(max(1, warmup) / (step + 1))
         if settings.name == "tri_stage":
             return math.pow(settings.final_lr_ratio, min(1.0, max(0.0, 2 * (step + 1) / total_steps - 1)))
-        done = min(1.0, (step - warmup) / decay_steps)
-        return _between(settings.final_lr_ratio, 1.0, shape(1 - done, settings.power))
+        left = 1 - min(1.0, (step - warmup) / decay_steps)
+        if settings.name == "polynomial":
+            left = left**settings.power
+        elif settings.name in ("cosine", "onecycle"):
+            left = (1 - math.cos(math.pi * left)) / 2
+        return from_to_one(settings.final_lr_ratio, left)
 
     return factor
 
@@ -47,33 +55,6 @@ def learning_rate_factor(settings: ScheduleSettings, total_steps: int, steps_per
 def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: int) -> float:
     """Return ``optimizer.lr``, for a global batch of ``batch_size``, scaled by it (Goyal et al., arXiv:1706.02677)."""
     return settings.optimizer.lr * settings.batch_size * settings.gradient_accumulation_steps * world_size / batch_size
-
-
-def needs_length(settings: ScheduleSettings) -> bool:
-    """Return whether the schedule depends on the total number of steps."""
-    by_ratio = settings.warmup_ratio > 0 and settings.warmup_steps == 0
-    return by_ratio or settings.name not in ("constant", "step", "inverse_sqrt")
-
-
-def _between(low: float, high: float, share: float) -> float:
-    return low + (high - low) * share
-
-
-def _half_cosine(left: float, power: float) -> float:
-    return (1 - math.cos(math.pi * left)) / 2
-
-
-_SHAPES: dict[str, Callable[[float, float], float]] = {
-    "constant": lambda left, power: 1.0,
-    "linear": lambda left, power: left,
-    "cosine": _half_cosine,
-    "onecycle": _half_cosine,
-    "polynomial": lambda left, power: left**power,
-    "step": lambda left, power: 1.0,
-    "inverse_sqrt": lambda left, power: 1.0,
-    "tri_stage": lambda left, power: 1.0,
-}
-"""Share of the peak as a function of the share of the decay that is left, and the power."""
 
 
 @final
@@ -100,9 +81,11 @@ class EpochSize:
     def schedule_length(self, settings: TrainSettings) -> int:
         """Return the steps of the schedule. Raises RequestError: only time bounds training, and it needs them."""
         length = total_steps(settings.end, self.steps_per_epoch, self.samples_per_step)
-        if length is None and needs_length(settings.schedule):
+        schedule = settings.schedule
+        by_ratio = schedule.warmup_ratio > 0 and schedule.warmup_steps == 0
+        if length is None and (by_ratio or schedule.name not in ("constant", "step", "inverse_sqrt")):
             raise RequestError(
-                f"schedule.{settings.schedule.name} needs the number of steps: give end.max_steps, max_epochs or "
+                f"schedule.{schedule.name} needs the number of steps: give end.max_steps, max_epochs or "
                 "max_samples in addition to max_duration_s"
             )
         return length if length is not None else self.steps_per_epoch

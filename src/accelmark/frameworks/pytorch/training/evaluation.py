@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from accelmark.frameworks.pytorch.batches import mover
 from accelmark.frameworks.pytorch.case import Batch, Batches, TrainCase
@@ -29,7 +29,10 @@ def evaluate(
     settings = case.settings
     sharded = settings.is_sharded
     model = training.module
-    share_buffers(model, control)
+    if control is not None and dist.get_world_size(control) > 1:  # all evaluate with rank 0's running statistics
+        for buffer in model.buffers():
+            if not hasattr(buffer, "placements"):
+                dist.broadcast(buffer, src=0)
     was_training = model.training
     model.eval()
     move = mover(case.place.device, channels_last=settings.channels_last)
@@ -116,12 +119,3 @@ def _in_step(
         if not some.item():
             return
         yield (filler, False) if batch is None else (batch, True)
-
-
-def share_buffers(model: nn.Module, control: dist.ProcessGroup | None) -> None:
-    """Copy rank 0's buffers (running statistics) to all ranks, so that all evaluate the same model."""
-    if control is None or dist.get_world_size(control) == 1:
-        return
-    for buffer in model.buffers():
-        if not hasattr(buffer, "placements"):
-            dist.broadcast(buffer, src=0)
