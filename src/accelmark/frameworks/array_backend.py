@@ -76,8 +76,6 @@ class DeviceLosses:
 class OpenedDevice:
     """The device of a rank."""
 
-    label: str
-    """Its name in messages, for example ``gpu:0``."""
     name: str | None
     """The product's name; None: the host's processor."""
     index: int | None
@@ -185,7 +183,8 @@ class ArrayBackend(Backend):
 
     def device_label(self) -> str:
         """Return the name of the device in messages."""
-        return self.job.device_type if self._device is None else self._device.label
+        kind, index = self.job.device_type, None if self._device is None else self._device.index
+        return kind if kind == "cpu" or index is None else f"{kind}:{index}"
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context in which batches are evaluated."""
@@ -202,7 +201,9 @@ class ArrayBackend(Backend):
         device = self._device = self.open_device()
         handle_signals_again()
         if device.precision != settings.precision:
-            message = f"{self.title} has no {settings.precision} on {device.label}; computing in {device.precision}"
+            message = (
+                f"{self.title} has no {settings.precision} on {self.device_label()}; computing in {device.precision}"
+            )
             log.event(Event.WARNING, {"message": message})
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self.case = make_case(settings, job.data_dirs, place)
@@ -404,7 +405,6 @@ class Comparison:
 
 
 def _in_pytorch(name: str, num_dimensions: int) -> tuple[str, tuple[int, ...]]:
-    """Return PyTorch's name of an array, and its axes in PyTorch's order."""
     layer, dot, last = name.rpartition(".")
     axes = _KERNEL_AXES.get(num_dimensions) if last == "kernel" else None
     return f"{layer}{dot}{_NAMES.get(last, last)}", axes or tuple(range(num_dimensions))

@@ -177,8 +177,7 @@ NUMPY: Final[ArrayKind[npt.NDArray[Any], np.random.Generator]] = ArrayKind(
 class WholeBatches(Generic[T, R]):
     """A rank's batches, cut from arrays that hold the whole data set with the samples along the first dimension.
 
-    Each training epoch takes a new permutation, determined by seed and epoch. ``augment`` changes each training batch;
-    its generator follows from seed, epoch, rank and batch.
+    ``augment`` changes each training batch; its generator follows from seed, epoch, rank and batch.
     """
 
     kind: ClassVar[ArrayKind[Any, Any]]
@@ -247,10 +246,7 @@ EVALUATION_EPOCH: Final = -1
 
 @final
 class BadSamples:
-    """Training samples that cannot be read; at most ``limit`` are replaced, each by the next readable sample.
-
-    Which sample replaces another follows from the data alone, so that epochs can be repeated and resumed.
-    """
+    """Training samples that cannot be read; at most ``limit`` are replaced, each by the next readable sample."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

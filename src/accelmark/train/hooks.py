@@ -60,10 +60,7 @@ class HookRecord:
 
 
 def load_hooks(ref: FolderRef | None, base: type[H], allowed: Iterable[str]) -> type[H]:
-    """Return the vendor's ``Extern`` from ``extern/__init__.py`` of its folder, or ``base`` where it has none.
-
-    Raises RequestError: the file does not define ``Extern(base)``, or overrides something that is not in ``allowed``.
-    """
+    """Return the vendor's ``Extern``, or ``base``. Raises RequestError: it overrides what is not in ``allowed``."""
     if ref is None:
         return base
     path = ref.path / "extern" / "__init__.py"
@@ -100,7 +97,6 @@ def hook_records(hooks: type, base: type) -> dict[str, HookRecord]:
 
 
 def _own_classes(hooks: type, base: type) -> list[type]:
-    """Classes between ``hooks`` and ``base``, mixed in ones too."""
     return [cls for cls in hooks.__mro__ if cls is not object and cls not in base.__mro__]
 
 

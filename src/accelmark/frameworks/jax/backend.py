@@ -157,7 +157,6 @@ class Step:
 
 
 def _split(model: nnx.Module) -> tuple[Any, Any]:
-    """Return the parameters and the other variables of a model."""
     parameters, rest = nnx.split(model, nnx.Param, ...)[1:]
     return nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest)
 
@@ -211,7 +210,6 @@ class StepTracer:
         return result, step_s * 1e3, exchange_ms
 
     def _collectives(self, directory: Path) -> Iterator[tuple[float, float]]:
-        """Yield begin and end of the collectives of this rank's device in milliseconds."""
         for file in directory.rglob("*.xplane.pb"):
             for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
                 if not plane.name.startswith(self._planes):
@@ -267,7 +265,7 @@ class JaxBackend(ArrayBackend):
         precision = "fp32" if is_cpu and precision == "tf32" else precision
         self._dtype = _COMPUTE_TYPES.get(precision, jnp.float32)
         name = None if is_cpu else device.device_kind
-        return OpenedDevice(device_type, name, device.local_hardware_id, threads, precision)
+        return OpenedDevice(name, device.local_hardware_id, threads, precision)
 
     def _replicated(self, tree: Any) -> Any:
         """Return a tree of equal arrays on every rank as arrays replicated over all devices."""

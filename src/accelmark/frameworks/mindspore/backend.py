@@ -124,11 +124,11 @@ class MindSporeBackend(ArrayBackend):
             self._join()
         if is_cpu:
             self.clock, self._precision = HostClock(), "fp32"
-            return OpenedDevice("cpu", None, None, threads, "fp32")
+            return OpenedDevice(None, None, threads, "fp32")
         self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
         self._precision = "fp32" if self.settings.precision == "tf32" else self.settings.precision
         name = str(ms.hal.get_device_name())
-        return OpenedDevice(self.job.device_type, name, index, threads, self._precision)
+        return OpenedDevice(name, index, threads, self._precision)
 
     def _join(self) -> None:
         host, _, port = os.environ[COORDINATOR].rpartition(":")

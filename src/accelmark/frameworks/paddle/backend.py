@@ -63,7 +63,7 @@ class PaddleBackend(ArrayBackend):
             self.losses = DeviceLosses(_fetch)
         self._control = _join_ranks(self.job, self.place)
         name = str(paddle.device.cuda.get_device_name()) if device.startswith("gpu") else None
-        return OpenedDevice(device, name, None if device == "cpu" else self.place.local_rank, threads, precision)
+        return OpenedDevice(name, None if device == "cpu" else self.place.local_rank, threads, precision)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""

@@ -278,10 +278,7 @@ class _Samples(Dataset[Any]):
 
 
 def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, Tensor]:
-    """Return ``count`` samples as one batch; tensors of different sizes are filled up with zeros at their ends.
-
-    Each is copied before the next is read, so that one small piece of memory serves all samples.
-    """
+    """Return ``count`` samples as one batch; tensors of different sizes are filled up with zeros at their ends."""
     batch: dict[str, Tensor] = {}
     for number, sample in enumerate(samples):
         for name, part in sample.items():

@@ -79,8 +79,7 @@ class TrainCase(ModelSettings, ABC):
     def build_model(self) -> nn.Module:
         """Return the model with its initial or packaged weights, in fp32 on the CPU.
 
-        Called under ``place.shared_seed``, so that every rank starts from the same weights. With FSDP2, the driver may
-        call it under the meta device on ranks other than 0.
+        It is called under ``place.shared_seed``; with FSDP2 on ranks other than 0 it may be under the meta device.
         """
 
     @abstractmethod

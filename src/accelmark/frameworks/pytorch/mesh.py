@@ -139,10 +139,7 @@ class Received(nn.Module):
 
 
 def keep_stage(model: nn.Module, parts: PipelineParts | None, stage: int, num_stages: int) -> None:
-    """Remove the modules of other stages (from 0) from ``model``, in place; all others keep their names.
-
-    Raises RequestError: the model cannot be divided into blocks evenly.
-    """
+    """Remove the modules of other stages (from 0) from ``model``, in place; all others keep their names."""
     if parts is None:
         raise RequestError(f"parallelism: pp cannot divide {type(model).__name__}: its case states no pipeline_parts()")
     blocks = model.get_submodule(parts.blocks)
@@ -171,10 +168,7 @@ def keep_stage(model: nn.Module, parts: PipelineParts | None, stage: int, num_st
 
 
 def split_layers(model: nn.Module, blocks: Sequence[nn.Module], splits: Mapping[str, Split], mesh: DeviceMesh) -> None:
-    """Split the named linear layers of each block over the ranks of ``mesh``, in place; all others are replicated.
-
-    Every rank has the whole model, or its structure on the meta device (Shoeybi et al. 2019, arXiv:1909.08053).
-    """
+    """Split the named linear layers of each block over ``mesh``, in place (Shoeybi et al. 2019, arXiv:1909.08053)."""
     if not blocks or not splits:
         raise RequestError(f"parallelism: {type(model).__name__} has no layers that tp could split")
     for block in blocks:
@@ -400,10 +394,7 @@ class _Timed:
 
 @final
 class _ReplicatedReduce(_Timed):
-    """A reduce-scatter before an all-reduce over replicas, from the allocation of its output on.
-
-    FSDP2 allocates it in the stream of the reduce-scatter, also where one rank has all shards and nothing is scattered.
-    """
+    """A reduce-scatter before an all-reduce over replicas, from the allocation of its output in its stream on."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._owner.begin_reduction()

@@ -71,10 +71,7 @@ def build_schedule(
 
 @final
 class RowAdagrad(torch.optim.Adagrad):
-    """Adagrad (Duchi et al. 2011, JMLR 12); of tables whose rows ranks share, it updates the rows with a gradient.
-
-    Such a parameter has this rank's rows as ``own_rows``, a tensor that shares its memory and has the gradient.
-    """
+    """Adagrad (Duchi et al. 2011, JMLR 12); of tables whose rows ranks share, it updates the rank's ``own_rows``."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step; ``closure`` is evaluated first if given."""
@@ -108,8 +105,7 @@ def _shared_rows(group: dict[str, Any]) -> list[tuple[Tensor, Any]]:
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al., 2020, arXiv:1904.00962, algorithm 2) with decoupled weight decay and bias correction.
 
-    The trust ratio of a parameter is ``|w| / |update|``, and 1 where either norm is 0. All parameters of a group are
-    updated together (``torch._foreach_*``), without reading anything back from the device.
+    The trust ratio of a parameter is ``|w| / |update|``, and 1 where either norm is 0.
     """
 
     def __init__(

@@ -278,7 +278,7 @@ class TensorFlowBackend(ArrayBackend):
             index = self.place.local_rank
             details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
             name = details.get("device_name")
-        return OpenedDevice(self.job.device_type, name, index, threads, precision)
+        return OpenedDevice(name, index, threads, precision)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""

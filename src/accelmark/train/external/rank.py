@@ -207,7 +207,6 @@ class LogTranslator:
 
 
 def _numbers(match: re.Match[str]) -> dict[str, float]:
-    """Return the groups of a match that took part in it, as numbers."""
     numbers: dict[str, float] = {}
     for name, text in match.groupdict().items():
         if text is not None:

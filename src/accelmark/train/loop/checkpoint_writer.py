@@ -36,10 +36,7 @@ ExchangeMax = Callable[[list[float]], Callable[[], list[float]]]
 
 @final
 class CheckpointDirectory:
-    """Checkpoints are written to a temporary directory and renamed: a killed process leaves complete ones only.
-
-    The first rank of each host removes what a killed process left unfinished.
-    """
+    """Checkpoints are written to a temporary directory and renamed: a killed process leaves complete ones only."""
 
     def __init__(self, path: Path, place: RankPlace, exchange_max: ExchangeMax) -> None:
         self.path = path

@@ -136,10 +136,7 @@ It returns an object whose ``remove()`` ends that.
 
 @final
 class OwnPart:
-    """Marks the last gradient of each backward pass, before its exchange: where ranks exchange gradients only.
-
-    The first pass shows whose gradient is the last; from then on only that one is watched.
-    """
+    """Marks the last gradient of each backward pass, before its exchange: the first pass shows whose is the last."""
 
     def __init__(self, watches: Sequence[Watch], clock: StepClock) -> None:
         self._watches = watches

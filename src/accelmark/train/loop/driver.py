@@ -288,7 +288,6 @@ class Driver:
             self._write_closed_windows()
 
     def _write_closed_windows(self) -> None:
-        """Write the windows that are closed but not written."""
         self._read_ns = time.monotonic_ns()
         closed, self._unread = self._unread, []
         gc_ms = self._garbage.collect() if closed else 0.0
@@ -300,7 +299,6 @@ class Driver:
             self._log.event(Event.STEP_END, window, at_ns=each.closed_ns if self._backend.immediate else None)
 
     def _new_retries(self) -> int:
-        """Return how often the device's allocator has freed its cache since the last call."""
         before, self._num_retries = self._num_retries, self._backend.num_alloc_retries()
         return self._num_retries - before
 

@@ -88,10 +88,7 @@ class Vote:
 
 @final
 class Agreement:
-    """Polls the ranks about every second: votes are sent at one poll and read at the next, when they have arrived.
-
-    All ranks poll at the same steps, because the joint vote determines the distance to the next poll.
-    """
+    """Polls the ranks about every second: votes are sent at one poll and read at the next, when they have arrived."""
 
     def __init__(self, exchange_max: Callable[[list[float]], Callable[[], list[float]]], most_steps: int) -> None:
         self._exchange = exchange_max

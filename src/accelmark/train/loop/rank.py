@@ -246,11 +246,10 @@ def _distance(replay: Replay, pair: ReplayedPair) -> float:
 def _outliers(
     before: list[float], pairs: Sequence[ReplayedPair], directory: Path, backend: Backend
 ) -> Sequence[ReplayedPair]:
-    """Return the pair in which parameters moved farthest a step compared with the pairs next to it, and that before.
+    """Return the pair in which parameters moved farthest a step compared with those next to it, and that before.
 
     Weights from elsewhere, loaded once between two checkpoints, show in this way; an optimizer's state that carries
-    the weights elsewhere shows at the end of the pair before. ``before`` is the distance in the first steps. Empty
-    where the distances change smoothly.
+    them shows at the end of the pair before. ``before`` is the distance in the first steps.
     """
     moved = [*before]
     for pair in pairs:

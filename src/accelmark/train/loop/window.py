@@ -106,10 +106,7 @@ class Window:
         return closed
 
     def read(self, closed: ClosedWindow, gc_ms: float = 0.0, new_retries: Callable[[], int] = int) -> StepWindow:
-        """Return the figures of a closed window, waiting for its last step where it is not computed yet.
-
-        ``new_retries`` is called where a step was slow.
-        """
+        """Return a closed window's figures, waiting for its last step; ``new_retries`` is called where one was slow."""
         losses = closed.losses()
         step_ms: tuple[float, ...] = ()
         own_ms: tuple[float, ...] = ()

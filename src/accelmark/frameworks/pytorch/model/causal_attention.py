@@ -114,8 +114,7 @@ def _with_sink(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Put a key with the score ``sink`` and the value 0 before the others, and a query whose output is dropped.
 
-    One more dimension holds the score: 1 in every query, ``sink / scaling`` in that key, 0 in the others. Being the
-    first, that key is visible to every query of causal attention.
+    One more dimension holds the score: 1 in every query, ``sink / scaling`` in that key, 0 in the others.
     """
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

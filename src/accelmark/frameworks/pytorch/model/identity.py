@@ -66,10 +66,7 @@ def text_hash(lines: Iterable[str]) -> str:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over the SHA-256 of each parameter's name and value, in order of their names.
-
-    A sharded parameter is gathered, one at a time: then all ranks must call this together.
-    """
+    """SHA-256 over each parameter's name and value, in order of their names; all ranks gather sharded ones together."""
     named = sorted(model.named_parameters())
     if any(hasattr(parameter, "full_tensor") for _, parameter in named):
         return hashlib.sha256(b"".join(_tensor_digest(name, whole(tensor)) for name, tensor in named)).hexdigest()

@@ -65,10 +65,7 @@ class _Product(torch.autograd.Function):
 def _scaled_product(
     left: Tensor, left_type: torch.dtype, right: Tensor, right_type: torch.dtype, *, is_fast: bool = False
 ) -> Tensor:
-    """Return ``left @ right`` in bf16; the kernel takes the first row by row and the second column by column.
-
-    ``is_fast`` accumulates with fewer bits where the device has that mode (Hopper), which gradients do not tolerate.
-    """
+    """Return ``left @ right`` in bf16; ``is_fast`` accumulates with fewer bits where a device can, for no gradients."""
     quantized_left, left_scale = _quantized(left, left_type)
     quantized_right, right_scale = _quantized(right.t(), right_type)
     return torch._scaled_mm(
@@ -77,7 +74,6 @@ def _scaled_product(
 
 
 def _quantized(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return ``tensor`` in FP8, contiguous, and the factor that restores it."""
     largest = torch.finfo(dtype).max
     scale = tensor.abs().amax().float().clamp(min=1e-12) / largest
     return (tensor.float() / scale).clamp(-largest, largest).to(dtype).contiguous(), scale

@@ -122,8 +122,7 @@ def load_megatron_gpt2(net: nn.Module, path: Path, others: Mapping[str, str] | N
 def initialize_normal(model: nn.Module, std: float, seed: int) -> None:
     """Materialize a model of the meta device on the CPU: matrices normal with mean 0, biases zero, other vectors one.
 
-    Every parameter has its own random generator, so that the values do not depend on the number of threads. Buffers
-    have no values.
+    Every parameter has its own random generator, so that the values do not depend on the number of threads.
     """
     materialize(model, torch.device("cpu"))
 

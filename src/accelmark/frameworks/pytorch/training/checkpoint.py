@@ -123,11 +123,7 @@ class Checkpoints:
     ) -> None:
         """Write this rank's files, and complete the checkpoint.
 
-        Args:
-            state: of model and optimizer, empty where another rank writes it.
-            names: of the optimizer's parameters, where the model is sharded.
-            random: states of this rank's generators.
-            leads: whether this rank writes the common files of the ranks that share its directory.
+        ``state`` is empty where another rank writes it; a rank that ``leads`` writes the common files of its directory.
         """
         beside, group = self._directory.temporary(name), self._group
         with _naming(beside):
@@ -184,10 +180,7 @@ class Checkpoints:
         return progress
 
     def load(self, checkpoint: Path) -> Progress:
-        """Load a checkpoint, and return the progress of training.
-
-        The random generators are restored by :meth:`restore_random`, after the batches of the epoch are opened.
-        """
+        """Load a checkpoint, but for the random generators (:meth:`restore_random`), and return the progress."""
         with reading(checkpoint):
             record = json.loads((checkpoint / _RECORD).read_text(encoding="utf-8"))
             self._check(checkpoint, record)
@@ -263,10 +256,7 @@ class Checkpoints:
             self._random = None
 
     def _check(self, newest: Path, record: dict[str, Any]) -> None:
-        """Raise RunError where this job cannot go on from a checkpoint.
-
-        Shards can be read on another mesh, DeepSpeed's whole tensors in another stage or on other ranks.
-        """
+        """Raise RunError where this job cannot go on from a checkpoint: shards are read on any mesh, others not."""
         expected: dict[str, object] = {"samples_per_step": self._settings.samples_per_step(self._world)}
         requested = str(self._settings.parallelism)
         if "ddp" in (requested, record["parallelism"]):
@@ -321,7 +311,6 @@ def _weights(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def _naming(beside: Path) -> Iterator[None]:
-    """Raise RunError, and remove the unfinished checkpoint, where a file cannot be written."""
     try:
         yield
     except (OSError, RuntimeError) as error:

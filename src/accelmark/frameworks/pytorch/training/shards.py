@@ -120,10 +120,7 @@ def _cause(error: CheckpointException) -> RuntimeError:
 
 @final
 class _Reader(HuggingFaceStorageReader):
-    """Reads the parts of each tensor in a directory, and checks that they are complete for this rank.
-
-    A directory that hosts do not share has the shards of one host's ranks only: enough for them on the same mesh.
-    """
+    """Reads the parts of each tensor, and checks that this rank's are complete, where hosts share no directory."""
 
     def __init__(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(str(directory))

@@ -150,10 +150,7 @@ class ZeroTraining(Training):
                     _set_original(parameter, value, name)
 
     def _link_state(self) -> None:
-        """Let DeepSpeed find the state of each parameter (stages 1 and 2).
-
-        It does so by itself in the first step, but after the first group: it would miss the state of the others.
-        """
+        """Let DeepSpeed find the state of each parameter, which it does after the first group only (stages 1, 2)."""
         zero: Any = self.model.optimizer
         if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
             zero._hp_optimizer_states_linked = False
