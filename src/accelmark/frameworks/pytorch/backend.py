@@ -22,38 +22,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, mover, pinned, steps_of
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks, refuse_hooks
+from accelmark.frameworks.pytorch.model import identity
 from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
-from accelmark.frameworks.pytorch.model.identity import (
-    compute_type,
-    count_flops,
-    module_hash,
-    num_parameters,
-    structure_hash,
-    weights_hash,
-    whole,
-)
 from accelmark.frameworks.pytorch.state import Training
+from accelmark.frameworks.pytorch.training import platform
 from accelmark.frameworks.pytorch.training.checkpoint import Checkpoints
 from accelmark.frameworks.pytorch.training.evaluation import evaluate
-from accelmark.frameworks.pytorch.training.platform import (
-    DeviceLosses,
-    answer_collectives,
-    device_functions,
-    device_name,
-    forget_peak_memory,
-    is_out_of_memory,
-    join_ranks,
-    library_versions,
-    num_alloc_retries,
-    open_device,
-    peak_memory_mib,
-    rank_seed,
-    reduced_modes,
-    seed_everything,
-    set_precision,
-    set_threads,
-)
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN, ZeroTraining
 from accelmark.spec.errors import RunError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
@@ -137,7 +112,7 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
 
 
 def _array(tensor: Tensor | nn.Parameter) -> Array:
-    return whole(tensor).float().cpu().contiguous().numpy().copy()
+    return identity.whole(tensor).float().cpu().contiguous().numpy().copy()
 
 
 _SPLIT: Final = "ranks that share layers (tp, pp, cp, ep) wait for each other within a step, where waits are not marked"
@@ -190,9 +165,9 @@ class PyTorchBackend(Backend):
             make_case: Callable[..., TrainCase] = self._in_process.make_case
         else:
             make_case = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
-        self._device = device = open_device(self.job, ranks)
-        threads = set_threads(settings, ranks)
-        precision = set_precision(settings.precision, device)
+        self._device = device = platform.open_device(self.job, ranks)
+        threads = platform.set_threads(settings, ranks)
+        precision = platform.set_precision(settings.precision, device)
         if precision != settings.precision:
             message = f"{settings.precision} is not available on {device.type}; computing in {precision}"
             log.event(Event.WARNING, {"message": message})
@@ -200,18 +175,18 @@ class PyTorchBackend(Backend):
             self.immediate = False
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
             has_graphs = settings.compile in ("reduce-overhead", "max-autotune")
-            self.clock, self.losses = clock, DeviceLosses(clock, overwritten=has_graphs)
+            self.clock, self.losses = clock, platform.DeviceLosses(clock, overwritten=has_graphs)
         if self._in_process is not None:
-            forget_peak_memory(device)
+            platform.forget_peak_memory(device)
             self._control = self._in_process.control
         else:
             os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives are recorded; PyTorch's own number
-            self._control = join_ranks(job.collective_backend, ranks, device, needed=settings.is_sharded)
+            self._control = platform.join_ranks(job.collective_backend, ranks, device, needed=settings.is_sharded)
             if self._control is not None and (node_dir := os.environ.get("ACCELMARK_NODE_DIR")):
-                answer_collectives(Path(node_dir), ranks.rank)
+                platform.answer_collectives(Path(node_dir), ranks.rank)
         mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
         number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
-        seed = rank_seed(settings.seed, number)
+        seed = platform.rank_seed(settings.seed, number)
         place = Place(number, self._num_data_ranks, settings.seed, device, seed, mesh)
         hooks_class = load_hooks(self.job.extern, Hooks, ALLOWED_HOOKS)
         records = hook_records(hooks_class, Hooks)
@@ -226,18 +201,18 @@ class PyTorchBackend(Backend):
             self._batches = case.train_batches()
         self._size = size = EpochSize.of(settings, self._batches.num_samples, self._num_data_ranks)
         self.samples_per_step, self.steps_per_epoch = size.samples_per_step, size.steps_per_epoch
-        seed_everything(settings.seed)
+        platform.seed_everything(settings.seed)
         # Sharded weights are copied from rank 0, unless a vendor's hooks may read them.
         hooks.scatters_weights = settings.has_shards and self.world_size > 1 and type(hooks) is Hooks
         has_weights = not hooks.scatters_weights or ranks.rank == 0
         model = case.build_model() if has_weights else build_without_weights(case, log)
-        structure, modules = structure_hash(model), module_hash(model)
-        initial = weights_hash(model) if ranks.rank == 0 else None
+        structure, modules = identity.structure_hash(model), identity.module_hash(model)
+        initial = identity.weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
         attention = AttentionCalls()
         if ranks.rank == 0 and isinstance(self.job.work, TrainJob):
             with attention:
-                self.flops_per_sample, uncounted = count_flops(case, model)
+                self.flops_per_sample, uncounted = identity.count_flops(case, model)
             if uncounted is not None:
                 log.event(Event.WARNING, {"message": f"FLOPs per sample were not counted: {uncounted}"})
         class_name = type(model).__name__
@@ -245,19 +220,19 @@ class PyTorchBackend(Backend):
         training = self._training
         if not settings.loader.synthetic:
             self.eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
-        seed_everything(place.seed)
+        platform.seed_everything(place.seed)
         return Started(
             framework="pytorch",
             framework_version=torch.__version__,
             device_type=device.type,
-            device_name=device_name(device) or machine.processor() or machine.machine() or None,
+            device_name=platform.device_name(device) or machine.processor() or machine.machine() or None,
             device_index=device.index,
             world_size=self.world_size,
             hostname=socket.gethostname(),
             threads=threads,
             seed=place.seed,
             precision=precision,
-            reduced_modes=reduced_modes(precision),
+            reduced_modes=platform.reduced_modes(precision),
             model_class=class_name,
             num_parameters=self.num_parameters,
             optimizer_class=type(training.optimizer).__name__,
@@ -267,14 +242,14 @@ class PyTorchBackend(Backend):
             checkpoint_hash=initial,
             train_samples=self._batches.num_samples,
             eval_samples=self.eval_batches.num_samples if self.eval_batches is not None else None,
-            compute_type=compute_type(training.module, training.autocast, device),
+            compute_type=identity.compute_type(training.module, training.autocast, device),
             # With cp, queries and keys have other lengths than in the calls that were seen.
             attention_kernels=chosen_kernels(
                 attention.found if case.sequence is None else (), device, training.autocast
             ),
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
-            library_versions=library_versions(),
+            library_versions=platform.library_versions(),
             own_part_unknown=(
                 OWN_PART_UNKNOWN if settings.parallelism == "deepspeed" else _SPLIT if mesh.shares_layers else None
             ),
@@ -285,7 +260,7 @@ class PyTorchBackend(Backend):
         case, mesh = self._case, self._case.place.mesh
         model = self.timed(Event.CONVERT_MODEL, lambda: hooks.convert_model(model))
         model.train()
-        self.num_parameters = num_parameters(model)
+        self.num_parameters = identity.num_parameters(model)
         inner, autocast = self.timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
         autocast = with_attention(autocast, self.settings.attention)
         self._compilation = wrap_model(case, inner, self.job.case.name, self.log)
@@ -388,7 +363,7 @@ class PyTorchBackend(Backend):
     def synchronize(self) -> None:
         """Wait for the device."""
         if self._device.type != "cpu":
-            device_functions(self._device).synchronize(self._device)
+            platform.device_functions(self._device).synchronize(self._device)
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start an all-reduce on the CPU, independent of the device."""
@@ -411,11 +386,11 @@ class PyTorchBackend(Backend):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on the device so far; None on the CPU."""
-        return peak_memory_mib(self._device)
+        return platform.peak_memory_mib(self._device)
 
     def num_alloc_retries(self) -> int:
         """Return how often the device's allocator has freed its cache to find memory; 0 on the CPU."""
-        return num_alloc_retries(self._device)
+        return platform.num_alloc_retries(self._device)
 
     def trained(self) -> None:
         """Log the number of compiled graphs."""
@@ -424,11 +399,11 @@ class PyTorchBackend(Backend):
 
     def device_label(self) -> str:
         """Return the name of the device in messages."""
-        return f"{self._device} ({device_name(self._device) or 'host memory'})"
+        return f"{self._device} ({platform.device_name(self._device) or 'host memory'})"
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that memory of the device or of the host is exhausted."""
-        return is_out_of_memory(error)
+        return platform.is_out_of_memory(error)
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
