@@ -39,9 +39,7 @@ class CheckpointDirectory:
     """Checkpoints are written to a temporary directory and renamed: a killed process leaves complete ones only."""
 
     def __init__(self, path: Path, place: RankPlace, exchange_max: ExchangeMax) -> None:
-        self.path = path
-        self._place = place
-        self._exchange_max = exchange_max
+        self.path, self._place, self._exchange_max = path, place, exchange_max
         self._leader: int | None = None
         if place.local_rank == 0 and path.is_dir():
             for unfinished in path.glob(f"*{_TEMPORARY}"):
@@ -151,13 +149,9 @@ class CheckpointWriter:
     """
 
     def __init__(self, job: TrainJob, backend: Backend, directory: Path, log: EventLog, totals: RunTotals) -> None:
-        self._settings = job.settings
+        self._settings, self._is_checked = job.settings, job.is_checked
         self._every = job.settings.checkpoint.every_steps
-        self._backend = backend
-        self._directory = directory
-        self._log = log
-        self._totals = totals
-        self._is_checked = job.is_checked
+        self._backend, self._directory, self._log, self._totals = backend, directory, log, totals
         self._names: dict[int, str] = {}
         """Optimizer steps done -> checkpoint written by this process, or by an earlier one that it continues."""
         self._resumable: list[str] = []

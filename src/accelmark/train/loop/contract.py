@@ -139,8 +139,7 @@ class OwnPart:
     """Marks the last gradient of each backward pass, before its exchange: the first pass shows whose is the last."""
 
     def __init__(self, watches: Sequence[Watch], clock: StepClock) -> None:
-        self._watches = watches
-        self._clock = clock
+        self._watches, self._clock = watches, clock
         self._mark: Any = None
         self._last = 0
         self._hooks = [watch(partial(self._arrived, index)) for index, watch in enumerate(watches)]

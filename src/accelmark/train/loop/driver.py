@@ -43,17 +43,11 @@ class Driver:
         directory: Path,
         observer: Observer | None = None,
     ) -> None:
-        self._job = job
-        self._settings = job.settings
-        self._backend = backend
-        self._log = log
-        self._totals = totals
-        self._stop = stop
-        self._observer = observer
+        self._job, self._settings, self._backend = job, job.settings, backend
+        self._log, self._totals, self._stop, self._observer = log, totals, stop, observer
         self._window = Window(backend.clock, backend.losses)
-        self._agreement = (
-            Agreement(backend.exchange_max, job.settings.log_every_steps) if backend.world_size > 1 else None
-        )
+        most_steps = job.settings.log_every_steps
+        self._agreement = Agreement(backend.exchange_max, most_steps) if backend.world_size > 1 else None
         self._unread: list[ClosedWindow] = []
         self._garbage = GarbagePauses()
         self._num_retries = 0

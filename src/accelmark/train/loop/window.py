@@ -74,9 +74,7 @@ class Window:
     """Collects the marks, losses and data waits of steps; ``clock`` is None where only windows are timed."""
 
     def __init__(self, clock: StepClock | None, reader: LossReader) -> None:
-        self._clock = clock
-        self._reader = reader
-        self._keep = reader.keep
+        self._clock, self._reader, self._keep = clock, reader, reader.keep
         self._marks: list[tuple[Any, Any, Any]] = []
         self._losses: list[Any] = []
         self._waits: list[int] = []
@@ -242,8 +240,7 @@ class FinishedEvent:
     """Writes FINISHED exactly once, from whichever thread is first."""
 
     def __init__(self, log: EventLog, totals: RunTotals) -> None:
-        self._log = log
-        self._totals = totals
+        self._log, self._totals = log, totals
         self._lock = threading.Lock()
         self._is_written = False
 

@@ -56,14 +56,9 @@ class Checkpoints:
         place: Place,
         ranks: RankPlace,
     ) -> None:
-        self._directory = directory
-        self.newest = directory.newest
-        self._settings = settings
-        self._training = training
-        self._place = place
-        self._device = place.device
-        self._rank = ranks.rank
-        self._world = ranks.world_size
+        self._directory, self.newest = directory, directory.newest
+        self._settings, self._training, self._place, self._device = settings, training, place, place.device
+        self._rank, self._world = ranks.rank, ranks.world_size
         self._planned = copy.deepcopy((training.optimizer_state()["param_groups"], training.schedule.state_dict()))
         """Hyperparameters and schedule as they were built, before the first step."""
         self._own_state: list[str] | None = None
@@ -101,9 +96,8 @@ class Checkpoints:
             self._barrier()
             keep, training = leader == self._rank or self._settings.has_shards, self._training
             model = training.distinct_state() if self._settings.has_shards else training.model_state(keep=keep)
-            state = {"model": model, "optimizer": training.optimizer_state(keep=keep)}
-            if not keep:
-                state = {}
+            optimizer = training.optimizer_state(keep=keep)
+            state = {"model": model, "optimizer": optimizer} if keep else {}
             random = random_state(self._device)
             # Not in the thread: FSDP2 replaces the parameters of a model while it computes.
             names = training.optimizer_names() if self._settings.has_shards else []

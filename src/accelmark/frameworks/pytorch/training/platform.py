@@ -181,9 +181,7 @@ class DeviceLosses:
     """
 
     def __init__(self, clock: DeviceClock, *, pinned: bool = True, overwritten: bool = False) -> None:
-        self._clock = clock
-        self._pinned = pinned
-        self._overwritten = overwritten
+        self._clock, self._pinned, self._overwritten = clock, pinned, overwritten
 
     def keep(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the tensor, which is copied to the host later."""
