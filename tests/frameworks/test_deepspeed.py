@@ -14,12 +14,8 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN
-from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
-from accelmark.spec.log.events import Event
-from tests.cases.job_of import job_of, losses_of, value_of
-from tests.cases.job_of import run as run_case
+from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
 from tests.frameworks.environments import PLACE
-from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
 from tests.train.jobs import Ran, make_job, run
 from tests.train.test_mesh import takes_the_steps_of_one_rank, tokens
 from tests.train.test_ranks import extern_of, mean_losses
@@ -147,35 +143,3 @@ def test_a_llama_takes_the_first_steps_of_one_rank(tmp_path: Path, tokens: Path,
     """Logits, losses and weights, with checkpointed activations."""
     more = {"zero.stage": stage, "activation_checkpointing": "full"}
     takes_the_steps_of_one_rank(tokens, tmp_path, "deepspeed", 2, 2, **more)
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_low_rank_changes_train_as_with_ddp_and_resume(tmp_path: Path, stage: int) -> None:
-    """Frozen weights are no part of the optimizer's state, but of the checkpoint."""
-    (tmp_path / "plays").mkdir()
-    plays = {"shakespeare": write_plays(tmp_path / "plays")}
-    over = {**SMALL_LLAMA, "model.pretrained": False, "log_every_steps": 1, "checkpoint.keep": 2}
-    over |= {"batch_size": 4, "optimizer.lr": 1e-2, "schedule.name": "constant", "schedule.warmup_ratio": 0.0}
-    zero = {**over, "parallelism": "deepspeed", "zero.stage": stage}
-    ddp = run_case(job_of("lora_mini", tmp_path / "ddp", plays, over), 2)
-    path = job_of("lora_mini", tmp_path / "zero", plays, zero)
-    whole = run_case(path, 2)
-    assert losses_of(whole) == pytest.approx(losses_of(ddp), rel=1e-5)
-    assert losses_of(whole)[-1] < losses_of(whole)[0]
-    final = [value_of(events, Event.FINISHED)["final_metrics"] for events in (ddp, whole)]
-    assert final[1] == pytest.approx(final[0], rel=1e-5)
-    job = JobSpec.model_validate_json(path.read_bytes())
-    assert isinstance(job.work, TrainJob)
-    shutil.rmtree(tmp_path / "zero/checkpoints/step000000006")
-    path.write_text(job.model_copy(update={"resume": True}).model_dump_json())
-    (tmp_path / "zero/rank0.out.log").unlink()
-    resumed = run_case(path, 2)
-    assert losses_of(resumed) == losses_of(whole)[3:]
-    pair = ReplayedPair(start="step000000003", end="step000000006", first_step=4, num_steps=3)
-    work = EvaluateJob(train=job.work, weights=("step000000006",), replays=(pair,))
-    path.write_text(job.model_copy(update={"work": work}).model_dump_json())
-    checked = run_case(path, 2)
-    assert value_of(checked, Event.EVALUATED)["metrics"] == final[1]
-    replayed = value_of(checked, Event.REPLAYED)
-    assert replayed["losses"] == losses_of(whole)[3:]
-    assert replayed["update"]["difference"] == 0

@@ -194,31 +194,6 @@ def test_a_hanging_rank_still_writes_its_stacks(tmp_path: Path) -> None:
     assert (process.returncode, output) == (130, "overdue after SIGTERM")
 
 
-def test_signals_that_native_code_took_are_handled_again(tmp_path: Path) -> None:
-    script = (
-        "import ctypes, os, signal, time\n"
-        "from accelmark.train.loop.process import Cancelled, StopRequest, handle_signals_again\n"
-        "StopRequest().install(lambda name: os._exit(1))\n"
-        "ignore = ctypes.c_void_p(1)\n"
-        "ctypes.CDLL(None).signal(int(signal.SIGTERM), ignore)\n"
-        "handle_signals_again()\n"
-        "try:\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    time.sleep(20)\n"
-        "except Cancelled as cancelled:\n"
-        "    print(cancelled)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "SIGTERM\n"
-
-
 def test_a_job_that_cannot_be_read_still_ends_with_finished(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     path = write_job(job, tmp_path)

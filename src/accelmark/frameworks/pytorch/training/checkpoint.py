@@ -56,7 +56,7 @@ class Checkpoints:
         place: Place,
         ranks: RankPlace,
     ) -> None:
-        self._directory, self.newest = folder, folder.newest
+        self._directory, self.newest = directory, directory.newest
         self._settings, self._training, self._place, self._device = settings, training, place, place.device
         self._rank, self._world = ranks.rank, ranks.world_size
         self._planned = copy.deepcopy((training.optimizer_state()["param_groups"], training.schedule.state_dict()))
