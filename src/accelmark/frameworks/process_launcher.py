@@ -7,6 +7,7 @@ period; SIGTERM and SIGINT are passed on. ``ranks.json`` records how each rank e
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace, module_command
@@ -43,6 +45,15 @@ def launch_ranks(
     if place.nnodes == 1:
         return Launch([*command, "--free-port", coordinator, "--", *place.rank_command], {}, defaults)
     return Launch([*command, "--", *place.rank_command], {**environment, **(between_hosts or {})}, defaults)
+
+
+def source_of(module: str, file: str) -> str:
+    """Return the text of a file of an installed framework, without importing it; empty where there is none."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin).parent / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,12 +6,10 @@ included, into its log directory, kills the other ranks three seconds after one 
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Final
 
-from accelmark.frameworks.process_launcher import launch_ranks
+from accelmark.frameworks.process_launcher import launch_ranks, source_of
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
 
 MASTER: Final = "PADDLE_MASTER"
@@ -32,22 +30,10 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
     needed = _BUILDS.get(device_type)
     if needed is None:
         return DeviceSupport(True, f"Paddle {version}")
-    build = built_for()
+    versions = re.findall(r"^(\w+_version)\s*= *'([\d.]+)'", source_of("paddle", "version/__init__.py"), re.MULTILINE)
+    build = {name: number for name, number in versions if number != "0"}
     have = [f"{name.removesuffix('_version')} {build[name]}" for name in needed if name in build]
     if have:
         return DeviceSupport(True, f"Paddle {version}, built for {', '.join(have)}")
     package = f"paddlepaddle-{device_type}"
     return DeviceSupport(False, f"Paddle {version} is a build without {device_type}: install {package}")
-
-
-def built_for() -> dict[str, str]:
-    """Return the versions that Paddle was built for (``cuda_version`` -> ``12.6``), read from its files."""
-    spec = importlib.util.find_spec("paddle")
-    if spec is None or spec.origin is None:
-        return {}
-    try:
-        text = (Path(spec.origin).parent / "version" / "__init__.py").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    versions = re.findall(r"^(\w+_version)\s*= *'([\d.]+)'", text, re.MULTILINE)
-    return {name: version for name, version in versions if version != "0"}

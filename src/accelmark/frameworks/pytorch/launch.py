@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Final
 
+from accelmark.frameworks.process_launcher import source_of
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace, module_command
 
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -35,20 +34,9 @@ def device_support(device_type: str, version: str) -> DeviceSupport:
     needed = _BUILDS.get(device_type)
     if needed is None:
         return DeviceSupport(True, f"PyTorch {version}")
-    build = built_for()
+    versions = re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", source_of("torch", "version.py"), re.MULTILINE)
+    build = {version[1]: version[2] for version in versions}
     have = [f"{name} {build[name]}" for name in needed if build.get(name)]
     if have:
         return DeviceSupport(True, f"PyTorch {version}, built for {', '.join(have)}")
     return DeviceSupport(False, f"PyTorch {version} is a build without {' or '.join(needed)}: install another build")
-
-
-def built_for() -> dict[str, str]:
-    """Return the versions that PyTorch was built for (``cuda``, ``hip``, ``xpu`` -> version), read from its files."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return {}
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    return {match[1]: match[2] for match in re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)}
