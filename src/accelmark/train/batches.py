@@ -51,7 +51,6 @@ class BatchSource(Protocol[B]):
     @property
     def num_samples(self) -> int:
         """Samples of one epoch over all ranks, without a dropped last batch."""
-        ...
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[B]:
         """Iterate over epoch ``number`` (from 0) from batch ``skip`` on, in an order that its number and the seed fix.
@@ -59,7 +58,6 @@ class BatchSource(Protocol[B]):
         All ranks yield equally many batches of equally many samples when training. A run that is resumed, and each
         replay, begin within an epoch: batches before ``skip`` should not be read.
         """
-        ...
 
 
 class DataSetCase:
@@ -297,7 +295,6 @@ class ArraySource(Protocol):
 
     def read(self, index: int, random: np.random.Generator) -> Arrays:
         """Return sample ``index``; ``random`` is seeded by seed, epoch and index."""
-        ...
 
 
 @final

@@ -164,7 +164,6 @@ class SampleSource(Protocol):
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return sample ``index``; ``random`` is seeded by seed, epoch and index."""
-        ...
 
 
 @final

@@ -36,27 +36,21 @@ class Comparison(Protocol):
 
     def parameters(self) -> dict[str, Array]:
         """Return the trainable weights as float32, in the layout of PyTorch's layers; all ranks call it together."""
-        ...
 
     def statistics(self) -> dict[str, Array]:
         """Return other state of the layers as float32, for example the running means of batch normalization."""
-        ...
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Set all parameters and statistics from arrays as the two methods above return them."""
-        ...
 
     def arrays(self, batch: object) -> dict[str, Array]:
         """Return a batch of ``Backend.open_epoch`` as arrays; only the reference framework needs it."""
-        ...
 
     def batch(self, arrays: Mapping[str, Array]) -> object:
         """Return a batch for ``Backend.step`` from this rank's arrays."""
-        ...
 
     def outputs(self, arrays: Mapping[str, Array]) -> Array:
         """Return the model's outputs in training mode for this rank's arrays, as float32, and change no state."""
-        ...
 
 
 def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> End:

@@ -106,11 +106,9 @@ class LossReader(Protocol):
 
     def keep(self, loss: Any) -> Any:
         """Return the stored form of a step's loss, without waiting for the device."""
-        ...
 
     def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
         """Start copying kept losses; the returned function waits for them."""
-        ...
 
 
 @final
