@@ -47,7 +47,6 @@ _OUT_OF_MEMORY: Final = (
     "RESOURCE_EXHAUSTED", "ResourceExhausted", "Out of memory", "out of memory", "bad_alloc", "Cannot allocate memory",
     "Allocate memory failed", "Alloc device memory failed",
 )  # fmt: skip
-"""Parts of the frameworks' errors."""
 _NAMES: Final = {
     "kernel": "weight", "scale": "weight", "gamma": "weight", "embedding": "weight", "embedding_table": "weight",
     "beta": "bias", "mean": "running_mean", "_mean": "running_mean", "moving_mean": "running_mean",
@@ -81,14 +80,12 @@ class OpenedDevice:
     index: int | None
     threads: int
     precision: Precision
-    """Precision in which matrix products are computed."""
 
 
 class ArrayBackend(Backend):
     """One rank's training; see :class:`accelmark.train.loop.contract.Backend`."""
 
     framework: ClassVar[str]
-    """Name of the framework's folder."""
     title: ClassVar[str]
     libraries: ClassVar[tuple[ModuleType, ...]]
     """The framework, and its libraries that change results."""

@@ -27,7 +27,6 @@ MOST_INT32: Final = 2**31
 T = TypeVar("T")
 B = TypeVar("B", covariant=True)
 R = TypeVar("R")
-"""A framework's random generator."""
 
 
 def seed_of(*parts: int) -> int:
@@ -152,9 +151,7 @@ class ArrayKind(Generic[T, R]):
     batch: Callable[[Mapping[str, T], Indices], dict[str, T]]
     """Returns the samples with these indices."""
     permutation: Callable[[int, int], Permutation]
-    """Returns a permutation of so many indices, by a seed."""
     generator: Callable[[int], R]
-    """Returns a random generator, by a seed."""
 
 
 def _permutation(seed: int, count: int) -> Permutation:

@@ -41,9 +41,7 @@ class State(NamedTuple):
     rest: Any
     """The model's other variables: running statistics, random keys."""
     moments: Any
-    """The optimizer's state."""
     scaler: DynamicScale | None
-    """The loss scale of fp16."""
 
 
 @final
@@ -77,9 +75,7 @@ class Step:
         self.take = jax.jit(take, donate_argnums=0)
         """``take(state, learning rate, batches) -> (state, loss)``; ``state`` may not be used again."""
         self.sums = jax.jit(self._sums)
-        """``sums(parameters, rest, batch) -> sums of the case``."""
         self.outputs = jax.jit(self._outputs)
-        """``outputs(parameters, rest, batch) -> the model's outputs in training mode``."""
 
     def initial_state(self) -> State:
         """Return the state before the first step, on the default device."""
@@ -166,7 +162,6 @@ def _is_key(leaf: Any) -> bool:
 
 
 _COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-"""Beginnings of the names of HLO instructions."""
 
 
 @final

@@ -18,7 +18,6 @@ relu, silu = nnx.relu, nnx.silu
 reshape, repeat = jnp.reshape, jnp.repeat
 normal = initializers.normal
 uniform: Final = initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-"""PyTorch's initial weights of convolutions and linear layers."""
 normal_fan_out: Final = initializers.variance_scaling(2.0, "fan_out", "normal")
 """Initial weights of convolutions before ReLU (He et al. 2015, arXiv:1502.01852)."""
 _options: dict[str, Any] = {}

@@ -37,9 +37,7 @@ class PipelineParts:
     first: str
     """The embedding, in the first stage; in other stages, the received states take its place."""
     blocks: str
-    """The list of repeated blocks, divided among the stages."""
     last: tuple[str, ...]
-    """Modules after the blocks, in the last stage."""
 
 
 Batches = BatchSource[Batch]

@@ -231,9 +231,7 @@ class PipelineTraining(Training):
     layout: Sequence[Sequence[tuple[str, torch.Size, torch.dtype]]]
     """Name, shape and type of the parameters of each stage."""
     width: int
-    """Of the hidden states."""
     dtype: torch.dtype
-    """Of the hidden states."""
     device: torch.device
     _schedule: Any = None
 

@@ -168,16 +168,13 @@ class Step:
         with layers.building(case.settings.seed, dtype):
             self.model: Any = hooks.convert_model(case.build_model())
         self.variables = layers.named_variables(self.model)
-        """All variables of the model by name."""
         self.parameters = {name: variable for name, variable in self.variables.items() if variable.trainable}
         self._optimizer: Any = None
         self._scale: Any = None
         self.take: Any = _graph(lambda *inputs: ranks.run(partial(hooks.train_step, self), inputs))
         """``take(batches, learning rate, seed) -> (loss, when the gradients were ready: seconds since 1970)``."""
         self.sums: Any = _graph(self._sums)
-        """``sums(batch) -> sums of the case``."""
         self.outputs: Any = _graph(self._outputs)
-        """``outputs(batch) -> the model's outputs in training mode``."""
 
     def disable_dropout(self) -> None:
         """Let all values through dropout; only before the first step."""

@@ -11,7 +11,6 @@ from accelmark.spec.plugins.framework import DeviceSupport
 from accelmark.spec.plugins.requirements import pip_install
 
 _BUILDS: Final = {"gpu": ("tensorflow", "tensorflow-rocm")}
-"""Device type -> packages that are built for it."""
 launch = launch_ranks
 
 

@@ -61,12 +61,10 @@ class LogTranslator:
         self.opened_ns = 0
         """When the current window opened: at first the start of the process."""
         self._last_ns = 0
-        """When the last event was read."""
         self._began_ns: int | None = None
         self._evaluation_ns = 0
         self._largest_gap = 1
         self._unreadable: list[str] = []
-        """The lines that match and could not be read."""
         self._is_evaluated = False
         self._rates: list[tuple[float, float, float]] = []
         """Units per second that the trainer printed, units, and seconds of each window."""

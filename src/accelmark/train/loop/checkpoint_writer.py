@@ -161,16 +161,13 @@ class CheckpointWriter:
         self._target_checkpoint: str | None = None
         self._reason: str | None = None
         self._due: float = math.inf
-        """The next step with a checkpoint of a pair."""
         self._is_open = False
-        """Whether a pair is in progress."""
         self._num_bytes = 0.0
         self._mark = (0, 0.0)
         """Optimizer steps done and training time at the checkpoint before."""
         self._unfinished: SavedCheckpoint | None = None
         """The checkpoint that may still be written while training continues."""
         self._size: int | None = None
-        """Bytes of the newest complete checkpoint."""
 
     def start(self) -> None:
         """Note the step at which training begins; where it resumes, also the checkpoints that it continues from."""

@@ -31,9 +31,7 @@ class Progress:
     num_trained_samples: int = 0
     """Over all ranks."""
     reached: bool = False
-    """Whether an evaluation has reached the target."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation."""
     pairs: list[tuple[str | None, str]] = field(default_factory=list)
     """Checkpoints between which steps can be replayed, in order, up to this one; None: the initial weights."""
     target_checkpoint: str | None = None

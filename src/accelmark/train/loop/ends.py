@@ -12,7 +12,6 @@ from accelmark.train.loop.contract import Progress
 
 POLL_INTERVAL_S: Final = 1.0
 MAX_TRACE_SHARE: Final = 0.005
-"""Share of training time that traced steps may cost."""
 _WARM_STEPS: Final = 5
 """First steps, which are not traced: they compile, and open libraries."""
 _LATE: Final = 1e15
@@ -67,7 +66,6 @@ class Vote:
     step_s: float = 0.0
     """Time of a step, which determines the distance to the next poll."""
     trace_s: float = 0.0
-    """Cost of tracing a step."""
 
     def allows_trace(self, steps: int, num_traced: int) -> bool:
         """Return, on all ranks the same, whether another of ``steps`` may be traced, after ``num_traced``."""
@@ -96,7 +94,6 @@ class Agreement:
         self._interval = 1
         self._pending: Callable[[], list[float]] | None = None
         self.next_step = 0
-        """The step after which the next poll is due."""
 
     def poll(self, step: int, vote: Vote) -> Vote | None:
         """Send this rank's vote, and return the joint vote of the poll before (None at the first)."""

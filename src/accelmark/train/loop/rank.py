@@ -42,7 +42,6 @@ _OUTLIER_RATIO: Final = 1.3
 """Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""
 
 _WORKER_END_S: Final = 5.0
-"""Longest wait for a loader's worker to end."""
 RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
 
@@ -53,7 +52,6 @@ class RankOutcome:
 
     end: End
     backend: Backend | None
-    """None where it could not be created."""
     in_step: bool
     """Whether the ranks ended together, so that they can still communicate."""
     exit_code: int

@@ -65,7 +65,6 @@ class ClosedWindow:
     marks: list[tuple[Any, Any, Any]]
     data_wait_ns: list[int]
     closed_ns: int
-    """Reading of the monotonic clock."""
     losses: Callable[[], list[float]]
 
 

@@ -14,7 +14,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 Autocast = Callable[[], AbstractContextManager[Any]]
-"""Returns the context manager of a forward pass."""
 
 _ORDER: Final = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
