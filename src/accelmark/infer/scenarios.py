@@ -37,6 +37,10 @@ _HEADROOM: Final = 1.2
 _MAX_ITEMS: Final = 1024
 _MAX_BYTES: Final = 256 * 2**20
 _CHECKS: Final = 12
+_LATENCIES: Final = dict.fromkeys(("offline", "server", "single_stream"), "result_{}_percentile_latency_ns") | {
+    "multi_stream": "result_{}_percentile_per_query_latency_ns"
+}
+"""Keys of LoadGen's percentiles: of samples, in MultiStream of queries."""
 _SHARE: Final = 0.05
 """Share of the calls in performance mode whose answers are compared."""
 
@@ -100,7 +104,7 @@ class Scenarios:
             least = max(self.settings.scenario_queries, self.settings.multi_stream_queries)
             expected, percentile = replace(expected, min_queries=least), "p99"
         log = self._measured(name, expected, self._log_dir(name))
-        figure = log.latencies_ms(per_query=samples > 1).get(percentile)
+        figure = log.percentiles_ms(_LATENCIES["multi_stream" if samples > 1 else "single_stream"]).get(percentile)
         return self._result(name, log, f"latency_{percentile}_ms", figure, expected)
 
     def _server(self) -> ScenarioResult:
@@ -198,7 +202,7 @@ class Scenarios:
                 "functional": self.settings.scenario_duration_s < MLPERF_MIN_DURATION_S,
                 "figure": figure,
                 "figure_name": figure_name,
-                "latencies_ms": log.latencies_ms(per_query=name == "multi_stream"),
+                "latencies_ms": log.percentiles_ms(_LATENCIES[name]),
                 "log_dir": str(self._log_dir(name).relative_to(self.node_dir)),
                 "reason": log.reason,
                 "crossing_us": self.round_trip_us,

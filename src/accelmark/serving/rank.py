@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,20 +131,18 @@ class _ServingRun:
         return self.stages.progress.num_requests if self.stages is not None else 0
 
     def run(self) -> None:
-        """Start the server, run the load, and compare answers.
-
-        Raises AccelmarkError if the server, the client or the framework fails.
-        """
-        settings = self.work.settings
+        """Start the server, run the load, and compare answers. Raises AccelmarkError: a part of it failed."""
+        settings, spec = self.work.settings, self.work.server
         model = ServedModel(self.job, self.node_dir)
         plan = LoadPlan(settings, model)
         self.seed = plan.seed
         sample = AnswerSample(settings.num_compared, SystemRandom())
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
-            target = Endpoint(
-                base_url=started.endpoint, model=started.served_model, api=settings.api, fields=self._further_fields()
-            )
+            fields: dict[str, object] = {}
+            if spec is not None:
+                fields = spec.request | (spec.pinned if settings.is_pinned else {})
+            target = Endpoint(started.endpoint, started.served_model, settings.api, fields)
             if server is None:
                 target.require_reachable()
             requests = self.node_dir / REQUESTS_FILE
@@ -159,14 +157,19 @@ class _ServingRun:
                 if settings.scenarios:
                     TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event).run()
             if settings.benchmarks:
-                self._report("answering benchmarks")
+
+                def watch() -> None:
+                    check()
+                    self._report("answering benchmarks")
+
+                watch()
                 arguments = {
                     "url": target.url("completions"),
                     "model": target.model,
                     "tokenizer": str(model.directory) if model.directory is not None else None,
                     "num_concurrent": max(settings.load.concurrency, default=1),
                 }
-                run_benchmarks(settings, arguments, self.job.data_dirs, self.node_dir, self._watcher(check))
+                run_benchmarks(settings, arguments, self.job.data_dirs, self.node_dir, watch)
         if model.directory is not None and sample.answers:
             self._report("comparing answers")
             path = self.node_dir / ANSWERS_FILE
@@ -174,21 +177,12 @@ class _ServingRun:
                 settings, self.job, model, sample, path, lambda: self._report("comparing answers")
             )
 
-    def _watcher(self, check: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that checks the server and reports that the run continues."""
-
-        def watch() -> None:
-            check()
-            self._report("answering benchmarks")
-
-        return watch
-
     @contextmanager
     def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:
         """Start the server, or take the endpoint; stop the server at the end."""
         settings, spec = self.work.settings, self.work.server
         if spec is None:
-            yield None, self._started(model, None, str(settings.endpoint), str(settings.served_model), None)
+            yield None, self._started(model, None, None)
             return
         if model.directory is None:
             raise DataError(f"the case {self.job.case.name} has no weights: name their directory with --data")
@@ -207,29 +201,34 @@ class _ServingRun:
         )
         try:
             start_s = server.wait_until_healthy(settings.start_timeout_s, self._report_start)
-            named = settings.served_model or spec.served_model.replace("{model_dir}", str(model.directory))
-            yield server, self._started(model, server, server.endpoint, named, start_s)
+            yield server, self._started(model, server, start_s)
         finally:
             server.stop()
 
-    def _started(
-        self, model: ServedModel, server: ServerProcess | None, endpoint: str, served_model: str, start_s: float | None
-    ) -> ServeStarted:
+    def _started(self, model: ServedModel, server: ServerProcess | None, start_s: float | None) -> ServeStarted:
+        settings = self.work.settings
         spec = self.work.server
         divided = self.cores if self.cores is not None and self.cores.are_divided else None
+        version = None
+        if spec is not None and spec.distribution is not None:
+            version = installed_version(spec.distribution)
+        elif spec is not None and spec.version_command:
+            done = subprocess.run(spec.version_command, capture_output=True, text=True, check=False, timeout=60)
+            version = done.stdout.strip()
         return ServeStarted(
             framework=spec.name if spec is not None else "endpoint",
-            framework_version=_version(self.work) or "unknown",
+            framework_version=version or "unknown",
             device_type=self.job.device_type,
             device_name=self.job.chip.name if self.job.chip is not None else None,
             hostname=socket.gethostname(),
-            threads=self.work.settings.threads or (len(self.cores.server) if self.cores else os.cpu_count() or 1),
-            precision=self.work.settings.precision,
+            threads=settings.threads or (len(self.cores.server) if self.cores else os.cpu_count() or 1),
+            precision=settings.precision,
             library_versions={"python": platform.python_version()} | installed_versions(_LIBRARIES),
             server=spec.name if spec is not None else None,
-            endpoint=endpoint,
+            endpoint=server.endpoint if server is not None else str(settings.endpoint),
             command=server.command if server is not None else (),
-            served_model=served_model,
+            served_model=settings.served_model
+            or (spec.served_model if spec is not None else "").replace("{model_dir}", str(model.directory)),
             start_s=start_s,
             start=server.times(start_s) if server is not None and start_s is not None else None,
             num_devices=self.job.key.nproc,
@@ -239,26 +238,8 @@ class _ServingRun:
             client_cores=divided.client if divided else (),
         )
 
-    def _further_fields(self) -> dict[str, object]:
-        """Return the further fields of requests."""
-        server = self.work.server
-        if server is None:
-            return {}
-        return server.request | (server.pinned if self.work.settings.is_pinned else {})
-
     def _report_start(self) -> None:
         self._report("starting server")
 
     def _report(self, phase: LoadPhase) -> None:
         self.log.event(Event.HEARTBEAT, LoadProgress(phase=phase, num_requests=self.num_requests))
-
-
-def _version(work: ServeJob) -> str | None:
-    if work.server is None:
-        return None
-    if work.server.distribution is not None:
-        return installed_version(work.server.distribution)
-    if work.server.version_command:
-        done = subprocess.run(work.server.version_command, capture_output=True, text=True, check=False, timeout=60)
-        return done.stdout.strip() or None
-    return None

@@ -20,9 +20,7 @@ Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
 """A message of a chat: ``role`` and ``content``."""
 
-_VERSION: Final = re.compile(r"/v\d+$")
 _CONNECT_S: Final = 10.0
-_PATHS: Final[Mapping[Api, str]] = {"completions": "/completions", "chat": "/chat/completions"}
 
 
 class UnreachableError(RunError):
@@ -166,15 +164,11 @@ class Endpoint:
             valid = False
         if not valid or parts.query or parts.fragment or parts.username is not None:
             raise RequestError(f"endpoint: {self.base_url!r} is not a base URL (http://HOST:PORT or https://HOST/PATH)")
-        return f"{base}{'' if _VERSION.search(base) else '/v1'}{_PATHS[api or self.api]}"
+        path = "/chat/completions" if (api or self.api) == "chat" else "/completions"
+        return f"{base}{'' if re.search(r'/v[0-9]+$', base) else '/v1'}{path}"
 
     def require_reachable(self) -> None:
-        """Connect once.
-
-        Raises:
-            RequestError: the base URL is not one of http or https.
-            UnreachableError: nothing accepts the connection.
-        """
+        """Connect once. Raises UnreachableError: nothing accepts the connection."""
         parts = urlsplit(self.url())
         port = parts.port or (443 if parts.scheme == "https" else 80)
         what = f"{self.base_url}: cannot be reached; check the URL, and that the server runs"
@@ -196,16 +190,5 @@ class Endpoint:
             raise RequestError("prompts: messages need api: chat")
         fields |= {"max_tokens": request.requested_tokens, "temperature": 0.0, "stream": True}
         fields["stream_options"] = {"include_usage": True}
-        fields |= {name: _filled(value, request.requested_tokens) for name, value in self.fields.items()}
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _filled(value: Any, output_tokens: int) -> Any:
-    """Return ``value`` with the placeholder of the number of tokens replaced, at any depth."""
-    if value == REQUEST_PLACEHOLDER:
-        return output_tokens
-    if isinstance(value, Mapping):
-        return {name: _filled(each, output_tokens) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_filled(each, output_tokens) for each in value]
-    return value
+        further = json.dumps(dict(self.fields)).replace(f'"{REQUEST_PLACEHOLDER}"', str(request.requested_tokens))
+        return json.dumps(fields | json.loads(further), ensure_ascii=False, separators=(",", ":")).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -74,9 +74,7 @@ _REPORT_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
 _STOP_S: Final = 20.0
 _KILL_S: Final = 5.0
-"""SIGKILL takes effect some time after it was sent."""
 _LAST_LINES: Final = 5
-_PAGE_MIB: Final = resource.getpagesize() / 2**20
 _SAMPLE_S: Final = 1.0
 """Between two samples of the server's memory and CPU time."""
 
@@ -119,41 +117,39 @@ class ServerProcess:
         """
         self.spec = spec
         self.peak_memory_mib: float | None = None
-        """Largest resident memory of the server and its children so far; null where the kernel does not report it."""
+        """Largest resident memory of the server and its children so far."""
         self._sampled_s = 0.0
         self._cpu_s: dict[psutil.Process, float] = {}
-        self.port = _free_port()
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = probe.getsockname()[1]
+        self.endpoint = f"http://{HOST}:{port}{spec.api_path}"
+        """Base URL of the server's API."""
+        self._port = port
         values = {
-            "python": sys.executable, "model_dir": str(model_dir), "host": HOST, "port": str(self.port),
+            "python": sys.executable, "model_dir": str(model_dir), "host": HOST, "port": str(port),
             "device": device, "num_devices": str(num_devices), "node_dir": str(node_dir),
             "precision": str(settings.get("precision")),
         }  # fmt: skip
         begun_s, cpu_s = time.monotonic(), _ended_cpu_s()
         if spec.prepare:
-            _prepare(spec, fill(spec.prepare, values), node_dir, report)
+            done = run_reporting(fill(spec.prepare, values), report, cwd=node_dir)
+            if done.returncode:
+                lines = f"{done.stdout}{done.stderr}".split("\n")
+                raise DataError(f"{spec.title}: the model could not be converted{_last_of(lines)}")
         self._prepared = StartTimes(cpu_s=_ended_cpu_s() - cpu_s, wall_s=time.monotonic() - begun_s)
         self.command = tuple(spec.arguments(values, settings))
         self.log = node_dir / LOG_FILE
         self.started_s = time.monotonic()
+        environment = os.environ | spec.environment
+        if (threads := settings.get("threads")) is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
         missing = raising(ServerMissingError, f"{self.command[0]}: cannot be started", OSError)
         with missing, self.log.open("wb") as stream, started_on(cores):
             self._process = subprocess.Popen(
-                self.command,
-                cwd=node_dir,
-                env=_environment(spec.environment, settings.get("threads")),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
+                self.command, cwd=node_dir, env=environment, stdin=subprocess.DEVNULL, stdout=stream,
                 stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def endpoint(self) -> str:
-        """Base URL of the server's API."""
-        return f"{self._address}{self.spec.api_path}"
-
-    @property
-    def _address(self) -> str:
-        return f"http://{HOST}:{self.port}"
+            )  # fmt: skip
 
     def wait_until_healthy(self, timeout_s: float, report: Callable[[], None]) -> float:
         """Return the seconds from the start until the server answered its health check with status 200.
@@ -164,7 +160,7 @@ class ServerProcess:
         while True:
             self.check()
             waited_s = time.monotonic() - self.started_s
-            if is_healthy(f"{self._address}{self.spec.health}"):
+            if self._is_healthy():
                 self._sample()
                 return waited_s
             if waited_s > timeout_s:
@@ -174,6 +170,16 @@ class ServerProcess:
                 told_s = waited_s
                 report()
             time.sleep(_POLL_S)
+
+    def _is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=_HEALTH_TIMEOUT_S)
+        try:
+            connection.request("GET", self.spec.health)
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def times(self, start_s: float) -> StartTimes:
         """Return what conversion and start took, where :meth:`wait_until_healthy` has just returned ``start_s``."""
@@ -190,21 +196,26 @@ class ServerProcess:
 
     def _sample(self) -> None:
         self._sampled_s = time.monotonic()
-        if (used := _resident_mib(self._family())) is not None:
-            self.peak_memory_mib = max(used, self.peak_memory_mib or 0.0)
+        alone, shared = 0, [0]
+        for process in self._family():
+            with suppress(psutil.Error):
+                memory = process.memory_info()  # takes no lock of the process, as memory_full_info() does
+                alone += memory.rss - getattr(memory, "shared", 0)
+                shared.append(getattr(memory, "shared", 0))
+        # The unshared parts, and the largest part that each may share.
+        self.peak_memory_mib = max((alone + max(shared)) / 2**20, self.peak_memory_mib or 0.0)
         for process in self._started():
             with suppress(psutil.Error):
                 self._cpu_s[process] = sum(process.cpu_times()[:2])
 
     def stop(self) -> None:
         """End the server and all its children: by SIGTERM, and those left after 20 s by SIGKILL."""
-        family = self._family()
-        for process in family:
-            _signal(process.terminate)
-        _, left = psutil.wait_procs(family, timeout=_STOP_S)
-        for process in left:
-            _signal(process.kill)
-        psutil.wait_procs(left, timeout=_KILL_S)
+        left = self._family()
+        for number, limit_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _KILL_S)):
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            _, left = psutil.wait_procs(left, timeout=limit_s)
         self._process.wait()
 
     def _family(self) -> list[psutil.Process]:
@@ -223,29 +234,13 @@ class ServerProcess:
         return []
 
     def _last_lines(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-_LAST_LINES:]
-        return f": {' / '.join(lines)}" if lines else " without output"
+        return _last_of(self.log.read_text(errors="replace").splitlines())
 
 
-def is_healthy(url: str) -> bool:
-    """Return whether a GET of ``url`` is answered with status 200."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=_HEALTH_TIMEOUT_S)
-    try:
-        connection.request("GET", parts.path or "/")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _prepare(spec: ServerSpec, command: Sequence[str], node_dir: Path, report: Callable[[], None]) -> None:
-    done = run_reporting(command, report, cwd=node_dir)
-    if done.returncode:
-        lines = [line for line in f"{done.stdout}{done.stderr}".splitlines() if line.strip()][-_LAST_LINES:]
-        raise DataError(f"{spec.title}: the model could not be converted: {' / '.join(lines) or 'no output'}")
+def _last_of(lines: Sequence[str]) -> str:
+    """Return the last lines of an output, for a message."""
+    last = [line for line in lines if line.strip()][-_LAST_LINES:]
+    return f": {' / '.join(last)}" if last else " without output"
 
 
 def run_reporting(
@@ -269,38 +264,3 @@ def run_reporting(
 def _ended_cpu_s() -> float:
     """Return the CPU time of this process's children that have ended."""
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-
-
-def _resident_mib(family: Sequence[psutil.Process]) -> float | None:
-    """Return the resident memory of processes: their unshared parts, and the largest part that each may share.
-
-    From Linux's ``/proc/PID/statm``, which takes no lock of the process as ``smaps_rollup`` does.
-    """
-    alone, shared = 0, []
-    for process in family:
-        try:
-            _, resident, common = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()[:3]
-        except (OSError, ValueError):
-            continue  # it has ended, or this is not Linux
-        alone += int(resident) - int(common)
-        shared.append(int(common))
-    return (alone + max(shared)) * _PAGE_MIB if shared else None
-
-
-def _signal(send: Callable[[], None]) -> None:
-    with suppress(psutil.NoSuchProcess):
-        send()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _environment(variables: Mapping[str, str], threads: Scalar) -> dict[str, str]:
-    environment = os.environ | variables
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return environment

@@ -31,12 +31,10 @@ class Query(Protocol):
     @property
     def id(self) -> int:
         """Id of the response."""
-        ...
 
     @property
     def index(self) -> int:
         """Index of the item."""
-        ...
 
 
 @final
@@ -75,20 +73,8 @@ class LoadGenLog:
         value = self.values.get(key)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
-    def latencies_ms(self, *, per_query: bool) -> dict[str, float]:
-        """Return LoadGen's latency percentiles of samples, or of queries."""
-        infix = "percentile_per_query" if per_query else "percentile"
-        return self._percentiles_ms("result_{}_" + infix + "_latency_ns")
-
-    def ttft_ms(self) -> dict[str, float]:
-        """Return percentiles of the time to the first token."""
-        return self._percentiles_ms("result_first_token_{}_percentile_latency_ns")
-
-    def tpot_ms(self) -> dict[str, float]:
-        """Return percentiles of the time per further token."""
-        return self._percentiles_ms("result_time_per_output_token_{}_percentile_ns")
-
-    def _percentiles_ms(self, key: str) -> dict[str, float]:
+    def percentiles_ms(self, key: str) -> dict[str, float]:
+        """Return the percentiles that the log has under ``key``, with ``{}`` in place of each."""
         latencies = {name: self.number(key.format(share)) for name, share in _PERCENTILES.items()}
         return {name: value / _NS_IN_MS for name, value in latencies.items() if value is not None}
 

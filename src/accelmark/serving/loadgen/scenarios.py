@@ -50,12 +50,8 @@ class TokenScenarios:
     def run(self) -> None:
         """Run them in the order of the settings. Raises AccelmarkError: the server, the client or LoadGen ended."""
         library()  # its absence is reported before the first stage
-        kinds: dict[TokenScenario, Callable[[], TokenScenarioResult]] = {
-            "server": self._server,
-            "offline": self._offline,
-        }
         for name in self.settings.scenarios:
-            self.emit(Event.TOKEN_SCENARIO, kinds[name]())
+            self.emit(Event.TOKEN_SCENARIO, self._server() if name == "server" else self._offline())
 
     def _server(self) -> TokenScenarioResult:
         runs: dict[float, _Run] = {}
@@ -77,8 +73,8 @@ class TokenScenarios:
         update: dict[str, Any] = {
             "ttft_limit_ms": slo.ttft_ms,
             "tpot_limit_ms": slo.tpot_ms,
-            "ttft_ms": log.ttft_ms(),
-            "tpot_ms": log.tpot_ms(),
+            "ttft_ms": log.percentiles_ms("result_first_token_{}_percentile_latency_ns"),
+            "tpot_ms": log.percentiles_ms("result_time_per_output_token_{}_percentile_ns"),
             "tried": tuple((rate, run.holds) for rate, run in runs.items()),
         }
         if best is None:
@@ -93,12 +89,8 @@ class TokenScenarios:
             if run.log.long_enough or run.num_failed:
                 break
             rate = run.log.number("result_samples_per_second") or rate * _HEADROOM
-        return self._result(
-            "offline",
-            run,
-            run.log.number("result_tokens_per_second"),
-            run.log.number("result_samples_per_second"),
-        )
+        tokens_per_s, queries_per_s = map(run.log.number, ("result_tokens_per_second", "result_samples_per_second"))
+        return self._result("offline", run, tokens_per_s, queries_per_s)
 
     def _expected(self, rate: float, **limits: Any) -> LoadGenSettings:
         least = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries, rate)
