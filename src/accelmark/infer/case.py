@@ -36,7 +36,6 @@ class InferBatch:
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
-    """Labels for the evaluator; None for synthetic data."""
 
     @property
     def num_items(self) -> int:
@@ -89,7 +88,6 @@ class LoaderBatches:
         )
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Start a pass."""
         return iter(self.loader)
 
 
@@ -111,7 +109,6 @@ class DerivedBatches:
     """Whether they are the first part of other data."""
 
     def __iter__(self) -> Iterator[InferBatch]:
-        """Start a pass."""
         return iter(self.start())
 
 

@@ -27,7 +27,6 @@ _TINY: Final = 1e-12
 REPEAT_LIMIT: Final = 1.1
 """Ratio of first to repeated calls above which outputs seem to be cached."""
 REPEAT_CALLS: Final = 5
-"""Times that each batch is computed."""
 _RESOLUTION_MS: Final = 0.05
 """Time of a call that repetition may save without a cache of outputs: an honest model of 0.04 ms a call was reported to
 repeat 1.9 times as fast, by the processor's own caches. Not measured on further models."""

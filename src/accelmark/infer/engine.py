@@ -66,7 +66,6 @@ class EngineRequest:
     optimize_for: OptimizeFor
     options: Mapping[str, EngineOption]
     work_dir: Path
-    """Directory for the engine's files: the compiled engine, caches."""
     input_names: tuple[str, ...] = ()
     """Names of the inputs in the case's ONNX file, in the order in which they are given; empty: not known."""
     output_names: tuple[str, ...] = ()
@@ -100,7 +99,6 @@ class Engine(ABC):
     known_options: ClassVar[frozenset[str] | None] = None
     """Supported names in ``engine_options``; others cause a warning. None: not declared, no warning."""
     generates: ClassVar[bool] = False
-    """Whether it implements :meth:`generate`."""
     iterates: ClassVar[bool] = False
     """Whether it computes an ``IterativeModel``, whose loop of dependent steps is not one static graph."""
     max_devices: ClassVar[int | None] = 1
@@ -168,23 +166,15 @@ class Engine(ABC):
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
         """Yield the likeliest next token of each row, ``num_tokens`` times, as soon as it is known.
 
-        Args:
-            tokens: prompts of the same length on the CPU, (batch, length).
-            num_tokens: every answer has this length, whatever its tokens are.
+        ``tokens`` are prompts of the same length on the CPU, (batch, length).
         """
         raise NotImplementedError(f"engine {self.name}: generates no text")
 
     def logits(self, tokens: Tensor, num_last: int) -> Tensor:
         """Return the logits of the next token after each of the last ``num_last`` tokens, from one prefill.
 
-        Accuracy benchmarks score the continuations of prompts with them.
-
-        Args:
-            tokens: prompts of the same length on the CPU, (batch, length).
-            num_last: at most their length.
-
-        Returns:
-            Floating-point numbers on the CPU, (batch, num_last, vocabulary).
+        Accuracy benchmarks score continuations with them. ``tokens`` are prompts of the same length on the CPU, (batch,
+        length); the logits are floating-point numbers on the CPU, (batch, num_last, vocabulary).
         """
         raise NotImplementedError(f"engine {self.name}: returns no logits")
 
@@ -292,10 +282,7 @@ def device_name(device: torch.device, device_type: str) -> str:
 
 
 def as_list(outputs: object) -> list[Tensor]:
-    """Return a model's outputs, one tensor or a sequence of them, as a list.
-
-    Raises TypeError: an output is not a tensor.
-    """
+    """Return a model's outputs, one tensor or a sequence of them, as a list. Raises TypeError: no tensors."""
     parts = [outputs] if isinstance(outputs, Tensor) else list(outputs) if isinstance(outputs, (tuple, list)) else None
     if parts is None or not all(isinstance(each, Tensor) for each in parts):
         raise TypeError(f"the model returns {type(outputs).__name__}, expected a tensor or a tuple of tensors")
@@ -303,12 +290,7 @@ def as_list(outputs: object) -> list[Tensor]:
 
 
 def check_outputs(result: object, engine: str, items: int | None = None, rows: Rows | None = None) -> None:
-    """Check what an engine returns for a call of ``items`` items; ``rows`` are the type and shape of an item.
-
-    The rank compares the values; this check runs in the engine's process, for a clear message.
-
-    Raises InferenceError: it is not (list of tensors on the CPU, seconds), or not the rows of these items.
-    """
+    """Check what an engine returns for a call of ``items`` items, each of the types and shapes ``rows``."""
     outputs = result[0] if isinstance(result, tuple) and len(result) == 2 else None
     if (
         not isinstance(outputs, (list, tuple))
@@ -327,10 +309,7 @@ def check_outputs(result: object, engine: str, items: int | None = None, rows: R
 
 
 def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
-    """Check the seconds of a call of ``took_s`` that ``engine`` reports as not inference.
-
-    Raises InferenceError: the value is not a finite number from 0 to ``took_s``.
-    """
+    """Check the seconds of a call that ``engine`` reports as not inference: from 0 to ``took_s``."""
     if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
         raise InferenceError(
             f"engine {engine}: reports {other_s!r} s of a call as not inference; it must return (outputs, seconds) "
@@ -339,10 +318,7 @@ def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
 
 
 def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:
-    """Check that the outputs of several calls, all still referenced, do not share memory.
-
-    Raises InferenceError: they do, so that the later one has overwritten the outputs of the earlier one.
-    """
+    """Check that no call has overwritten the outputs of another: all are still referenced."""
     owners: dict[int, int] = {}
     for number, outputs in enumerate(calls):
         for output in outputs:

@@ -37,9 +37,7 @@ LOG_NAME: Final = "engine.out.log"
 """Output of the engine's process: not the rank's log, so that an engine cannot print events."""
 _LOOPBACK: Final = "127.0.0.1"
 _START_S: Final = 300.0
-"""Time for a process to import PyTorch."""
 _END_S: Final = 10.0
-"""Time for a process to end by itself."""
 _BROKEN_S: Final = 1.0
 """Time in which a dead process is looked for after another one has failed."""
 _WITHHELD: Final = ("ACCELMARK_NODE_DIR", *RANK_VARIABLES)
@@ -58,7 +56,6 @@ class TimedWindow:
     calls_s: Sequence[float]
     """Durations of the calls; like ``computed_s`` by the clock of the engine's process."""
     excluded_s: Sequence[float]
-    """Part of each call that the engine reports as not inference."""
     computed_s: float
     """From the beginning of the first call to the end of the last."""
     outputs: list[Tensor]
@@ -74,7 +71,6 @@ class _Child:
     connection: Connection[Any, Any]
     outputs: int
     name: str
-    """For messages."""
 
 
 @final
@@ -105,7 +101,6 @@ class EngineProcess:
         self.activity = "its start"
         """The step that uses the process, for messages."""
         self.concurrency = 1
-        """Calls that the engine computes at the same time."""
         self.is_busy = False
         """Whether a reply is missing."""
         self._values: list[Any] = []
@@ -154,22 +149,14 @@ class EngineProcess:
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def call(self, command: str, *arguments: Any, **named: Any) -> Any:
-        """Have the processes execute a command; return the first one's reply.
-
-        Raises AccelmarkError: the engine failed, a process ended, or it did not reply in time.
-        """
+        """Have the processes execute a command; return the first one's reply. Raises AccelmarkError: it failed."""
         self._send(command, *arguments, **named)
         for _ in self._parts():
             raise InferenceError(f"engine {self.engine}: sent an unexpected message in {self.activity}")
         return self._values[0]
 
     def compile(self, request: EngineRequest, modules: Sequence[tuple[FolderRef, str]]) -> dict[str, Any]:
-        """Compile, or load an engine; return its details. ``modules`` have the classes of the model.
-
-        Raises:
-            RequestError: the model cannot be sent to another process.
-            AccelmarkError: the engine failed.
-        """
+        """Compile, or load an engine; return its details. ``modules`` have the classes of the model."""
         with os.fdopen(os.dup(self._inputs), "wb") as file:
             try:
                 torch.save(request, file)
@@ -249,10 +236,7 @@ class EngineProcess:
         return self.answers.views(self._outputs, slot, num_items)
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield when the next tokens of all rows arrived (``time.monotonic_ns``), and these, ``num_tokens`` times.
-
-        Raises AccelmarkError: the engine failed, or answered with another number of tokens.
-        """
+        """Yield when the next tokens of all rows arrived (``time.monotonic_ns``), and these, ``num_tokens`` times."""
         self._send("generate", tokens.tolist(), num_tokens)
         num_steps = 0
         for step in self._parts():

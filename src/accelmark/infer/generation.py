@@ -36,7 +36,6 @@ from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
 
 _WAIT_S: Final = 0.2
-"""Longest wait for a submitted request before the stage is watched again."""
 _MIN_BATCHES: Final = 3
 """Batches of a stage at least: its window is without the last one."""
 
@@ -51,9 +50,7 @@ def generate(
 ) -> int:
     """Measure accuracy in benchmarks, run all stages, and compare a sample of the answers with the framework's.
 
-    Returns the seed of the prompts.
-
-    Raises AccelmarkError: the engine or the framework failed, or the text has too few prompts.
+    Returns the seed of the prompts. Raises AccelmarkError: the engine or the framework failed, or prompts are too few.
     """
     load = generation_load(settings)
     if model.input_tokens is None or model.text is None:
@@ -101,10 +98,8 @@ class EngineClient:
     ) -> LoadStage:
         """Run batches of ``load.concurrency`` requests for about ``load.until_s``, at least three.
 
-        Two batches before the stage begins are in no figure: in the first the engine may compile for its shape, and
-        the duration of the second shows how many batches the stage has, which are made before it begins.
-
-        Raises AccelmarkError: the engine failed.
+        Two batches before are in no figure: in the first the engine may compile for its shape, and the duration of the
+        second shows how many batches the stage has.
         """
         planned = iter(requests)
         if load.loadgen is not None:
@@ -175,7 +170,6 @@ class EngineClient:
                 return [query for query in taken if query is not None]
 
     def _batch(self, chosen: Iterable[PlannedRequest]) -> _Batch:
-        """Return requests of the same lengths as a batch."""
         requests = list(chosen)
         tokens = torch.tensor([self.encode(str(request.content)) for request in requests])
         return _Batch(requests, tokens, requests[0].requested_tokens)

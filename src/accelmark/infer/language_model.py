@@ -27,7 +27,6 @@ class Costs(NamedTuple):
     body_parameters: int
     """Weights of the matrix products of all layers."""
     head_parameters: int
-    """Weights of the output layer."""
     step_parameters: int
     """Weights that a decode step reads: all but the embedding of the input, unless the output layer shares it."""
     attention_width: int

@@ -38,7 +38,6 @@ _CONCURRENT_WINDOW_S: Final = 2.0
 _STREAM_CALLS: Final = 50
 """Least number of calls of each stream in such a window, if it is not longer than the passes: 1 % for that end."""
 _MAX_BYTES: Final = 256 * 2**20
-"""Largest size of a window's inputs, and of its outputs."""
 _MAX_CALLS: Final = 10_000
 _BLOCK_BYTES: Final = 2**20
 """About the size of the inputs that are perturbed together: they stay in the processor's caches."""
@@ -48,7 +47,6 @@ would take longer than ``_CHECKS_S``, and at least ``_FEWEST_CHECKS``."""
 _FEWEST_CHECKS: Final = 6
 _CHECKS_S: Final = 3.0
 _CHECK_S: Final = 0.0005
-"""Least duration of the repeated calls."""
 _LONG_CALL_S: Final = 0.02
 """Duration of a call from which cold caches and waking threads do not show."""
 _SHORTFALL: Final = 0.1
@@ -212,7 +210,6 @@ class _Chunk:
     labels: Tensor | None
     """In the order of the calls."""
     sizes: list[int]
-    """Items of each call."""
 
     def calls(self) -> Iterator[slice]:
         """Yield the rows of each call."""
@@ -264,7 +261,6 @@ class CheckedPass:
         """Passes that are computed in one window, where a pass is shorter than a window should be."""
         self.check_calls = 1
         self.measured_s = 0.0
-        """Duration of the windows so far."""
         self.planned_items = 0
         self.repeated_ms: list[list[float]] = []
 
@@ -385,7 +381,6 @@ class CheckedPass:
         return chunk
 
     def _perturbed(self, places: Tensor) -> tuple[Tensor, ...]:
-        """Return the items read at these places, perturbed."""
         chosen = tuple(tensor.index_select(0, places) for tensor in self.read)
         return self.case.perturbed(InferBatch(chosen, None), self.generator)
 
@@ -417,7 +412,6 @@ class CheckedPass:
         return window
 
     def _timed(self, sizes: Sequence[int]) -> TimedWindow:
-        """Compute a call of each size on the staged items."""
         timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
         for other_s, took_s in zip_strict(timed.excluded_s, timed.calls_s):
             check_excluded_time(other_s, took_s, self.process.engine)

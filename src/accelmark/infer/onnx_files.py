@@ -28,7 +28,6 @@ _TYPES: Final = {
     "FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64", "INT8": "int8",
     "UINT8": "int8", "INT4": "int4", "UINT4": "int4", "FLOAT8E4M3FN": "float8_e4m3fn",
 }  # fmt: skip
-"""ONNX's types -> torch's."""
 _MATRIX_WORDS: Final = ("Conv", "MatMul", "Gemm", "Attention")
 _PASSED: Final = frozenset({"DequantizeLinear", "QuantizeLinear", "Transpose", "Identity", "Reshape"})
 """Operators between stored weights and the operator that uses them. A ``Cast`` is not one: it changes the type."""
@@ -46,12 +45,7 @@ def import_exporter() -> None:
 def export_onnx(
     model: nn.Module, example: Sequence[Tensor], path: Path, input_names: Sequence[str], output_names: Sequence[str]
 ) -> None:
-    """Export ``model`` to ``path`` with the batch as a dynamic first dimension of every input.
-
-    Raises:
-        InferenceError: the exporter's packages are not installed.
-        RequestError: the numbers of inputs and of names differ.
-    """
+    """Export ``model`` to ``path`` with the batch as a dynamic first dimension of every input."""
     try:
         import onnx  # noqa: F401 - only the export needs it
         import onnxscript  # noqa: F401

@@ -106,7 +106,6 @@ class InferenceRun:
     model: nn.Module | None = None
     onnx_path: Path | None = None
     process: EngineProcess | None = None
-    """The process of the engine, from the first step on."""
     facts: EngineFacts | None = None
     validation: Measured | None = None
     inference: Measured | None = None
@@ -116,7 +115,6 @@ class InferenceRun:
     partial: bool = False
     """Whether the data is a subset or a substitute: its accuracy does not compare with published accuracy."""
     failure: tuple[InferStep, AccelmarkError] | None = None
-    """The step that failed, and its error."""
     finished: InferFinished | None = None
 
     def __init__(self, job: JobSpec, infer: InferJob, node_dir: Path, emit: Emit, started: float) -> None:
@@ -131,15 +129,11 @@ class InferenceRun:
         self.device = ComputeDevice.of(job, infer.settings)
         self.step = InferStep.INITIALISE
         self.details: dict[str, Scalar] = {}
-        """Details of the current step."""
         self.unhashed = False
         """Whether the engine's hashes are not yet computed."""
 
     def run(self) -> InferFinished:
-        """Run the steps and return the value of the last event.
-
-        A step that fails ends the run: later steps are reported as skipped, except the summary.
-        """
+        """Run the steps up to one that fails, and the summary; return the value of the last event."""
         try:
             for step in InferStep:
                 skipped = why_skipped(step, self.settings)
@@ -206,7 +200,6 @@ class InferenceRun:
         self.emit(Event.INIT_END, self.device.describe(self.settings))
 
     def _engine_facts(self) -> EngineFacts:
-        """Import the engine's class in its process."""
         process = self._engine_process()
         process.wait_until_ready()
         if self.facts is None:
@@ -451,12 +444,7 @@ def vendor_folder(job: JobSpec) -> Path | None:
 
 
 def check_engine(engine: EngineFacts, infer: InferJob, num_devices: int) -> None:
-    """Check that the engine supports the job.
-
-    Raises:
-        RequestError: it cannot, or it compiles an ONNX file and ``exist_onnx_path`` is not a file.
-        InferenceError: the file of ``exist_compiler_path`` does not exist.
-    """
+    """Check that the engine supports the job. Raises AccelmarkError: it does not, or its compiled engine is missing."""
     settings = infer.settings
     existing, onnx, most = settings.exist_compiler_path, settings.exist_onnx_path, engine.max_devices
     problem = None

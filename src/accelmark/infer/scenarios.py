@@ -60,7 +60,6 @@ class Scenarios:
     context: Context
 
     def __post_init__(self) -> None:
-        """Load the items."""
         self.settings = self.checked.settings
         self.library = Library(self.checked, max(self.settings.batch_size, self.settings.multi_stream_samples))
         self.minimum = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries)
@@ -68,7 +67,6 @@ class Scenarios:
         self.round_trip_us = self.checked.process.round_trip_s() * 1e6
         self.progress = LoadReporter(self.checked.emit)
         self.later_s = 0.0
-        """Planned duration of the scenarios that have not begun."""
 
     def run(self) -> Iterator[ScenarioResult]:
         """Run them in the order of the settings; yield each result immediately."""
@@ -141,10 +139,7 @@ class Scenarios:
     def _run_loadgen(
         self, name: ScenarioName, expected: LoadGenSettings, look: Look, log_dir: Path, *, accuracy: bool = False
     ) -> None:
-        """Run LoadGen in performance mode, or let it ask for each item once; it logs to ``log_dir``.
-
-        Raises AccelmarkError: the engine failed, or LoadGen is not installed.
-        """
+        """Run LoadGen in performance mode, or let it ask for each item once; it logs to ``log_dir``."""
         lg = library()
         batched, process = name in ("offline", "server"), self.checked.process
 
@@ -321,9 +316,8 @@ class AnswerSamples:
 class RequestQueue:
     """A thread that runs the waiting queries through the engine, up to a batch at a time.
 
-    With ``overlapped`` calls are computed at the same time, and a second thread completes them.
-
-    As a context manager: entering it starts the thread, which warms the engine up; leaving it drains the queue.
+    With ``overlapped`` calls are computed at the same time, and a second thread completes them. Entering the context
+    starts the thread, which warms the engine up; leaving it drains the queue.
     """
 
     def __init__(
@@ -382,8 +376,13 @@ class RequestQueue:
         self._warmed.set()
         if self.overlapped:
             self._process_overlapped()
-        else:
-            self._process()
+            return
+        while taken := self._next_queries():
+            indices = [query.index for query in taken]
+            outputs = self._attempt(partial(self.engine.pick, self._full(indices)))
+            self.complete(taken)
+            if outputs:
+                self.look(indices, outputs)
 
     def _next_queries(self) -> list[Query]:
         """Wait for queries; return up to a batch of them, none after the end."""
@@ -429,11 +428,3 @@ class RequestQueue:
             except Exception as error:  # noqa: BLE001 - raised after the test
                 self.failure = error
         return None
-
-    def _process(self) -> None:
-        while taken := self._next_queries():
-            indices = [query.index for query in taken]
-            outputs = self._attempt(partial(self.engine.pick, self._full(indices)))
-            self.complete(taken)
-            if outputs:
-                self.look(indices, outputs)

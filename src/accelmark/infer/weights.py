@@ -26,8 +26,7 @@ def load_weights(model: Any, path: Path) -> None:
     """Load all parameters and buffers of ``model`` from ``path``.
 
     transformers loads its own models: it restores omitted tied weights and renamed weights, and leaves others out.
-
-    Raises DataError: the file is missing, damaged, or of another model; lists missing and unexpected names.
+    Raises DataError: the file is missing, damaged, or of another model.
     """
     try:
         from safetensors import SafetensorError

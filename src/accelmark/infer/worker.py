@@ -50,11 +50,9 @@ class Worker:
     calls: list[list[Tensor]]
     """Inputs of each call of the window that was prepared."""
     sizes: list[int]
-    """Their numbers of items."""
     results: list[Any]
     """Outputs of the window's calls, until its times are reported."""
     begins: list[float]
-    """When each call of the window began."""
     ends: list[float]
 
     def __init__(self, inputs: int, outputs: int, reply: Callable[[dict[str, Any]], None]) -> None:
@@ -204,8 +202,7 @@ class Worker:
     def score(self, tokens: list[list[int]], continuations: list[list[list[int]]]) -> list[list[tuple[float, bool]]]:
         """Return the log-likelihood of each continuation in nats, and whether greedy decoding gives it.
 
-        Continuations have one length, those of a prompt differ in the last token only; ``tokens`` are each prompt's and
-        its continuations' but that last token, all of one length.
+        ``tokens`` are each prompt's and its continuations' but their last one, which alone differs; all of one length.
         """
         length = len(continuations[0][0])
         logits = self.engine.logits(torch.tensor(tokens), length).float()

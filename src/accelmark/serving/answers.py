@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
@@ -29,7 +29,6 @@ from accelmark.spec.settings.serving import ServeSettings
 from accelmark.train.loop.process import process_start
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
-"""Precision of a run -> the framework's."""
 _LAST_LINES: Final = 3
 
 
@@ -75,8 +74,6 @@ def compare_answers(
 
     It uses several devices where the job did: one may not hold the model. ``report`` is called every second meanwhile.
     Returns the times in which it loaded the model; None without a tokenizer, where nothing is compared.
-
-    Raises RunError: the framework failed.
     """
     tokens = model.tokens
     if tokens is None:
@@ -101,19 +98,14 @@ def compare_answers(
     with path.open("w", encoding="utf-8") as stream:
         expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())
         for answer, text in zip_strict(sample.answers, expected):
-            stream.write(_answer(answer, tokens(answer.text), tokens(text)).model_dump_json() + "\n")
+            wanted, record = tokens(text), answer.record
+            agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(tokens(answer.text), wanted))
+            compared = Answer(
+                stage=record.stage, number=record.number, prompt=record.prompt, num_tokens=len(wanted),
+                num_agreeing=sum(1 for _ in agreeing),
+            )  # fmt: skip
+            stream.write(compared.model_dump_json() + "\n")
     return StartTimes.model_validate_json(done.stdout.splitlines()[-1])
-
-
-def _answer(sampled: Sampled, answer: Sequence[int], expected: Sequence[int]) -> Answer:
-    agreeing = takewhile(lambda pair: pair[0] == pair[1], zip(answer, expected))
-    return Answer(
-        stage=sampled.record.stage,
-        number=sampled.record.number,
-        prompt=sampled.record.prompt,
-        num_tokens=len(expected),
-        num_agreeing=sum(1 for _ in agreeing),
-    )
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,6 @@ from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.inference import BenchmarkSettings
 
 LOG_FILE: Final = "harness.log"
-"""In the node's directory: output of the harness."""
 _POLL_S: Final = 1.0
 _LAST_LINES: Final = 3
 
@@ -42,8 +41,6 @@ def run_benchmarks(
         node_dir: for the scores, and the harness's log and cache.
         watch: called every second; its exceptions end the task.
         engine: executes the commands ``score`` and ``answer`` of an engine's process; None with a server.
-
-    Raises AccelmarkError: the harness or the engine failed, or the task took longer than ``benchmark_timeout_s``.
     """
     for task in settings.benchmarks:
         request = {"task": task, "data": str(data_dirs[task]), "limit": settings.benchmark_limit, "model": dict(model)}

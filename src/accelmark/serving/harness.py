@@ -92,10 +92,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
     """
 
     def __init__(self, connection: Connection[Any, Any], model_dir: Path, batch_size: int) -> None:
-        """Read tokenizer and configuration from a directory in Hugging Face's layout.
-
-        ``connection`` takes commands of :class:`accelmark.infer.worker.Worker`, of up to ``batch_size`` prompts.
-        """
+        """Read ``model_dir``; a ``Worker`` at the connection answers commands of up to ``batch_size`` prompts."""
         super().__init__()
         self._connection = connection
         self._batch_size = batch_size

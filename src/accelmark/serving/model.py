@@ -75,10 +75,7 @@ class ServedModel:
         return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
     def sha256(self, report: Callable[[], None]) -> str | None:
-        """Return a hash over names and contents of the model's files; None where there are none.
-
-        ``report`` is called every second: the files of a large model take minutes.
-        """
+        """Hash the model's files with their names; call ``report`` every second, since large files take minutes."""
         if self.directory is None:
             return None
         whole, told_s = hashlib.sha256(), time.monotonic()

@@ -93,7 +93,6 @@ class Load:
     until_s: float
     """Time in which requests are started; those in progress are waited for."""
     timeout_s: float
-    """Longest duration of a request."""
     arrival: StageArrival = "closed"
     concurrency: int | None = None
     """Requests in progress of a closed loop."""
@@ -103,7 +102,6 @@ class Load:
     later_s: float = 0.0
     """Planned duration of the later stages, for the remaining time."""
     loadgen: LoadGenRun | None = None
-    """The run of LoadGen whose queries are the requests."""
     num_drawn: int | None = None
     """Requests for LoadGen that are drawn before the stage begins."""
     input_tokens: int | None = None
@@ -152,10 +150,7 @@ class Endpoint:
     """Further fields of requests; see :class:`accelmark.spec.plugins.server.ServerSpec`."""
 
     def url(self, api: Api | None = None) -> str:
-        """Return the URL of requests to ``api``, by default the endpoint's own.
-
-        Raises RequestError: the base URL is not one of http or https.
-        """
+        """Return the URL of requests to ``api``, by default the endpoint's own. Raises RequestError: it is none."""
         base = self.base_url.rstrip("/")
         try:
             parts = urlsplit(base)
@@ -176,10 +171,7 @@ class Endpoint:
             socket.create_connection((parts.hostname, port), _CONNECT_S).close()
 
     def body(self, request: PlannedRequest) -> bytes:
-        """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end.
-
-        Raises RequestError: the request has messages, and the API is ``completions``.
-        """
+        """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end."""
         fields: dict[str, Any] = {"model": self.model}
         if self.api == "chat":
             chat = isinstance(request.content, tuple)

@@ -44,7 +44,7 @@ class Cores:
     def divided(cls, num_client: int) -> Cores:
         """Give the client the last ``num_client`` of the cores that this process may use, and the server the others.
 
-        They are not divided where that leaves the server none, or where the system cannot bind processes to cores.
+        Both have all where the server would have none, or where the system cannot bind processes to cores.
         """
         cores = tuple(sorted(os.sched_getaffinity(0))) if _HAS_AFFINITY else tuple(range(os.cpu_count() or 1))
         if not _HAS_AFFINITY or len(cores) <= num_client:
@@ -68,7 +68,6 @@ def started_on(cores: Sequence[int]) -> Iterator[None]:
 
 HOST: Final = "127.0.0.1"
 LOG_FILE: Final = "server.log"
-"""In the node's directory: output of the server."""
 _POLL_S: Final = 0.1
 _REPORT_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
@@ -76,7 +75,6 @@ _STOP_S: Final = 20.0
 _KILL_S: Final = 5.0
 _LAST_LINES: Final = 5
 _SAMPLE_S: Final = 1.0
-"""Between two samples of the server's memory and CPU time."""
 
 
 class ServerMissingError(RunError):
@@ -107,14 +105,7 @@ class ServerProcess:
         cores: Sequence[int],
         report: Callable[[], None] = lambda: None,
     ) -> None:
-        """Let the server's declaration convert the model, and start the server on ``cores``.
-
-        ``report`` is called every second of the conversion.
-
-        Raises:
-            ServerMissingError: its program does not exist.
-            DataError: the model could not be converted.
-        """
+        """Let the server's declaration convert the model, and start the server on ``cores``."""
         self.spec = spec
         self.peak_memory_mib: float | None = None
         """Largest resident memory of the server and its children so far."""
@@ -124,7 +115,6 @@ class ServerProcess:
             probe.bind((HOST, 0))
             port = probe.getsockname()[1]
         self.endpoint = f"http://{HOST}:{port}{spec.api_path}"
-        """Base URL of the server's API."""
         self._port = port
         values = {
             "python": sys.executable, "model_dir": str(model_dir), "host": HOST, "port": str(port),
@@ -152,10 +142,7 @@ class ServerProcess:
             )  # fmt: skip
 
     def wait_until_healthy(self, timeout_s: float, report: Callable[[], None]) -> float:
-        """Return the seconds from the start until the server answered its health check with status 200.
-
-        Raises NeverHealthyError after ``timeout_s``, ServerDiedError if it ends before.
-        """
+        """Return the seconds from the start until the server answered its health check with status 200."""
         told_s = 0.0
         while True:
             self.check()
@@ -238,7 +225,6 @@ class ServerProcess:
 
 
 def _last_of(lines: Sequence[str]) -> str:
-    """Return the last lines of an output, for a message."""
     last = [line for line in lines if line.strip()][-_LAST_LINES:]
     return f": {' / '.join(last)}" if last else " without output"
 

@@ -93,16 +93,7 @@ class Stages:
         sample: AnswerSample,
         check_server: Callable[[], None],
     ) -> None:
-        """Take the common parts of all stages.
-
-        Args:
-            client: sends the requests.
-            model: counts tokens.
-            emit: takes the events.
-            stream: takes a line for each request.
-            sample: takes answers to compare.
-            check_server: raises ServerDiedError if the server ended.
-        """
+        """Take the client, the model for counting tokens, and where events, records and sampled answers go."""
         self.progress = LoadReporter(emit)
         self._client = client
         self._tokens = model.tokens
@@ -114,12 +105,7 @@ class Stages:
         self._ended = RequestTable()
 
     def run(self, load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Requests]:
-        """Run one stage; return it with its requests.
-
-        Raises:
-            ServerDiedError: the server ended.
-            RunError: the client ended.
-        """
+        """Run one stage; return it with its requests. Raises RunError: the server or the client ended."""
         self._ended = RequestTable()
         if load.stage < 0:
             self.progress.begin("warming up")

@@ -22,9 +22,7 @@ from accelmark.spec.plugins.catalog import ENGINES_ENTRY_POINTS, engine_files, f
 def engine_class(name: str, vendor_folder: Path | None) -> type[Engine]:
     """Return the class of the engine ``name``; a vendor's file takes precedence over AccelMark's of the same name.
 
-    Raises:
-        RequestError: there is no such engine; the nearest name is suggested.
-        RunError: the file or package defines no ``Engine``, nor FlagPerf's ``InferModel``.
+    Raises RequestError: there is no such engine. Raises RunError: the file or package defines no ``Engine``.
     """
     entries = {entry.name: entry for entry in entry_points(group=ENGINES_ENTRY_POINTS)}
     if vendor_folder is not None and name in engine_files(vendor_folder / "engines"):

@@ -25,7 +25,6 @@ _MATRIX_LAYERS: Final = frozenset({"Convolution", "Deconvolution", "FullyConnect
 _TYPES: Final = {"FP32": "float32", "f32": "float32", "BF16": "bfloat16", "bf16": "bfloat16", "FP16": "float16",
                  "f16": "float16", "I8": "int8", "i8": "int8", "U8": "int8", "u8": "int8"}  # fmt: skip
 _MOST_BOUND: Final = 20_000
-"""Input tensors whose wrappers are kept."""
 
 
 class Engine(Base):
@@ -60,7 +59,10 @@ class Engine(Base):
         self.source = None if existing else self._in_precision(self.onnx_file())
         """The ONNX file that is compiled; None where a compiled model is loaded."""
         if existing:
-            self.compiled = self._load(existing)
+            try:
+                self.compiled = self.core.import_model(existing.read_bytes(), self.target, settings)
+            except (RuntimeError, OSError) as error:
+                raise self.incompatible(existing, error) from error
         else:
             self.compiled = self._compile(request.example[0].shape[0])
             file = request.work_dir / f"{self.name}.blob"
@@ -95,7 +97,6 @@ class Engine(Base):
         return target
 
     def _compile(self, batch_size: int | None) -> Any:
-        """Compile the ONNX file for a batch size, or for any."""
         model = self.core.read_model(self.source)
         if batch_size is not None:
             shapes = {port: list(port.get_partial_shape()) for port in model.inputs}
@@ -103,10 +104,7 @@ class Engine(Base):
         return self.core.compile_model(model, self.target, self.settings)
 
     def _prepared(self, inputs: list[Tensor]) -> tuple[Any, list[Tensor]]:
-        """Return a compiled model for a call, and its inputs in order.
-
-        Where only a model of a larger batch size was loaded, the last row is repeated up to that size.
-        """
+        """Return a compiled model for a call, and its inputs in order, filled up to a loaded model's batch."""
         ordered = [inputs[place] for place in self.input_order]
         size = ordered[0].shape[0]
         if self.batch_size in (None, size):
@@ -145,12 +143,6 @@ class Engine(Base):
         target = self.request.work_dir / f"{self.name}-int8.onnx"
         self.quantised = write_int8(path, target, self, on_cpu=self.target == "CPU")
         return target
-
-    def _load(self, path: Path) -> Any:
-        try:
-            return self.core.import_model(path.read_bytes(), self.target, self.settings)
-        except (RuntimeError, OSError) as error:
-            raise self.incompatible(path, error) from error
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""

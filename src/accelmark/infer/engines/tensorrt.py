@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ _DTYPES: Final = {
     "FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16, "INT32": torch.int32, "INT64": torch.int64,
     "INT8": torch.int8, "UINT8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_OPERATOR_ERRORS: Final = ("UNSUPPORTED_NODE", "UNSUPPORTED_NODE_ATTR", "UNSUPPORTED_NODE_INPUT")
 
 
 class Engine(Base):
@@ -68,7 +67,9 @@ class Engine(Base):
         network = builder.create_network(0)
         parser = trt.OnnxParser(network, self.logger)
         if not parser.parse_from_file(str(source)):
-            raise self._parser_error(source, [parser.get_error(index) for index in range(parser.num_errors)])
+            errors = "; ".join(str(parser.get_error(index).desc()) for index in range(parser.num_errors))
+            problem = f"{source}: TensorRT cannot parse it; export it again, or replace unsupported operators"
+            raise InferenceError(f"{problem} ({shortened(errors, 300)})", "unsupported_operator")
         config = builder.create_builder_config()
         config.builder_optimization_level = number_option(self.request.options, "optimization_level", 3)
         workspace_mib = number_option(self.request.options, "workspace_mib", 0)
@@ -94,14 +95,6 @@ class Engine(Base):
         target.write_bytes(bytes(plan))
         self.keep(target)
         return target
-
-    def _parser_error(self, source: Path, errors: list[Any]) -> InferenceError:
-        reasons = shortened("; ".join(str(error.desc()) for error in errors), 300)
-        lacking = sorted({error.node_operator() for error in errors if error.code().name in _OPERATOR_ERRORS})
-        if lacking:
-            problem = f"{self.name}: operators not supported: {', '.join(lacking)} ({reasons})"
-            return InferenceError(problem, "unsupported_operator")
-        return InferenceError(f"{source}: not readable by TensorRT; export it again ({reasons})", "corrupt_model")
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch in a context that no other call uses."""

@@ -9,8 +9,7 @@ import sys
 from typing import Any, Final, final
 
 from accelmark.serving.client.connection import Connections, WakeSelector, allow_files
-from accelmark.serving.client.messages import Done, Ready, Request, StageOrder, line
-from accelmark.serving.client.stage import Sendable, StageRunner, raise_failure
+from accelmark.serving.client.stage import Done, Ready, Request, Sendable, StageOrder, StageRunner, line, raise_failure
 from accelmark.spec.model import Spec
 
 API_KEY_VARIABLE: Final = "ACCELMARK_API_KEY"
@@ -67,15 +66,12 @@ class _Client:
                 stage.add(await self._next_request())
             self._send(Ready())
             running = self._running = asyncio.create_task(stage.run(int(await self._input.readline())))
-            running.add_done_callback(self._end_stage)
+            running.add_done_callback(raise_failure)
+            running.add_done_callback(lambda ended: self._send(ended.result()))
             while (request := await self._next_request()) is not None:
                 stage.add(request)
             stage.add(None)
             await asyncio.wait((running,))
-
-    def _end_stage(self, running: asyncio.Task[Done]) -> None:
-        raise_failure(running)
-        self._send(running.result())
 
     async def _next_request(self) -> Sendable | None:
         text = await self._input.readline()

@@ -15,7 +15,7 @@ from typing import IO, Final, cast, final
 
 from typing_extensions import Self
 
-from accelmark.serving.client.messages import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
+from accelmark.serving.client.stage import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.serving.server_process import started_on
 from accelmark.spec.backports import zip_strict
@@ -29,7 +29,6 @@ _SPARE_REQUESTS: Final = 16
 """Requests of a closed loop that a process holds in addition to twice those in progress."""
 _WATCH_S: Final = 0.2
 _END_S: Final = 10.0
-"""Limit of the end of the processes."""
 _NO_MORE: Final = b"null\n"
 
 
@@ -42,11 +41,7 @@ class Client:
     """Processes that send requests to one service; a context manager, which ends them."""
 
     def __init__(self, target: Endpoint, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
-        """Start the processes, on ``cores`` only if given.
-
-        Raises:
-            RequestError: the target's URL is invalid.
-        """
+        """Start the processes, on ``cores`` only if given."""
         command = module_command(sys.executable, __package__, target.url())
         self.target = target
         self._is_stopped = False
@@ -75,17 +70,9 @@ class Client:
     ) -> LoadStage:
         """Run one stage to the end of its last request.
 
-        Args:
-            requests: of an open loop, all, in the order of ``due_s``; else as many as needed are taken.
-            load: the stage. The queries of a LoadGen scenario are sent by the first process alone.
-            record: called in this thread, as requests end.
-            watch: called several times a second; its exceptions end the stage.
-
-        Whatever ends the stage early (an exception of ``record``, ``watch`` or ``requests``, Ctrl-C): requests in
-        progress are given up and recorded as cancelled, the processes end, and the exception is raised.
-
-        Raises:
-            RunError: a process of the client ended.
+        ``requests`` of an open loop are taken at once, in the order of ``due_s``, others as needed. ``record`` is called
+        in this thread as requests end, ``watch`` several times a second. Whatever ends the stage early (an exception of
+        one of them, Ctrl-C): requests in progress are given up and recorded as cancelled, and the processes end.
         """
         self._sent, self._record_ended = {}, record
         try:
@@ -183,7 +170,6 @@ class Client:
                 return process, message
 
     def _watch(self, watch: Callable[[], None]) -> None:
-        """Call ``watch``, unless that was done just now."""
         if (now_s := time.monotonic()) - self._watched_s >= _WATCH_S:
             self._watched_s = now_s
             watch()

@@ -45,16 +45,13 @@ class Stream:
     arrivals_ns: list[int] = field(default_factory=list)
     """Arrival of each event that has text."""
     parts: list[str] = field(default_factory=list)
-    """Their texts."""
     finish_reason: str | None = None
     usage_input: int | None = None
     usage_output: int | None = None
     queue_ms: float | None = None
-    """Time that the request waited in the server's queue, as the server states it."""
     is_done: bool = False
     """Whether ``[DONE]`` arrived."""
     server_error: str | None = None
-    """Message of an error that the server sent as an event."""
     malformed: str | None = None
     """The first violation of the API; later events were not read."""
 
@@ -64,11 +61,7 @@ class Stream:
         return "".join(self.parts)
 
     def add(self, event: Any, arrived_ns: int) -> None:
-        """Take one event, as JSON values, or the ValueError of what is not JSON.
-
-        Raises:
-            _MalformedError: it is not as the API defines it.
-        """
+        """Take one event, as JSON values, or the ValueError of what is not JSON. Raises _MalformedError."""
         if isinstance(event, ValueError):
             raise _MalformedError("an event is not JSON")
         if not isinstance(event, dict):
@@ -114,10 +107,7 @@ class _MalformedError(Exception):
 
 
 async def read_stream(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> Stream:
-    """Read the body of a response, which arrived in ``pieces``; other connections get their turn in between.
-
-    An event has arrived with the piece that has its end.
-    """
+    """Read the body of a response, which arrived in ``pieces``; other connections get their turn in between."""
     stream = Stream()
     events = _events(pieces, arrivals_ns)
     while batch := list(islice(events, _EVENTS_AT_ONCE)):
@@ -221,13 +211,11 @@ _AWAKE_S: Final = 0.0003
 class WakeSelector(selectors.EpollSelector):
     """epoll that waits to the microsecond, notes when it returned, and calls the readers of streams itself.
 
-    ``epoll_wait`` rounds to milliseconds, so timers would be up to 1 ms late. ``select(2)`` on the descriptor of epoll
-    itself does not, but a process that sleeps is woken late: by the kernel's timer slack (50 µs), and by what an idle
-    processor takes to go on, 0.1 to 0.2 ms in a virtual machine. So the last part of a wait for a timer is active.
-    Data that were ready when it returned have ``woke_ns`` as their arrival, however many connections are read before
-    theirs. Data that woke the process from sleep arrived earlier; the kernel knows when (``has_slept``). Streams have
-    an epoll of their own, whose readers are called without a turn of the event loop for each, which would take as long
-    as reading.
+    ``epoll_wait`` rounds to milliseconds; ``select(2)`` on the descriptor of epoll does not, but wakes a process late:
+    by the kernel's timer slack (50 µs) and the processor's idle state (0.1 to 0.2 ms in a virtual machine). So the last
+    part of a wait for a timer is active. Data that were ready when it returned arrived at ``woke_ns``, however many
+    connections are read before theirs; data that woke the process arrived earlier, when the kernel says
+    (``has_slept``). Streams have an epoll of their own: a turn of the event loop for each takes as long as reading.
     """
 
     def __init__(self) -> None:
@@ -301,8 +289,6 @@ class NotSentError(Exception):
 class Response:
     """The data that arrived for a request. Times are of ``time.monotonic_ns``."""
 
-    reused: bool
-    """Whether its connection had carried requests before."""
     sent_ns: int | None = None
     """When the last byte of the request was given to the kernel."""
     end_ns: int = 0
@@ -310,7 +296,6 @@ class Response:
     status: int | None = None
     content_type: str = ""
     pieces: list[bytes] = field(default_factory=list)
-    """The body as it arrived."""
     arrivals_ns: list[int] = field(default_factory=list)
     """When each of ``pieces`` arrived."""
     on_piece: Callable[[], None] | None = None
@@ -319,15 +304,11 @@ class Response:
     is_malformed: bool = False
     """Whether the data is not HTTP."""
     error: str | None = None
-    """Why it is not complete."""
 
 
 @final
 class Connection(asyncio.BufferedProtocol):
-    """A connection; the parser calls its ``on_`` methods.
-
-    Without TLS it reads its socket itself, see :class:`accelmark.serving.client.connection.WakeSelector`.
-    """
+    """A connection; the parser calls its ``on_`` methods. Without TLS it reads its socket itself (``WakeSelector``)."""
 
     def __init__(self, selector: WakeSelector, buffer: memoryview) -> None:
         self._selector = selector
@@ -379,7 +360,6 @@ class Connection(asyncio.BufferedProtocol):
             self._selector.watch(self._socket.fileno(), self._read)
 
     def _read(self) -> None:
-        """Read the data that arrived."""
         if self._socket is None:
             return
         self._arrived_ns = woke_ns = self._selector.woke_ns
@@ -417,9 +397,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._response.is_malformed = True
                 self._finish(f"not HTTP: {first_line(error)}")
             self.abort()
-
-    def pause_writing(self) -> None:
-        """Note that bytes wait to be sent."""
 
     def resume_writing(self) -> None:
         """Note that all was sent."""
@@ -514,35 +491,27 @@ class Connections:
             lines.append(f"Authorization: Bearer {token}")
         self._head = "\r\n".join(lines).encode("latin-1") + b"\r\nContent-Length: "
 
-    async def post(self, body: bytes, response: Response) -> Response:
-        """Send a request and return its response, also where the connection was lost.
+    async def post(self, body: bytes, response: Response) -> None:
+        """Send a request and fill ``response`` as data arrive, also where the connection is lost.
 
-        A kept connection that the server closes before it answers is replaced once: closing idle connections is its
-        right, and no failure. ``response`` is filled as data arrive, so it is of use after a cancellation.
+        A kept connection that the server closes before it answers is replaced: closing idle connections is its right,
+        and no failure.
 
         Raises:
             NotSentError: no connection could be made.
         """
         request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
-        connection = await self._connection(response)
-        await self._exchange(connection, request, response)
-        if response.reused and response.error and not response.is_malformed and response.status is None:
-            response.reused, response.sent_ns, response.error, response.end_ns = False, None, None, 0
-            await self._exchange(await self._connect(), request, response)
-        return response
-
-    async def _exchange(self, connection: Connection, request: bytes, response: Response) -> None:
-        await connection.post(request, response)
-        if connection.is_open:
-            self._idle.append(connection)
-
-    async def _connection(self, response: Response) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
+        while True:
+            while self._idle and not self._idle[-1].is_open:
+                self._idle.pop()
+            is_reused = bool(self._idle)
+            connection = self._idle.pop() if is_reused else await self._connect()
+            await connection.post(request, response)
             if connection.is_open:
-                response.reused = True
-                return connection
-        return await self._connect()
+                self._idle.append(connection)
+            if not (is_reused and response.error and not response.is_malformed and response.status is None):
+                return
+            response.sent_ns, response.error, response.end_ns = None, None, 0
 
     async def _connect(self) -> Connection:
         try:
@@ -552,9 +521,3 @@ class Connections:
         except (OSError, UnicodeError) as error:  # refused, unknown or impossible host, no certificate
             raise NotSentError(f"cannot connect to {self._host}:{self._port}: {first_line(error)}") from error
         return connection
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        for connection in self._idle:
-            connection.abort()
-        self._idle.clear()

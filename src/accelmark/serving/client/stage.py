@@ -1,4 +1,9 @@
-"""A stage of the load in a process of the client: its requests in a closed or open loop or for LoadGen, and its lag."""
+"""A stage of the load in a process of the client: its messages, its requests, and its lag.
+
+Messages are one line of JSON each. For each stage the parent sends a :class:`StageOrder` and its first requests, each a
+:class:`Request` and its body. The client answers :class:`Ready`, gets the ``time.monotonic_ns`` at which the stage
+begins, and then further requests, up to the line ``null``. It sends each request that ended, and :class:`Done`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,22 @@ import asyncio
 import gc
 import hashlib
 import json
+import resource
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, final
+from typing import Annotated, Any, Final, Literal, Union, final
+
+from pydantic import Field, TypeAdapter
 
 from accelmark.serving.client.connection import Connections, NotSentError, Response, Stream, has_output, read_stream
-from accelmark.serving.client.messages import Done, Ended, Request, StageOrder
 from accelmark.serving.loadgen import mlperf
 from accelmark.serving.request import LoadGenRun
 from accelmark.spec.backports import pairwise
 from accelmark.spec.log.serving import RequestRecord, RequestStatus
+from accelmark.spec.model import Spec
 
 _LAG_PERIOD_S: Final = 0.01
 _PAUSE_S: Final = 0.1
@@ -30,8 +37,67 @@ _MOST_CONNECTIONS: Final = 4096
 _HTTP_OK: Final = 200
 _SHOWN_BYTES: Final = 300
 
+
+class StageOrder(Spec):
+    """A stage, as a process of the client carries it out."""
+
+    stage: int
+    slots: int | None
+    """Requests in progress in a closed loop; null: each is sent when it is due."""
+    until_s: float
+    """Time in which requests of a closed loop are started."""
+    timeout_s: float
+    num_first: int
+    """Requests that are sent before the stage begins."""
+    loadgen: LoadGenRun | None = None
+
+
+class Request(Spec):
+    """A request of the stage; its body follows the line."""
+
+    number: int
+    prompt: int
+    requested_tokens: int
+    due_s: float | None
+    input_tokens: int | None
+    num_bytes: int
+
+
+class Ready(Spec):
+    """The first requests of the stage were read."""
+
+    kind: Literal["ready"] = "ready"
+
+
+class Ended(Spec):
+    """A request ended."""
+
+    kind: Literal["ended"] = "ended"
+    record: RequestRecord
+    text: str
+
+
+class Done(Spec):
+    """The stage ended in this process."""
+
+    kind: Literal["done"] = "done"
+    end_s: float
+    """End of the last request, from the beginning of the stage."""
+    lag_p50_ms: float | None
+    lag_p99_ms: float | None
+    cpu_s: float
+
+
+FromClient = Annotated[Union[Ready, Ended, Done], Field(discriminator="kind")]
+FROM_CLIENT: Final[TypeAdapter[FromClient]] = TypeAdapter(FromClient)
+
+
+def line(message: Spec) -> bytes:
+    """Return the message as a line."""
+    return message.model_dump_json().encode() + b"\n"
+
+
 Sendable = tuple[Request, bytes]
-"""A request and its body."""
 
 
 @final
@@ -47,7 +113,6 @@ class Exchange:
     """Status of a request that was given up; None where the response decides."""
     error: str | None = None
     query: int | None = None
-    """LoadGen's id of the request."""
 
 
 @final
@@ -153,7 +218,8 @@ class StageRunner:
 
         def send(queries: Sequence[int], due_ns: int) -> None:
             self._queries.extend((query, due_ns) for query in queries)
-            for _ in range(min(len(queries), _most_connections() - self._num_answering)):
+            most = min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+            for _ in range(min(len(queries), most - self._num_answering)):
                 self._num_answering += 1
                 self._start(self._answer_queries())
 
@@ -182,9 +248,15 @@ class StageRunner:
 
     async def _exchange(self, request: Request, body: bytes, due_ns: int, query: int | None = None) -> Exchange:
         """Send a request, wait for its end, and queue its response."""
-        response = Response(reused=False)
+        response = Response()
         if query is not None:
-            response.on_piece = partial(_report_output, query, response)
+
+            def report_output() -> None:
+                if has_output(response.pieces):
+                    response.on_piece = None
+                    mlperf.first(query)
+
+            response.on_piece = report_output
         status: RequestStatus | None = None
         error = None
         try:
@@ -204,33 +276,17 @@ class StageRunner:
     async def _record_all(self) -> None:
         """Read the responses that ended, one after the other, so that new requests are not delayed by all of them."""
         while True:
-            await self._record(await self._ended.get())
+            exchange = await self._ended.get()
+            ended = await record_of(exchange, self._order.stage, self._begin_ns)
+            if exchange.query is not None:
+                if exchange.response.on_piece is not None:  # LoadGen needs a first output of every query
+                    mlperf.first(exchange.query)
+                num_tokens = ended.record.usage_output
+                if self._tokenizer is not None and ended.record.status == "ok":
+                    num_tokens = len(self._tokenizer.encode(ended.text, add_special_tokens=False).ids)
+                mlperf.done(exchange.query, num_tokens)
+            self._emit(ended)
             self._ended.task_done()
-
-    async def _record(self, exchange: Exchange) -> None:
-        ended = await record_of(exchange, self._order.stage, self._begin_ns)
-        if exchange.query is not None:
-            if exchange.response.on_piece is not None:  # LoadGen needs a first output of every query
-                mlperf.first(exchange.query)
-            num_tokens = ended.record.usage_output
-            if self._tokenizer is not None and ended.record.status == "ok":
-                num_tokens = len(self._tokenizer.encode(ended.text, add_special_tokens=False).ids)
-            mlperf.done(exchange.query, num_tokens)
-        self._emit(ended)
-
-
-def _most_connections() -> int:
-    """Return the most requests for LoadGen that are in progress."""
-    import resource  # missing on Windows
-
-    return min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-
-
-def _report_output(query: int, response: Response) -> None:
-    """Report the first output of a request to LoadGen."""
-    if has_output(response.pieces):
-        response.on_piece = None
-        mlperf.first(query)
 
 
 def raise_failure(task: asyncio.Task[Any]) -> None:
@@ -311,7 +367,7 @@ def _error_message(body: bytes) -> str:
     try:
         value = json.loads(body)
     except ValueError:
-        return body[:_SHOWN_BYTES].decode("utf-8", errors="replace")
+        value = body.decode("utf-8", errors="replace")
     for name in ("error", "message", "detail"):
         value = value.get(name, value) if isinstance(value, dict) else value
     return str(value)[:_SHOWN_BYTES]

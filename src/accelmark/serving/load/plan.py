@@ -68,10 +68,7 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
     """Return the requests of a trace that are due within ``duration_s`` of its first.
 
     A line is a JSON object with ``timestamp`` (s), in ascending order, and optionally ``input_tokens`` and
-    ``output_tokens``.
-
-    Raises DataError: the file cannot be read, a line is not such an object (the message has its number), or all
-    requests but the first are due later.
+    ``output_tokens``. Raises DataError: a line is not, or all requests but the first are due later.
     """
     lines: list[_TraceLine] = []
     for number, text in numbered_lines(file):
@@ -116,9 +113,8 @@ class RateSearch:
     @property
     def is_converged(self) -> bool:
         """Whether both are within :data:`PRECISION` of each other."""
-        return (
-            self.rate is not None and self.failed_rate is not None and self.failed_rate <= self.rate * (1 + PRECISION)
-        )
+        rate, failed = self.rate, self.failed_rate
+        return rate is not None and failed is not None and failed <= rate * (1 + PRECISION)
 
 
 def search_rate(
@@ -130,9 +126,8 @@ def search_rate(
 ) -> RateSearch:
     """Search from ``first``: double (or halve) until the answer changes, then bisect in the logarithm.
 
-    ``holds`` gets a rate, and how many further steps are likely. No rate is tried above a failed rate, nor
-    below a rate that holds, nor below ``least``. ``held`` is a rate that is known to hold: the search
-    begins at twice it.
+    ``holds`` gets a rate, and how many further steps are likely. No rate is tried below ``least``. ``held`` is a rate
+    that is known to hold: the search begins at twice it.
     """
     rate = held
     failed: float | None = None
@@ -177,23 +172,31 @@ class LoadPlan:
     """The load of a run, drawn from a seed that the server or engine, in another process, does not know."""
 
     def __init__(self, settings: ServeSettings, model: PromptModel) -> None:
-        """Read the files that the settings name.
-
-        Raises DataError: a file cannot be used, or has fewer prompts than are needed; the message has file and line.
-        """
+        """Read the files that the settings name. Raises DataError: one cannot be used, or has too few prompts."""
         self._settings = settings
         self.seed = secrets.randbits(63) if settings.seed is None else settings.seed
         self._prompts = open_prompts(settings.prompts, model, settings.api, self.seed)
         self._lengths: Sequence[Pair] = settings.load.lengths or (None,)
-        self._open = self._open_stages()
+        load = settings.load
+        self._open: list[tuple[float | None, list[Due]]] = []
+        if load.arrival == "trace":
+            self._open = [(None, read_trace(Path(str(load.trace)), load.duration_s)[: load.max_requests])]
+        elif load.arrival != "closed":
+            self._open = [(rate, self._drawn(load.arrival, rate)) for rate in load.rates]
         self._num_stages = 0
         self.answered_rate = 0.0
         """Highest rate of answers in the stages so far, in requests per second."""
         self._held: float | None = None
         """Highest rate of the stages so far that held the objective, with the lengths of the search."""
-        self.left_s = self._planned_s()
-        """Planned duration of the stages and scenarios that have not begun."""
-        needed = settings.load.warmup_requests + self._num_needed()
+        is_closed, num_lengths = load.arrival == "closed", len(self._lengths)
+        num_stages = num_lengths * (len(load.concurrency) if is_closed else len(self._open))
+        num_stages += EXPECTED_STEPS if load.search else 0
+        num_scenarios = sum(EXPECTED_STEPS if name == "server" else 1 for name in settings.scenarios)
+        self.left_s = load.duration_s * num_stages + settings.scenario_duration_s * num_scenarios
+        """Planned duration of the stages and scenarios that have not begun, without warm-up."""
+        needed = load.warmup_requests + num_lengths * sum(len(due) for _, due in self._open)
+        if is_closed:
+            needed += num_lengths * sum(min(slots, load.max_requests or slots) for slots in load.concurrency)
         if (left := self._prompts.num_left) is not None and left < needed:
             remedy = "give more, shorten the load (max_requests, duration_s), or set prompts.repeat: true"
             raise DataError(f"{settings.prompts.file}: has {left} prompts, the load needs {needed}; {remedy}")
@@ -207,24 +210,14 @@ class LoadPlan:
             run_stage(warmup, islice(self._requests(None, self._lengths[0]), load.warmup_requests))
         for pair in self._lengths:
             for concurrency in load.concurrency if load.arrival == "closed" else ():
-                closed = Load(
-                    self.next_stage(),
-                    load.duration_s,
-                    timeout_s,
-                    concurrency=concurrency,
-                    later_s=self.begin(load.duration_s),
-                    **_named(pair),
-                )
-                self._note(*run_stage(closed, islice(self._requests(None, pair), load.max_requests)))
+                later_s = self.begin(load.duration_s)
+                self._run(run_stage, None, pair, concurrency=concurrency, later_s=later_s)
             for rate, due in self._open:
-                done = self._run_open(run_stage, load.arrival, rate, due, pair, self.begin(load.duration_s))
-                self._note(*done)
+                later_s = self.begin(load.duration_s)
+                done = self._run(run_stage, due, pair, arrival=load.arrival, rate=rate, later_s=later_s)
                 if load.search and rate is not None and pair == self._lengths[0] and self._holds(*done):
                     self._held = max(rate, self._held or 0.0)
         return self._search(run_stage) if load.search else None
-
-    def _note(self, stage: LoadStage, requests: Requests) -> None:
-        self.answered_rate = max(self.answered_rate, _rate_of(stage, requests))
 
     def _search(self, run_stage: RunStage) -> RateSearch:
         load = self._settings.load
@@ -235,7 +228,8 @@ class LoadPlan:
         def holds(rate: float, steps_left: int) -> bool:
             due = self._drawn(arrival, rate)
             left_s = later_s + steps_left * load.duration_s
-            return self._holds(*self._run_open(run_stage, arrival, rate, due, self._lengths[0], left_s, is_search=True))
+            named = {"arrival": arrival, "rate": rate, "later_s": left_s, "is_search": True}
+            return self._holds(*self._run(run_stage, due, self._lengths[0], **named))
 
         least = _MIN_REQUESTS / load.duration_s
         return search_rate(holds, max(FIRST_SHARE * self.answered_rate, least), least, held=self._held)
@@ -243,29 +237,23 @@ class LoadPlan:
     def _holds(self, stage: LoadStage, requests: Requests) -> bool:
         return measured_stage(requests, stage, self._settings, 1, None).holds_slo is True
 
-    def _run_open(
-        self,
-        run_stage: RunStage,
-        arrival: Arrival,
-        rate: float | None,
-        due: Sequence[Due],
-        pair: Pair,
-        later_s: float,
-        *,
-        is_search: bool = False,
+    def _run(
+        self, run_stage: RunStage, due: Sequence[Due] | None, pair: Pair, **kind: Any
     ) -> tuple[LoadStage, Requests]:
-        settings = self._settings
+        load = self._settings.load
+        input_tokens, output_tokens = pair or (None, None)
         stage = Load(
             stage=self.next_stage(),
-            until_s=settings.load.duration_s,
-            timeout_s=settings.request_timeout_s,
-            arrival=arrival,
-            rate=rate,
-            is_search=is_search,
-            later_s=later_s,
-            **_named(pair),
+            until_s=load.duration_s,
+            timeout_s=self._settings.request_timeout_s,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            **kind,
         )
-        return run_stage(stage, self._requests(due, pair))
+        done, requests = run_stage(stage, islice(self._requests(due, pair), load.max_requests))
+        if not stage.is_search and done.duration_s > 0 and math.isfinite(done.duration_s):
+            self.answered_rate = max(self.answered_rate, int(requests.is_ok.sum()) / done.duration_s)
+        return done, requests
 
     def fresh_requests(self) -> Iterator[PlannedRequest]:
         """Yield requests without an end, with prompts that no other request has."""
@@ -296,41 +284,8 @@ class LoadPlan:
                 input_tokens=prompt.input_tokens,
             )
 
-    def _open_stages(self) -> list[tuple[float | None, list[Due]]]:
-        load = self._settings.load
-        if load.arrival == "closed":
-            return []
-        if load.arrival == "trace":
-            return [(None, read_trace(Path(str(load.trace)), load.duration_s)[: load.max_requests])]
-        return [(rate, self._drawn(load.arrival, rate)) for rate in load.rates]
-
     def _drawn(self, arrival: Arrival, rate: float) -> list[Due]:
         """Return the times of a stage; the same rate has the same times, so that stages can be compared."""
         load = self._settings.load
         rng = np.random.default_rng((self.seed, 2, round(rate * 1e6)))
         return due_times(arrival, rate, load.duration_s, load.burstiness, rng)[: load.max_requests]
-
-    def _planned_s(self) -> float:
-        """Return the sum of the durations in which requests of stages and scenarios are started, without warm-up."""
-        load, settings = self._settings.load, self._settings
-        num_loads = len(load.concurrency) if load.arrival == "closed" else len(self._open)
-        num_steps = EXPECTED_STEPS if load.search else 0
-        scenarios = (EXPECTED_STEPS if name == "server" else 1 for name in settings.scenarios)
-        stages_s = load.duration_s * (len(self._lengths) * num_loads + num_steps)
-        return stages_s + settings.scenario_duration_s * sum(scenarios)
-
-    def _num_needed(self) -> int:
-        """Return the least number of prompts of the stages."""
-        load = self._settings.load
-        if load.arrival == "closed":
-            return sum(min(slots, load.max_requests or slots) for slots in load.concurrency) * len(self._lengths)
-        return sum(len(due) for _, due in self._open) * len(self._lengths)
-
-
-def _named(pair: Pair) -> dict[str, Any]:
-    return {} if pair is None else {"input_tokens": pair[0], "output_tokens": pair[1]}
-
-
-def _rate_of(stage: LoadStage, requests: Requests) -> float:
-    num_ok = int(requests.is_ok.sum())
-    return num_ok / stage.duration_s if stage.duration_s > 0 and math.isfinite(stage.duration_s) else 0.0

@@ -58,10 +58,7 @@ class Prompt:
 
 
 def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: int) -> TextPrompts | FilePrompts:
-    """Return the source of prompts that the settings name.
-
-    Raises DataError: a file cannot be used; the message has the file and the line or entry.
-    """
+    """Return the source of prompts that the settings name. Raises DataError: a file, line or entry cannot be used."""
     rng = np.random.default_rng((seed, 1))
     if settings.source == "text":
         text = read_text(Path(settings.file)) if settings.file is not None else model.prompt_text()
@@ -91,22 +88,16 @@ def draw_length(lengths: Lengths, rng: np.random.Generator, most: int | None = N
     return min(limit for limit in (drawn, lengths.max, most) if limit is not None)
 
 
-def longest(lengths: Lengths) -> int | None:
-    """Return the greatest number of tokens that is drawn; None for a distribution without a limit."""
-    return lengths.mean if lengths.distribution == "fixed" else lengths.max
-
-
 @final
 class TextPrompts:
     """Windows of a text, at random places; with a tokenizer each has exactly the drawn number of tokens.
 
     The last tokens of a prompt come from another place: the answers to all windows of a text could have been stored.
-    Where tokens at the cut merge in another way, so that no window at a place has that number, another place is drawn.
-    Without a tokenizer, words take the place of tokens.
+    Where tokens at the cut merge, so that no window at a place has that number, another place is drawn. Without a
+    tokenizer, words take the place of tokens.
     """
 
     num_left: Final = None
-    """Unknown."""
 
     def __init__(self, settings: PromptSettings, model: PromptModel, text: str, rng: np.random.Generator) -> None:
         self._settings = settings
@@ -116,7 +107,9 @@ class TextPrompts:
         self._used: set[bytes] = set()
         """Hashes of the prompts that were drawn: long prompts of many requests would fill the memory."""
         self._num_drawn = 0
-        needed = longest(settings.input) or settings.input.min or 1
+        lengths = settings.input
+        longest = lengths.mean if lengths.distribution == "fixed" else lengths.max
+        needed = longest or lengths.min or 1
         if len(self._units) < max(needed, settings.shared_prefix_tokens) + 1:
             problem = f"the text has {len(self._units)} tokens, prompts.input needs more than {needed}"
             raise DataError(f"prompts: {problem}: set a shorter input, or prompts.file to a longer text")
@@ -273,8 +266,7 @@ def _read_jsonl(file: Path, api: str, encode: Encode | None) -> list[_Entry]:
 def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[_Entry]:
     """Return the first question of each conversation with the length of its answer.
 
-    Conversations that do not begin with a question and an answer are left out, as in vLLM's benchmark, and so are
-    questions outside of ``lengths.min`` and ``lengths.max``.
+    Left out, as in vLLM's benchmark: conversations that begin otherwise, and questions outside of ``lengths``.
     """
     with raising(DataError, f"{file}: not JSON", ValueError):
         conversations: Any = json.loads(read_text(file))
@@ -282,15 +274,12 @@ def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[
         raise DataError(f"{file}: is not a list of conversations")
     entries = []
     for number, conversation in enumerate(conversations):
-        turns = conversation.get("conversations") if isinstance(conversation, dict) else None
-        if not isinstance(turns, list):
-            raise DataError(f"{file}: entry {number}: has no list of conversations")
-        if len(turns) < 2:
+        with raising(DataError, f"{file}: entry {number}: not a conversation", LookupError, TypeError):
+            turns = [(turn.get("from"), str(turn["value"])) for turn in conversation["conversations"][:2]]
+        if len(turns) < 2 or turns[0][0] not in ("human", "user"):
             continue
-        if not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]):
-            raise DataError(f"{file}: entry {number}: a turn has no value")
-        question, answer = turns[0]["value"], turns[1]["value"]
-        if turns[0].get("from") not in ("human", "user") or not question or not answer:
+        (_, question), (_, answer) = turns
+        if not question or not answer:
             continue
         num_question, num_answer = (len(encode(text)) if encode else None for text in (question, answer))
         if num_question is None or (lengths.min or 1) <= num_question <= (lengths.max or num_question):
