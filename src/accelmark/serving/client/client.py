@@ -70,9 +70,9 @@ class Client:
     ) -> LoadStage:
         """Run one stage to the end of its last request.
 
-        ``requests`` of an open loop are taken at once, in the order of ``due_s``, others as needed. ``record`` is called
-        in this thread as requests end, ``watch`` several times a second. Whatever ends the stage early (an exception of
-        one of them, Ctrl-C): requests in progress are given up and recorded as cancelled, and the processes end.
+        ``requests`` of an open loop are taken at once, in the order of ``due_s``, others as needed. ``record`` is
+        called in this thread as requests end, ``watch`` several times a second. Whatever ends the stage early (an
+        exception of one of them, Ctrl-C): requests in progress are recorded as cancelled, and the processes end.
         """
         self._sent, self._record_ended = {}, record
         try:
