@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, save
-from torch import Tensor
 
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
-from accelmark.infer.failures import Context, InferenceError
-from accelmark.infer.scenarios import RequestQueue
-from accelmark.serving.loadgen.mlperf import Query
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import engine_specs, find
 from accelmark.spec.settings.inference import InferSettings, InferStep
@@ -74,26 +65,6 @@ def test_onnx_runtime_answers_as_the_model_with_each_option(
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: _answers(engine, request, 4), range(8)))
     assert all(torch.equal(each, first) for each in found)
-
-
-def test_the_options_of_onnx_runtime_reach_its_session(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[Any] = []
-    session = onnxruntime.InferenceSession
-
-    def recorded(path: str, options: Any, **others: Any) -> Any:
-        held.append(options)
-        return session(path, options, **others)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
-    given = {"graph_level": "basic", "execution_mode": "parallel", "inter_op_threads": 3, "spinning": True}
-    engine_class("onnxruntime", None)(request_of(make_job, tiny_onnx, tmp_path, options=given))
-    (options,) = held
-    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    assert (options.execution_mode, options.inter_op_num_threads) == (onnxruntime.ExecutionMode.ORT_PARALLEL, 3)
-    entries = [options.get_session_config_entry(f"session.{name}.allow_spinning") for name in ("intra_op", "inter_op")]
-    assert entries == ["1", "1"]
 
 
 def test_channels_last_changes_the_memory_format_on_the_cpu(make_job: Any, tiny_onnx: Path, tmp_path: Path) -> None:
@@ -267,87 +238,6 @@ def test_an_exception_of_one_call_ends_the_run_with_its_reason(take: Any, acme: 
     assert (ran.finished.state, ran.finished.failed_step) == ("failed", InferStep.INFER)
     assert "acme_rt" in ran.finished.message
     assert "fell off the bus" in ran.finished.message
-
-
-@dataclass(frozen=True)
-class _Query:
-    id: int
-    index: int
-
-
-class _Device:
-    """Two slots; the call that ``fails`` counts raises when it is waited for, as do all after it."""
-
-    concurrency = 2
-
-    def __init__(self, fails: int | None = None) -> None:
-        self.fails = fails
-        self.started: SimpleQueue[tuple[int, list[int]]] = SimpleQueue()
-        self.answers: dict[int, list[int]] = {}
-        self.num_ended = 0
-        self.calls: list[list[int]] = []
-
-    def pick(self, indices: Sequence[int]) -> list[Tensor]:
-        return [torch.tensor(indices)]
-
-    def start(self, slot: int, indices: Sequence[int]) -> None:
-        self.calls.append(list(indices))
-        self.started.put((slot, list(indices)))
-
-    def ended(self) -> int:
-        slot, indices = self.started.get()
-        self.num_ended += 1
-        if self.num_ended == self.fails:
-            raise RuntimeError("the device fell off the bus")
-        self.answers[slot] = indices
-        return slot
-
-    def outputs_of(self, slot: int, num_items: int) -> list[Tensor]:
-        return [torch.tensor(self.answers[slot])]
-
-
-def _complete(
-    device: _Device, num_queries: int, seen: list[tuple[list[int], list[int]]]
-) -> tuple[RequestQueue, set[int]]:
-    """Issue queries, wait for all, and return the queue and the ids that were completed."""
-    found: set[int] = set()
-    done = threading.Event()
-
-    def complete(queries: Sequence[Query]) -> None:
-        found.update(query.id for query in queries)
-        if len(found) == num_queries:
-            done.set()
-
-    def look(indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
-        seen.append((list(indices), outputs[0].tolist()))
-
-    context = Context("scenario offline", "acme", 3, "cpu")
-    engine: Any = device
-    queue = RequestQueue(engine, look, complete, batch_size=3, padded=False, context=context, overlapped=True)
-    with queue:
-        queue.issue([_Query(number, 100 + number) for number in range(num_queries)])
-        assert done.wait(60)
-    return queue, found
-
-
-def test_overlapping_calls_complete_each_query_once_with_its_answers() -> None:
-    seen: list[tuple[list[int], list[int]]] = []
-    device = _Device()
-    queue, found = _complete(device, 10, seen)
-    queue.raise_failure()
-    assert found == set(range(10))
-    assert sorted(map(len, device.calls)) == [1, 3, 3, 3]
-    assert sorted(index for indices, _ in seen for index in indices) == [100 + number for number in range(10)]
-    assert all(indices == answers for indices, answers in seen)
-
-
-def test_all_queries_are_completed_after_a_failure() -> None:
-    seen: list[tuple[list[int], list[int]]] = []
-    queue, found = _complete(_Device(fails=2), 30, seen)
-    assert found == set(range(30))
-    assert len(seen) == 1
-    with pytest.raises(InferenceError, match=r"acme on cpu, scenario offline.*fell off the bus"):
-        queue.raise_failure()
 
 
 def test_what_the_engine_is_optimized_for_follows_from_the_scenarios() -> None:

@@ -116,27 +116,6 @@ def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch
     engine.close()
 
 
-class _Bounded(torch.nn.Module):
-    """A model whose kernels allow a largest batch, as convolutions on CUDA do."""
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        torch._check(image.shape[0] <= 65535)  # type: ignore[no-untyped-call]
-        return image.mean((1, 2, 3))
-
-
-def test_a_model_with_a_largest_batch_is_exported(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def compiled(program: torch.export.ExportedProgram, package_path: str) -> None:
-        assert [bounds.upper for bounds in program.range_constraints.values()] == [65535]
-        Path(package_path).write_bytes(b"")
-
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compiled)
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: _Bounded())
-    engine = engine_class("aotinductor", None)(_request(make_job, tiny_onnx, tmp_path, model=_Bounded()))
-    assert engine.file is not None
-
-
 class _GpuSession:
     """Stands in for a session on a GPU, which is not here; keeps what it was opened with."""
 

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import DTYPES, Engine, EngineRequest
-from accelmark.infer.engine_process import EngineProcess
-from accelmark.infer.engines import eager
-from accelmark.infer.generation import EngineClient
-from accelmark.infer.language_model import CausalModel, Costs, load_model
-from accelmark.infer.slots import create_memory
-from accelmark.infer.worker import Worker
+from accelmark.infer.language_model import CausalModel, Costs
 from accelmark.results.read.requests import requests_of
 from accelmark.results.rounds.generation import ModelCosts, generation_stage
 from accelmark.results.rounds.load import measured_stage
-from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.spec.settings.inference import InferPrecision, InferSettings
+from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
 
 SHARED: dict[str, Any] = {"max_position_embeddings": 2048, "tie_word_embeddings": False}
@@ -88,79 +76,6 @@ def test_frequencies_of_positions_stay_in_fp32_when_the_model_is_converted() -> 
     converted = model.to(torch.bfloat16)
     assert converted.model.lm_head.weight.dtype == torch.bfloat16
     assert torch.equal(converted.model.model.rotary_emb.inv_freq, before)
-
-
-class _ReadsModel(eager.Engine):
-    """Has its own weights after its constructor."""
-
-    def model_on_device(self) -> nn.Module:
-        return copy.deepcopy(self.torch_model())
-
-
-def _request(tmp_path: Path, **more: Any) -> EngineRequest:
-    values: dict[str, Any] = {
-        "model": None, "onnx_path": None, "engine_path": None, "example": (), "precision": "fp32",
-        "device": torch.device("cpu"), "device_type": "cpu", "threads": 1, "optimize_for": "latency", "options": {},
-        "work_dir": tmp_path,
-    }  # fmt: skip
-    return EngineRequest(**values | more)
-
-
-def _compiled(kind: type[Engine], request: EngineRequest) -> Worker:
-    memory = create_memory()
-    with os.fdopen(os.dup(memory), "wb") as file:
-        torch.save(request, file)
-    worker = Worker(memory, create_memory(), lambda message: None)
-    worker.kind = kind
-    worker.device = ComputeDevice(device_type="cpu", module=None, threads=1, required=True, collectives="gloo")
-    worker.compile([])
-    return worker
-
-
-def test_the_process_of_an_engine_does_not_keep_the_model_that_it_was_sent(tmp_path: Path) -> None:
-    example = (torch.randn(2, 4),)
-    engine = _compiled(_ReadsModel, _request(tmp_path, model=nn.Linear(4, 2), example=example)).engine
-    assert engine.request.model is None
-    assert [output.shape for output in engine(list(example))[0]] == [(2, 2)]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_process_of_an_engine_reads_a_language_model_from_its_files(
-    precision: InferPrecision, tmp_path: Path
-) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)).save_pretrained(tmp_path)
-    example = (torch.randint(0, 256, (2, 16)),)
-    request = _request(tmp_path, example=example, precision=precision, model_dir=tmp_path)
-    engine = _compiled(eager.Engine, request).engine
-    expected = load_model(tmp_path).to(DTYPES[precision])
-    with torch.inference_mode():
-        assert torch.equal(engine([*example])[0][0], expected(*example)), "rotary frequencies stay in fp32"
-
-
-class _Steps:
-    """An engine's process whose steps take half a minute each."""
-
-    def __init__(self, clock: dict[str, float]) -> None:
-        self._clock = clock
-
-    def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[tuple[int, Tensor]]:
-        for _ in range(num_tokens):
-            self._clock["s"] += 30.0
-            yield round(self._clock["s"] * 1e9), torch.zeros(len(tokens), dtype=torch.int64)
-
-
-def test_a_batch_of_long_answers_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"s": 1000.0}
-    monkeypatch.setattr("accelmark.infer.generation.time.monotonic_ns", lambda: round(clock["s"] * 1e9))
-    watched: list[float] = []
-    client = EngineClient(cast(EngineProcess, _Steps(clock)), lambda text: [1, 2], str)
-    requests = (PlannedRequest(number, number, "text", 40) for number in count())
-    load = Load(0, 10.0, 60.0, concurrency=2)
-    client.run_stage(requests, load, lambda *ended: None, lambda: watched.append(clock["s"]))
-    assert max(later - earlier for earlier, later in pairwise(watched)) == 30.0
-    assert len(watched) == 5 * 40, "two batches to warm up, and three that count"
 
 
 def test_generation_continues_as_the_whole_text_would() -> None:
@@ -272,33 +187,3 @@ def test_two_devices_generate_together_as_the_framework_does_on_one(tmp_path: Pa
     assert rates[0] == pytest.approx(2 * rates[1])
     (other,) = tmp_path.rglob("engine.rank1.out.log")
     assert "Traceback" not in other.read_text()
-
-
-@pytest.mark.heavy
-def test_a_standard_model_of_reduced_depth_runs_from_a_directory_of_weights(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    weights = tmp_path / "data/llama3_1_8b"
-    shapes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    LlamaForCausalLM(LlamaConfig(**shapes, num_key_value_heads=2, vocab_size=256, **SHARED)).save_pretrained(weights)
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(signs)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(weights / "tokenizer.json"))
-    (weights / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    few = ["--set", "generate_duration_s=1", "--set", "generate_batches=[2]", "--set", "generate_input_tokens=[32]"]
-    few += ["--set", "generate_output_tokens=[8]", "--set", "precision=fp32", "--set", "max_batches=2"]
-    few += ["--set", "benchmarks=[]"]
-    code, case, output = infer(tmp_path, "llama3_1_8b", "--data", str(tmp_path / "data"), *few)
-    assert (code, case.get("state")) == (1, "succeeded"), output
-    assert case["verdict"] != "VALID"
-    assert ("open", "benchmark-accuracy") in {(found["severity"], found["rule"]) for found in case["findings"]}
-    assert case["figures"]["decode_tokens_per_second"]["mean"] > 0

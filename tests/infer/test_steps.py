@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.case import DerivedBatches, InferBatch
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engine_process import EngineProcess
-from accelmark.infer.run import InferenceRun, batches_of, build_case
+from accelmark.infer.run import batches_of, build_case
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -32,23 +31,6 @@ def test_the_standard_case_takes_all_seven_steps_and_keeps_its_accuracy(take: An
     assert finished.p_inference_core > finished.p_inference_whole > 0
     assert finished.compile_time > 0
     assert (ran.node_dir / "engine" / "model.onnx").is_file()
-
-
-def test_the_steps_begin_one_pass_for_their_examples(make_job: Any, tmp_path: Path) -> None:
-    job = make_job()
-    run = InferenceRun(job, job.work, tmp_path, lambda event, value: None, 0.0)
-    run.case = build_case(job, job.work, tmp_path)
-    batch = run.case.synthetic_batch(4)
-    begun: list[int] = []
-
-    def begin() -> list[InferBatch]:
-        begun.append(1)
-        return [batch]
-
-    run.batches = DerivedBatches(4, begin)
-    examples = [run._request("fp32").example for _ in range(3)]
-    assert all(torch.equal(example[0], batch.inputs[0]) for example in examples)
-    assert len(begun) == 1, "at the start of each pass workers read many batches"
 
 
 @pytest.mark.parametrize("synthetic", [False, True])

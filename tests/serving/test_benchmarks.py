@@ -12,7 +12,7 @@ import pytest
 
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
-from tests.serving.benchmark_data import write_gsm8k, write_mmlu, write_small_llama
+from tests.serving.benchmark_data import write_gsm8k, write_small_llama
 
 MAIN = "from accelmark.cli import main; main()"
 
@@ -49,26 +49,3 @@ def test_gsm8k_is_measured_by_the_harness_through_transformers(tmp_path: Path) -
     (score,) = result[0]["serving"]["scores"]
     assert (score["task"], score["num_questions"]) == ("gsm8k", 6)
     assert score["value"] == pytest.approx(2 / 6)
-
-
-@pytest.mark.heavy
-def test_mmlu_is_measured_by_the_harness_through_a_server(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp", reason="make test-servers")
-    data = tmp_path / "data"
-    num_subjects = write_mmlu(data / "mmlu")
-    (plays,) = dataset_specs(("shakespeare",), "here")
-    (data / "shakespeare").symlink_to(ensure(plays))
-    few = ["--concurrency", "1", "--duration", "2", "--set", "server_options.n_ctx=4096"]
-    few += ["--set", "server_options.logits_all=true", "--set", "benchmarks=[mmlu]", "--set", "benchmark_limit=1"]
-    done = serve(tmp_path, "--server", "llama_cpp", "--data", str(data), *few)
-    result = [json.loads(file.read_text()) for file in (tmp_path / "run").rglob("result.json")]
-    logs = "".join(file.read_text(errors="replace")[-3000:] for file in (tmp_path / "run").rglob("harness.log"))
-    assert len(result) == 1, done.stdout + done.stderr + logs
-    assert result[0]["state"] == "succeeded", done.stdout + done.stderr + logs
-    (score,) = result[0]["serving"]["scores"]
-    assert (score["task"], score["metric"], score["limit"], score["num_fewshot"]) == ("mmlu", "acc,none", 1, 5)
-    assert score["num_questions"] == num_subjects == 57
-    assert 0 <= score["value"] <= 1
-    case = json.loads((tmp_path / "run/summary.json").read_text())["cases"][0]
-    assert ("open", "benchmark-accuracy") in {(found["severity"], found["rule"]) for found in case["findings"]}
-    assert "lm-evaluation-harness" in (tmp_path / "run/report.html").read_text()

@@ -118,27 +118,6 @@ def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, pre
         assert len({str(each.content)[: prefix // 2] for each in drawn}) <= 2
 
 
-def test_a_long_prompt_is_split_into_tokens_a_few_times_only() -> None:
-    model = PairModel()
-    encoded: list[str] = []
-
-    class Counted(PairModel):
-        @property
-        def tokens(self) -> Encode | None:
-            def encode(text: str) -> list[int]:
-                encoded.append(text)
-                assert model.tokens is not None
-                return list(model.tokens(text))
-
-            return encode
-
-    prompts = open_prompts(PromptSettings(input=Lengths(mean=512)), Counted(), "completions", 1)
-    encoded.clear()
-    prompts.draw()
-    parts = [text for text in encoded if len(text) > 256]
-    assert len(parts) == len(set(parts)), "the same text is split again"
-
-
 def test_a_table_of_the_answers_to_all_windows_of_the_text_has_no_prompt() -> None:
     for model in (WordModel(), PairModel()):
         text = " ".join(model.prompt_text().split())
@@ -187,7 +166,7 @@ def test_conversations_in_the_layout_of_sharegpt(tmp_path: Path) -> None:
     assert (prompt.content, prompt.input_tokens, prompt.requested_tokens) == ("question", 8, 2)
     conversations.append({"id": "5"})
     file.write_text(json.dumps(conversations), encoding="utf-8")
-    with pytest.raises(DataError, match=r"conversations.json: entry 4: has no list"):
+    with pytest.raises(DataError, match=r"conversations.json: entry 4: not a conversation"):
         open_prompts(settings, PairModel(), "chat", 1)
 
 

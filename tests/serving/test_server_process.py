@@ -216,16 +216,6 @@ def test_the_conversion_of_a_large_model_is_no_silence(start: Start) -> None:
     assert len(reports) > 3
 
 
-@pytest.mark.usefixtures("quick_reports")
-def test_hashing_a_large_model_is_no_silence(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(200 << 20))
-    case = SimpleNamespace(path=tmp_path / "no-case")
-    model = ServedModel(cast(JobSpec, SimpleNamespace(case=case, data_dirs={"weights": tmp_path})), tmp_path)
-    reports: list[int] = []
-    assert model.sha256(lambda: reports.append(1)) is not None
-    assert reports
-
-
 COMPARES = """
 import json, pathlib, sys, time
 model, device, dtype, prompts, answers = sys.argv[1:]
