@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.benchmark_data import write_gsm8k, write_mmlu, write_small_llama
+from tests.serving.benchmark_data import accelmark, write_gsm8k, write_mmlu, write_small_llama
 
 OWN = """
     import datasets, json, sys
@@ -28,21 +28,11 @@ OWN = """
 """The harness's own model, on the same weights and data."""
 
 
-def infer(tmp_path: Path, key: str, *arguments: str) -> tuple[str, str]:
-    """Run ``accelmark infer``; return its output and the run directory's name."""
-    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "infer", key, *arguments]
-    place = f"run{len(list(tmp_path.glob('run*')))}"
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / place)], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=900, env=os.environ | {"COLUMNS": "300", "OMP_WAIT_POLICY": "PASSIVE"},
-    )  # fmt: skip
-    return done.stdout + done.stderr, place
-
-
 def test_an_engine_that_generates_no_text_is_refused_for_benchmarks(tmp_path: Path) -> None:
     settings = ["--set", "benchmarks=[mmlu]", "--set", "precision=fp32"]
     (tmp_path / "mmlu").mkdir()
-    output, _ = infer(tmp_path, "llama_mini", "--data", str(tmp_path), "--compiler", "inductor", "--dry-run", *settings)
+    given = ["--data", str(tmp_path), "--compiler", "inductor", "--dry-run", *settings]
+    _, _, output = accelmark(tmp_path, "infer", "llama_mini", *given)
     assert "inductor generates no text (engines that do: eager" in output
 
 
@@ -77,10 +67,10 @@ def test_scores_through_an_engine_are_those_of_the_harness(
     assert 0 < own["gsm8k"] < 1
     few = ["--set", "generate_duration_s=1", "--set", "generate_batches=[2]", "--set", "generate_input_tokens=[32]"]
     few += ["--set", "generate_output_tokens=[8]", "--set", "precision=fp32", "--set", "inference_duration_s=0"]
-    output, place = infer(tmp_path, f"llama3_1_8b:pytorch:CPU:1:{devices}", "--data", str(data), *few)
-    (file,) = (tmp_path / place).rglob("result.json")
+    _, case, output = accelmark(tmp_path, "infer", f"llama3_1_8b:pytorch:CPU:1:{devices}", "--data", str(data), *few)
+    (file,) = (tmp_path / "run").rglob("result.json")
     result = json.loads(file.read_text())
-    logs = "".join(each.read_text(errors="replace")[-3000:] for each in (tmp_path / place).rglob("harness.log"))
+    logs = "".join(each.read_text(errors="replace")[-3000:] for each in (tmp_path / "run").rglob("harness.log"))
     assert result["state"] == "succeeded", output + logs
     scores = {score["task"]: score for score in result["serving"]["scores"]}
     assert {task: (score["num_questions"], score["num_fewshot"]) for task, score in scores.items()} == {
@@ -88,9 +78,8 @@ def test_scores_through_an_engine_are_those_of_the_harness(
     }  # fmt: skip
     for task, score in scores.items():
         assert round(score["value"] * score["num_questions"]) == round(own[task] * score["num_questions"]), task
-    case = json.loads((tmp_path / place / "summary.json").read_text())["cases"][0]
     found = {(each["severity"], each["rule"], each["actual"]) for each in case["findings"]}
     assert ("open", "benchmark-accuracy", "gsm8k: the data has 9 questions") in found
     assert ("error", "benchmark-accuracy", f"mmlu: {scores['mmlu']['value']:.4f}") in found
     assert case["verdict"] == "INVALID"
-    assert "lm-evaluation-harness" in (tmp_path / place / "report.html").read_text()
+    assert "lm-evaluation-harness" in (tmp_path / "run/report.html").read_text()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +17,35 @@ from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
+from tests.serving.benchmark_data import accelmark
 
 SHARED: dict[str, Any] = {"max_position_embeddings": 2048, "tie_word_embeddings": False}
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "llama_mini": {
-        "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "vocab_size": 256,
-    },
-    "llama3_1_8b": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256,
-    },
-    "llama2_7b": {
-        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "vocab_size": 32000,
-    },
-    "deepseek_7b": {
-        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 30, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "vocab_size": 102400,
-    },
-    "aquila_7b": {
-        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "vocab_size": 100008,
-    },
-    "qwen2_5_7b": {
-        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "vocab_size": 152064,
-    },
-}  # fmt: skip
+SHAPES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+)  # fmt: skip
+CONFIGURATIONS = {
+    "llama_mini": (192, 512, 4, 4, 4, 256),
+    "llama3_1_8b": (4096, 14336, 32, 32, 8, 128256),
+    "llama2_7b": (4096, 11008, 32, 32, 32, 32000),
+    "deepseek_7b": (4096, 11008, 30, 32, 32, 102400),
+    "aquila_7b": (4096, 11008, 32, 32, 32, 100008),
+    "qwen2_5_7b": (3584, 18944, 28, 28, 4, 152064),
+}
 """Shapes in the published ``config.json`` files."""
+
+
+def llama(name: str = "llama_mini") -> CausalModel:
+    import transformers
+
+    kind = "Qwen2" if name.startswith("qwen") else "Llama"
+    config = getattr(transformers, f"{kind}Config")(**dict(zip(SHAPES, CONFIGURATIONS[name], strict=True)), **SHARED)
+    return CausalModel(getattr(transformers, f"{kind}ForCausalLM")(config))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_flops_of_a_case_are_those_of_its_published_shapes(name: str) -> None:
-    import transformers
-
-    kind = "Qwen2" if name.startswith("qwen") else "Llama"
-    config = getattr(transformers, f"{kind}Config")(**CONFIGURATIONS[name], **SHARED)
     with torch.device("meta"):
-        costs = CausalModel(getattr(transformers, f"{kind}ForCausalLM")(config)).costs()
+        costs = llama(name).costs()
     infer = load_case(name).infer
     assert infer is not None
     length = infer.parameters["seq_length"]
@@ -69,9 +56,7 @@ def test_the_flops_of_a_case_are_those_of_its_published_shapes(name: str) -> Non
 
 
 def test_frequencies_of_positions_stay_in_fp32_when_the_model_is_converted() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = CausalModel(LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)))
+    model = llama()
     before = model.model.model.rotary_emb.inv_freq.clone()
     converted = model.to(torch.bfloat16)
     assert converted.model.lm_head.weight.dtype == torch.bfloat16
@@ -79,10 +64,8 @@ def test_frequencies_of_positions_stay_in_fp32_when_the_model_is_converted() -> 
 
 
 def test_generation_continues_as_the_whole_text_would() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(1)
-    model = CausalModel(LlamaForCausalLM(LlamaConfig(**CONFIGURATIONS["llama_mini"], **SHARED)).train(False))
+    model = llama().train(False)
     prompts = torch.randint(0, 256, (3, 9))
     with torch.inference_mode():
         answers = torch.stack(list(model.generate(prompts, 6)), 1)
@@ -95,13 +78,8 @@ def test_generation_continues_as_the_whole_text_would() -> None:
 
 def test_prefill_and_decoding_are_measured_apart() -> None:
     """Batches of 2 prompts of 100 tokens: 0.5 s of prefill, then 10 steps of 0.1 s."""
-    settings = InferSettings(
-        batch_size=1,
-        compiler="eager",
-        generate_batches=(2,),
-        generate_input_tokens=(100,),
-        generate_output_tokens=(11,),
-    )
+    lengths: dict[str, Any] = {"generate_input_tokens": (100,), "generate_output_tokens": (11,)}
+    settings = InferSettings(batch_size=1, compiler="eager", generate_batches=(2,), **lengths)
     records = [
         RequestRecord(
             stage=0, number=2 * batch + place, prompt=2 * batch + place, due_s=1.5 * batch, sent_s=1.5 * batch,
@@ -140,22 +118,10 @@ def test_prefill_and_decoding_are_measured_apart() -> None:
     assert without.prefill_token_rate == pytest.approx(400)
 
 
-def infer(tmp_path: Path, model: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run ``accelmark infer``; return the exit code, the case's result and the output."""
-    command = [sys.executable, "-c", "from accelmark.cli import main; main()", "infer", model, *arguments]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=900, env=os.environ | {"COLUMNS": "300"},
-    )  # fmt: skip
-    summary = tmp_path / "run/summary.json"
-    case = json.loads(summary.read_text())["cases"][0] if summary.is_file() else {}
-    return done.returncode, case, done.stdout + done.stderr
-
-
 @pytest.mark.heavy
 def test_the_small_llama_generates_as_the_framework_does(tmp_path: Path) -> None:
     few = ["--set", "generate_duration_s=2", "--set", "generate_batches=[1,8]", "--set", "generate_output_tokens=[16]"]
-    code, case, output = infer(tmp_path, "llama_mini", *few)
+    code, case, output = accelmark(tmp_path, "infer", "llama_mini", *few)
     assert case.get("state") == "succeeded", output
     assert not [found for found in case["findings"] if found["severity"] == "error"], case["findings"]
     assert code == 0, output
@@ -176,7 +142,7 @@ def test_the_small_llama_generates_as_the_framework_does(tmp_path: Path) -> None
 def test_two_devices_generate_together_as_the_framework_does_on_one(tmp_path: Path) -> None:
     few = ["--set", "generate_duration_s=1", "--set", "generate_batches=[8]", "--set", "generate_output_tokens=[16]"]
     few += ["--set", "inference_duration_s=0", "--set", "generate_input_tokens=[32]"]
-    code, case, output = infer(tmp_path, "llama_mini:pytorch:CPU:1:2", *few)
+    code, case, output = accelmark(tmp_path, "infer", "llama_mini:pytorch:CPU:1:2", *few)
     assert (code, case.get("state")) == (0, "succeeded"), output
     assert not [found for found in case["findings"] if found["severity"] == "error"], case["findings"]
     figures = {name: figure["mean"] for name, figure in case["figures"].items()}

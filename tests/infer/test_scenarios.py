@@ -3,6 +3,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from accelmark.spec.log.events import Event
 
 _SHORT = {"scenario_duration_s": 0.3, "scenario_queries": 20, "repeat_check": False, "max_batches": 3}
@@ -70,16 +72,23 @@ def test_a_fixed_batch_engine_is_fed_full_batches(take: Any, acme: Any) -> None:
     assert result.accuracy_answers.worst_error < 1e-6
 
 
-def test_an_engine_that_fails_under_load_ends_the_run_with_its_reason(take: Any, acme: Any) -> None:
-    methods = """
+@pytest.mark.parametrize(("scenario", "at_once"), [("single_stream", 1), ("offline", 2)])
+def test_an_engine_that_fails_under_load_ends_the_run_with_its_reason(
+    take: Any, acme: Any, scenario: str, at_once: int
+) -> None:
+    methods = f"""
     calls = 0
+    def __init__(self, request):
+        super().__init__(request)
+        self.concurrency = {at_once}
     def __call__(self, inputs):
-        self.calls += len(inputs[0]) == 1
+        # An untimed call of one item precedes a scenario; in the measured passes a call has 16.
+        self.calls += len(inputs[0]) == 1 or self.calls > 0
         if self.calls > 20:
             raise RuntimeError("the device fell off the bus")
         return super().__call__(inputs)
     """
-    ran = take(acme(methods, scenarios=("single_stream",), **_SHORT))
+    ran = take(acme(methods, scenarios=(scenario,), **_SHORT))
     assert ran.finished.state == "failed"
     assert "fell off the bus" in ran.finished.message
     assert ran.finished.p_inference_core > 0

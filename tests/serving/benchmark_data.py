@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,18 @@ SHAPES: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 258, "max_position_embeddings": 1024, "tie_word_embeddings": False,
     "bos_token_id": 256, "eos_token_id": 257,
 }  # fmt: skip
+
+
+def accelmark(directory: Path, *arguments: str, **variables: str) -> tuple[int, dict[str, Any], str]:
+    """Run a command with its run in ``run``; return the exit code, the case's result and the output."""
+    command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments]
+    done = subprocess.run(
+        [*command, "--out", str(directory / "run")], cwd=directory, capture_output=True, text=True, check=False,
+        timeout=900, env=os.environ | {"COLUMNS": "300", "OMP_WAIT_POLICY": "PASSIVE"} | variables,
+    )  # fmt: skip
+    summary = directory / "run/summary.json"
+    case = json.loads(summary.read_text())["cases"][0] if summary.is_file() else {}
+    return done.returncode, case, done.stdout + done.stderr
 
 
 def write_mmlu(directory: Path) -> int:

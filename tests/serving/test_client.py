@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import subprocess
 import threading
+import time
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
@@ -85,40 +86,23 @@ def test_an_answer_is_recorded_with_its_times_text_and_counts() -> None:
     assert "authorization" not in requests[0].head.lower()
 
 
-def _reset_after_a_token(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.reset()
-
-
-def _close_before_the_end(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.close()
-
-
-def _stall(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    threading.Event().wait(TIMEOUT_S)
-
-
-def _after_a_token(event: object) -> Handle:
-    """Return what sends a token and then an event."""
+def _after_a_token(action: Handle) -> Handle:
+    """Return what sends a token and then does something else."""
 
     def handle(peer: Peer) -> None:
         peer.begin()
         peer.token("Hel")
-        peer.event(event)
-        peer.end()
+        action(peer)
 
     return handle
 
 
-def _no_reason(peer: Peer) -> None:
-    peer.begin()
-    peer.token("Hel")
-    peer.send(b"0\r\n\r\n")
+def _event(event: object) -> Handle:
+    def send(peer: Peer) -> None:
+        peer.event(event)
+        peer.end()
+
+    return _after_a_token(send)
 
 
 FAILURES: dict[str, tuple[Handle, RequestStatus, int | None, str, str]] = {
@@ -139,15 +123,17 @@ FAILURES: dict[str, tuple[Handle, RequestStatus, int | None, str, str]] = {
     ),
     "not HTTP": (lambda peer: peer.send(b"SSH-2.0-OpenSSH_9.2\r\n"), "malformed", None, "not HTTP", ""),
     "reset": (lambda peer: peer.reset(), "dropped", None, "connection lost", ""),
-    "reset after a token": (_reset_after_a_token, "dropped", 200, "connection lost", "Hel"),
-    "closed before the end": (_close_before_the_end, "dropped", 200, "closed by the server", "Hel"),
-    "not JSON": (_after_a_token("{'choices'"), "malformed", 200, "not JSON: \"{'choices'\"", "Hel"),
-    "no reason": (_no_reason, "malformed", 200, "without a finish_reason", "Hel"),
-    "error in the stream": (
-        _after_a_token({"error": {"message": "out of blocks", "code": 500}}), "http_error", 200, "out of blocks", "Hel",
+    "reset after a token": (_after_a_token(Peer.reset), "dropped", 200, "connection lost", "Hel"),
+    "closed before the end": (_after_a_token(Peer.close), "dropped", 200, "closed by the server", "Hel"),
+    "not JSON": (_event("{'choices'"), "malformed", 200, "not JSON: \"{'choices'\"", "Hel"),
+    "no reason": (
+        _after_a_token(lambda peer: peer.send(b"0\r\n\r\n")), "malformed", 200, "without a finish_reason", "Hel",
     ),
-    "wrong text": (_after_a_token({"choices": [{"text": 3}]}), "malformed", 200, "not a string", "Hel"),
-    "wrong choices": (_after_a_token({"choices": ["text"]}), "malformed", 200, "choices", "Hel"),
+    "error in the stream": (
+        _event({"error": {"message": "out of blocks", "code": 500}}), "http_error", 200, "out of blocks", "Hel",
+    ),
+    "wrong text": (_event({"choices": [{"text": 3}]}), "malformed", 200, "not a string", "Hel"),
+    "wrong choices": (_event({"choices": ["text"]}), "malformed", 200, "choices", "Hel"),
     "none": (lambda peer: peer.answer("Hel"), "ok", 200, "None", "Hel"),
 }  # fmt: skip
 
@@ -164,7 +150,8 @@ def test_requests_that_fail_are_recorded_with_their_causes_and_others_go_on() ->
 
 
 def test_a_stream_that_stalls_is_given_up_with_what_arrived() -> None:
-    record, text = one(_stall, timeout_s=5.0)  # longer than a busy machine takes for the first token
+    stall = _after_a_token(lambda peer: time.sleep(TIMEOUT_S))
+    record, text = one(stall, timeout_s=5.0)  # longer than a busy machine takes for the first token
     assert (record.status, text) == ("timed_out", "Hel")
     assert record.first_s is not None
     assert record.end_s >= 5.0
