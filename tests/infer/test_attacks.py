@@ -1,4 +1,4 @@
-"""Engines that cheat: each is found, or gets nothing from what it tries."""
+"""Engines that cheat: each is found, or gets nothing from what it tries. More are in ``tests/audit/adversary``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.log.events import Event
 from tests.infer.conftest import fork_engines
 
@@ -24,59 +23,6 @@ def _invalid(ran: Any) -> str:
     assert ran.finished.state == "completed", ran.finished.message
     assert not ran.finished.valid
     return "; ".join(ran.finished.invalid_reasons)
-
-
-@pytest.mark.heavy
-def test_a_cache_that_starts_at_call_75_is_found(take: Any, acme: Any) -> None:
-    methods = """
-    calls = 0
-    def __call__(self, inputs):
-        self.calls += 1
-        known = self.__dict__.setdefault("known", {})
-        key = inputs[0].numpy().tobytes()
-        if self.calls > 75 and key in known:
-            return [known[key].clone()], 0.0
-        time.sleep(0.005)
-        (known[key],), _ = super().__call__(inputs)
-        return [known[key].clone()], 0.0
-    """
-    ran = take(acme(methods, batch_size=4, repeat=24))
-    assert "outputs may be cached" in _invalid(ran)
-    (check,) = ran.of(Event.REPEAT_CHECK)
-    assert check.num_batches >= 10
-
-
-@pytest.mark.heavy
-def test_a_table_of_answers_made_while_compiling_has_none_of_the_inputs(take: Any, acme: Any) -> None:
-    methods = """
-    def __init__(self, request):
-        super().__init__(request)
-        self.table = {}
-        found = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape[1:] == (1, 8, 8)]
-        print("items within reach:", sum(len(each) for each in found), file=sys.stderr)
-        for each in found:
-            self.table |= {item.numpy().tobytes(): self.call([item[None]])[0][0] for item in each}
-    def __call__(self, inputs):
-        zeros = torch.zeros(10)
-        return [torch.stack([self.table.get(item.numpy().tobytes(), zeros) for item in inputs[0]])], 0.0
-    """
-    ran = take(acme(methods))
-    assert "largest error of the engine's answers is 1 " in _invalid(ran)
-    assert "items within reach: 16\n" in (ran.node_dir / "engine.out.log").read_text(), "those of the example"
-
-
-@pytest.mark.heavy
-def test_answers_for_inputs_before_their_change_are_found_in_any_precision(take: Any, acme: Any) -> None:
-    methods = """
-    def __call__(self, inputs):
-        from pathlib import Path
-        if not hasattr(self, "items"):  # the data set, read from the disk
-            self.items = torch.randn(100, 1, 8, 8, generator=torch.Generator().manual_seed(3))
-            self.answers = self.call([self.items])[0]
-        nearest = torch.cdist(inputs[0].flatten(1), self.items.flatten(1)).argmin(1)
-        return [self.answers[nearest]], 0.0
-    """
-    assert "they may be looked up" in _invalid(take(acme(methods, precision="bf16")))
 
 
 def test_no_frame_has_labels(take: Any, acme: Any) -> None:
@@ -102,31 +48,6 @@ def test_zeros_for_the_last_short_batch_are_found(take: Any, acme: Any) -> None:
         return super().__call__(inputs) if len(inputs[0]) == 16 else ([torch.zeros(len(inputs[0]), 10)], 0.0)
     """
     assert "largest error of the engine's answers is 1 " in _invalid(take(acme(methods)))
-
-
-@pytest.mark.heavy
-def test_bf16_told_as_fp32_is_found(take: Any, acme: Any) -> None:
-    methods = """
-    def compute(self, inputs):
-        return [each.float() for each in self.model.bfloat16()(inputs[0].bfloat16()).split(len(inputs[0]))]
-    """
-    assert "median error" in _invalid(take(acme(methods)))
-
-
-@pytest.mark.heavy
-def test_zeros_for_any_batch_but_the_full_one_are_found_in_a_scenario(take: Any, acme: Any) -> None:
-    methods = """
-    def __call__(self, inputs):
-        size = len(inputs[0])
-        return super().__call__(inputs) if size in (16, 4) else ([torch.zeros(size, 10)], 0.0)
-    """
-    short = {"scenario_duration_s": 0.3, "scenario_queries": 20, "repeat_check": False}
-    job = acme(methods, scenarios=("single_stream", "server"), server_latency_bound_ms=50, **short)
-    ran = take(job)
-    assert ran.finished.valid, "the offline pass has no other batch"
-    single, server = ran.of(Event.SCENARIO)
-    for found in (single.accuracy_answers, single.performance_answers, server.performance_answers):
-        assert "largest error" in "; ".join(answer_reasons(found, "fp32"))
 
 
 @pytest.mark.heavy

@@ -197,14 +197,6 @@ class Engine(Eager):
 '''
 
 
-def test_a_vendor_adds_an_engine_as_one_file(make_job: Any, tiny_onnx: Path, tmp_path: Path) -> None:
-    (tmp_path / "engines").mkdir()
-    (tmp_path / "engines" / "acmert.py").write_text(_VENDOR_ENGINE)
-    engine = engine_class("acmert", tmp_path)(_request(make_job, tiny_onnx, tmp_path))
-    assert engine.name == "acmert"
-    assert engine.describe() == {"acme_compiler": "1.0"}
-
-
 def test_an_installed_package_adds_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "acme_engines.py").write_text(_VENDOR_ENGINE)
     metadata = tmp_path / "acme_engines-1.0.dist-info"

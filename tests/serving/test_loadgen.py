@@ -18,7 +18,6 @@ from torch import Tensor
 from accelmark.infer.generation import EngineClient
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
-from accelmark.serving.client.connection import has_output
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.request import Endpoint
@@ -166,18 +165,3 @@ def test_an_engine_generates_the_queries_of_loadgen_in_batches(tmp_path: Path) -
     own = records(tmp_path, result.stage)
     assert all(record["due_s"] <= record["sent_s"] <= record["first_s"] <= record["end_s"] for record in own)
     assert len({record["sent_s"] for record in own}) >= 3  # several batches
-
-
-@pytest.mark.parametrize(
-    ("pieces", "found"),
-    [
-        ([b'data: {"choices": [{"text": "a"}]}\n\n'], True),
-        ([b'data: {"choices": [{"te', b'xt": "a"}]}\n\n'], True),
-        ([b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'], False),
-        ([b'data: {"choices": [{"te'], False),
-        ([b"data: [DONE]\n\n"], False),
-        ([], False),
-    ],
-)
-def test_the_first_output_is_the_first_event_with_text(pieces: list[bytes], found: bool) -> None:
-    assert has_output(pieces) is found

@@ -10,11 +10,11 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +56,7 @@ from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 _SYNTHETIC_BATCHES: Final = 32
 
 
-@final
-@dataclass(frozen=True)
-class EngineFacts:
+class EngineFacts(NamedTuple):
     """The properties that an engine's class states."""
 
     reads: Source

@@ -22,8 +22,6 @@ _REPORT_S: Final = 1.0
 class ServedModel:
     """The model that a case serves; ``directory`` is None where the case has no weights (an endpoint)."""
 
-    directory: Path | None
-
     def __init__(self, job: JobSpec, work_dir: Path) -> None:
         """Find the given weights, else let the case write its own below ``work_dir``.
 
@@ -37,31 +35,22 @@ class ServedModel:
             self.directory = work_dir / "model"
             self.directory.mkdir(exist_ok=True)
             self._module.write_model(self.directory)
-        self._tokenizer = _tokenizer(self.directory) if self.directory is not None else None
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether tokens can be counted."""
-        return self._tokenizer is not None
-
-    @property
-    def tokens(self) -> Callable[[str], list[int]] | None:
-        """Function from a text to its tokens, without special ones; None without a tokenizer."""
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            return None
-        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    @property
-    def input_tokens(self) -> Callable[[str], list[int]] | None:
+        file = None if self.directory is None else self.directory / "tokenizer.json"
+        self.has_tokenizer = file is not None and file.is_file()
+        self.tokens: Callable[[str], list[int]] | None = None
+        """Function from a text to its tokens, without special ones; like the others None without a tokenizer."""
+        self.input_tokens: Callable[[str], list[int]] | None = None
         """Function from a prompt to the tokens that the model computes, with the special ones of its tokenizer."""
-        tokenizer = self._tokenizer
-        return None if tokenizer is None else lambda text: list(tokenizer.encode(text).ids)
+        self.text: Callable[[list[int]], str] | None = None
+        """Function from tokens to their text."""
+        if self.has_tokenizer:
+            from tokenizers import Tokenizer
 
-    @property
-    def text(self) -> Callable[[list[int]], str] | None:
-        """Function from tokens to their text; None without a tokenizer."""
-        return None if self._tokenizer is None else self._tokenizer.decode
+            with raising(DataError, f"{file}: not a tokenizer", Exception):
+                tokenizer = Tokenizer.from_file(str(file))
+            self.tokens = lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+            self.input_tokens = lambda text: list(tokenizer.encode(text).ids)
+            self.text = tokenizer.decode
 
     def prompt_text(self) -> str:
         """Return the text from which prompts are taken. Raises DataError: there is none."""
@@ -88,13 +77,3 @@ class ServedModel:
                         told_s = now_s
                         report()
         return whole.hexdigest()
-
-
-def _tokenizer(directory: Path) -> Any:
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    with raising(DataError, f"{file}: not a tokenizer", Exception):
-        return Tokenizer.from_file(str(file))

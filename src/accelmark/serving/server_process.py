@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import psutil
 
@@ -27,9 +26,7 @@ from accelmark.spec.settings.training import Scalar
 _HAS_AFFINITY: Final = hasattr(os, "sched_setaffinity")
 
 
-@final
-@dataclass(frozen=True)
-class Cores:
+class Cores(NamedTuple):
     """Cores of a run; both have all cores where they are not divided."""
 
     server: tuple[int, ...]
@@ -38,7 +35,7 @@ class Cores:
     @property
     def are_divided(self) -> bool:
         """Whether the client's cores are its own."""
-        return not set(self.server) & set(self.client)
+        return self.server != self.client
 
     @classmethod
     def divided(cls, num_client: int) -> Cores:

@@ -131,15 +131,9 @@ def has_output(pieces: Sequence[bytes]) -> bool:
     """Return whether an event with text is in the received part of a body."""
     stream = Stream()
     for payload, _ in _events(pieces, [0] * len(pieces)):
-        if payload.strip() == b"[DONE]":
-            return False
-        try:
+        with contextlib.suppress(_MalformedError):  # the end, or the rest of it has not arrived
             stream.add(_value(payload), 0)
-        except _MalformedError:  # or the rest of it has not arrived
-            return False
-        if stream.arrivals_ns:
-            return True
-    return False
+    return bool(stream.parts)
 
 
 def _events(pieces: Sequence[bytes], arrivals_ns: Sequence[int]) -> Iterator[tuple[bytes, int]]:
@@ -188,11 +182,9 @@ def _value(text: bytes) -> Any:
 
 def _text_of(choice: dict[str, Any]) -> str:
     delta = choice.get("delta")
+    texts = [choice.get("text")]
     if isinstance(delta, dict):
-        reasoning = next((delta[name] for name in _REASONING if delta.get(name)), None)
-        texts = [reasoning, delta.get("content")]
-    else:
-        texts = [choice.get("text")]
+        texts = [next((delta[name] for name in _REASONING if delta.get(name)), None), delta.get("content")]
     if any(text is not None and not isinstance(text, str) for text in texts):
         raise _MalformedError("the text of a choice is not a string")
     return "".join(text for text in texts if text)

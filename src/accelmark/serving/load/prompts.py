@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
@@ -102,16 +102,18 @@ class TextPrompts:
     def __init__(self, settings: PromptSettings, model: PromptModel, text: str, rng: np.random.Generator) -> None:
         self._settings = settings
         self._rng = rng
-        self._encode = model.tokens
-        self._units = _Units(text, model)
+        self._counts = model.tokens is not None
+        self._encode: Callable[[str], Sequence[Any]] = model.tokens or str.split
+        self._decode: Callable[[list[Any]], str] = model.text or (lambda words: " " + " ".join(words))
+        self._tokens = list(self._encode(text))
         self._used: set[bytes] = set()
         """Hashes of the prompts that were drawn: long prompts of many requests would fill the memory."""
         self._num_drawn = 0
         lengths = settings.input
         longest = lengths.mean if lengths.distribution == "fixed" else lengths.max
         needed = longest or lengths.min or 1
-        if len(self._units) < max(needed, settings.shared_prefix_tokens) + 1:
-            problem = f"the text has {len(self._units)} tokens, prompts.input needs more than {needed}"
+        if len(self._tokens) < max(needed, settings.shared_prefix_tokens) + 1:
+            problem = f"the text has {len(self._tokens)} tokens, prompts.input needs more than {needed}"
             raise DataError(f"prompts: {problem}: set a shorter input, or prompts.file to a longer text")
         self._prefixes = [""]
         if settings.shared_prefix_tokens:
@@ -119,17 +121,13 @@ class TextPrompts:
 
     def draw(self, input_tokens: int | None = None, output_tokens: int | None = None) -> Prompt:
         """Return a prompt that was not drawn before."""
-        most = len(self._units) - 1
+        most = len(self._tokens) - 1
         length = min(input_tokens or draw_length(self._settings.input, self._rng, most), most)
         prefix = self._prefixes[int(self._rng.integers(len(self._prefixes)))]
         content = self._window(length, prefix)
         self._num_drawn += 1
-        return Prompt(
-            number=self._num_drawn - 1,
-            content=content,
-            input_tokens=None if self._encode is None else length,
-            requested_tokens=output_tokens or draw_length(self._settings.output, self._rng),
-        )
+        requested = output_tokens or draw_length(self._settings.output, self._rng)
+        return Prompt(self._num_drawn - 1, content, length if self._counts else None, requested)
 
     def _window(self, length: int, prefix: str) -> str:
         """Return a text of ``length`` tokens that begins with ``prefix`` and was not used before."""
@@ -140,8 +138,8 @@ class TextPrompts:
         for _ in range(_TRIES):
             text: str | None = prefix
             for num_before, num_tokens in zip_strict((num_prefix, *lengths[:-1]), lengths):
-                begin = int(self._rng.integers(len(self._units) - length + 1))
-                text = None if text is None else self._units.window(begin, num_tokens, text, num_before)
+                begin = int(self._rng.integers(len(self._tokens) - length + 1))
+                text = None if text is None else self._extended(text, num_before, num_tokens, begin)
             if text is None:
                 continue
             digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -155,27 +153,9 @@ class TextPrompts:
         remedy = "set a longer text (prompts.file), another prompts.input, or prompts.repeat: true"
         raise DataError(f"prompts: no further prompt of {length} tokens in the text: {why}; {remedy}")
 
-
-@final
-class _Units:
-    """The tokens of a text, or its words."""
-
-    def __init__(self, text: str, model: PromptModel) -> None:
-        self._encode, self._decode = model.tokens, model.text
-        self._tokens: list[int] = list(self._encode(text)) if self._encode is not None else []
-        self._words: list[str] = text.split() if self._encode is None else []
-
-    def __len__(self) -> int:
-        return len(self._tokens) or len(self._words)
-
-    def window(self, begin: int, length: int, prefix: str, num_prefix: int) -> str | None:
-        """Return ``prefix``, which has ``num_prefix`` units, with units from ``begin``, ``length`` in all.
-
-        None where that is not possible.
-        """
+    def _extended(self, prefix: str, num_prefix: int, length: int, begin: int) -> str | None:
+        """Return ``prefix`` and tokens from ``begin``, ``length`` in all; None where that is not possible."""
         num_taken = max(1, length - num_prefix)
-        if self._encode is None or self._decode is None:
-            return " ".join(([prefix] if prefix else []) + self._words[begin : begin + num_taken])
         for _ in range(_CORRECTIONS):
             text = prefix + self._decode(self._tokens[begin : begin + num_taken])
             if _REPLACEMENT in text:  # begins or ends within a character
@@ -187,6 +167,12 @@ class _Units:
             if num_taken < 1 or begin + num_taken > len(self._tokens):
                 return None
         return None
+
+
+class _Entry(NamedTuple):
+    content: str | tuple[Message, ...]
+    output_tokens: int | None
+    input_tokens: int | None
 
 
 @final
@@ -220,14 +206,6 @@ class FilePrompts:
         entry = self._entries[place]
         requested = entry.output_tokens or output_tokens or draw_length(self._settings.output, self._rng)
         return Prompt(self._numbers[place], entry.content, entry.input_tokens, requested)
-
-
-@final
-@dataclass(frozen=True)
-class _Entry:
-    content: str | tuple[Message, ...]
-    output_tokens: int | None
-    input_tokens: int | None
 
 
 class _Message(Spec):

@@ -61,7 +61,7 @@ class LoadGenLog:
 
     @property
     def reason(self) -> str | None:
-        """Return LoadGen's reason for an invalid run; None for a valid one."""
+        """LoadGen's reason for an invalid run; None for a valid one."""
         if self.valid:
             return None
         texts = (self.values.get(key) for key in _REASONS)
