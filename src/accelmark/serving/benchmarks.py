@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,14 +45,15 @@ def run_benchmarks(
         request = {"task": task, "data": str(data_dirs[task]), "limit": settings.benchmark_limit, "model": dict(model)}
         file = node_dir / f"harness_{task}.json"
         file.write_text(json.dumps(request), encoding="utf-8")
-        score = BenchmarkScore.model_validate(_run(file, node_dir, settings.benchmark_timeout_s, watch, engine))
+        result = _run(file, node_dir, settings.benchmark_timeout_s, watch, engine)
+        score = BenchmarkScore.model_validate_json(result.read_bytes())
         with (node_dir / SCORES_FILE).open("a", encoding="utf-8") as stream:
             stream.write(score.model_dump_json() + "\n")
 
 
 def _run(
     request: Path, node_dir: Path, timeout_s: float, watch: Callable[[], None], engine: Callable[..., Any] | None
-) -> object:
+) -> Path:
     result = request.with_suffix(".result.json")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(node_dir / "harness"), "TOKENIZERS_PARALLELISM": "false"}
     ours, theirs = Pipe()
@@ -67,12 +67,18 @@ def _run(
         )  # fmt: skip
     end_s = time.monotonic() + timeout_s
     try:
-        while _run_next_command(ours, engine):
+        while True:
+            try:
+                if ours.poll(_POLL_S):
+                    command, values = json.loads(ours.recv_bytes())
+                    answer = None if engine is None else engine(command, **values)
+                    ours.send_bytes(json.dumps(answer).encode())
+            except (EOFError, OSError):
+                break  # the harness ended
             watch()
             if time.monotonic() > end_s:
-                raise RunError(
-                    f"{request.stem}: no result within {timeout_s:g} s (benchmark_timeout_s); see {LOG_FILE}"
-                )
+                problem = f"no result within {timeout_s:g} s (benchmark_timeout_s)"
+                raise RunError(f"{request.stem}: {problem}; see {LOG_FILE}")
         process.wait()
     finally:
         ours.close()
@@ -81,18 +87,4 @@ def _run(
     if process.returncode:
         last = " / ".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
         raise RunError(f"lm-evaluation-harness ended with status {process.returncode}: {last}; see {LOG_FILE}")
-    results: object = json.loads(result.read_text(encoding="utf-8"))
-    return results
-
-
-def _run_next_command(harness: Connection[Any, Any], engine: Callable[..., Any] | None) -> bool:
-    """Let the engine execute a command of the harness if one comes within a second; False once the harness ended."""
-    try:
-        if harness.poll(_POLL_S):
-            command, values = json.loads(harness.recv_bytes())
-            if engine is None:
-                raise RunError(f"lm-evaluation-harness sent the command {command} to a server")
-            harness.send_bytes(json.dumps(engine(command, **values)).encode())
-    except (EOFError, OSError):
-        return False
-    return True
+    return result
