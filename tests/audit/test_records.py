@@ -17,9 +17,8 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
-from accelmark.cli.finished.results import results
-from accelmark.cli.finished.run import report, verify
 from accelmark.cli.help import Verb
+from accelmark.cli.results import report, results, verify
 from accelmark.results.schema import CaseResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.signature import Trust

@@ -52,6 +52,18 @@ def other_tokenizer(root: Path) -> None:
     tiny_data.save_tokenizer(root / "distilbert/hf/tokenizer.json", texts, [f"<{number}>" for number in range(200)])
 
 
+def train(case: str, data: Path, out: Path, settings: Mapping[str, Any], *more: str) -> tuple[int, str]:
+    """Train as a person would; return the exit code and all output."""
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = ["train", case, "--vendor", "cpu", "--open", "--data", str(data), "--out", str(out), *sets, *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "250"}
+    done = subprocess.run(
+        [sys.executable, "-m", "accelmark", *command],
+        capture_output=True, text=True, timeout=500, check=False, env=environment,
+    )  # fmt: skip
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -85,18 +97,8 @@ def test_damaged_data_fails_the_run_by_name(
     case = case_of(name, settings)
     with_checkpoint(case, getattr(case, "weights", None), tiny_data.with_weights(writer(root), name, root))
     damage(root)
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = ["train", name, "--vendor", "cpu", "--open", "--data", str(root), "--out", str(tmp_path / "run"), *sets]
-    done = subprocess.run(
-        [sys.executable, "-m", "accelmark", *command],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "250"},
-    )
-    output = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == 1, output
+    code, output = train(name, root, tmp_path / "run", settings)
+    assert code == 1, output
     assert message in output
     assert "Traceback" not in output
     (result,) = (tmp_path / "run").rglob("result.json")
@@ -104,45 +106,22 @@ def test_damaged_data_fails_the_run_by_name(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-SHORT = (
-    "model.image_size=32 model.num_classes=2 model.stage1_blocks=1 model.stage2_blocks=1 model.stage3_blocks=1"
-    " model.stage4_blocks=1 batch_size=4 eval_batch_size=3 end.max_epochs=2 end.max_steps=8 evaluate.every_epochs=1"
-    " checkpoint.every_steps=2 loader.num_workers=1 threads=1"
-)
-
-
-def train(data: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    sets = [part for setting in SHORT.split() for part in ("--set", setting)]
-    command = ["train", "resnet50", "--vendor", "cpu", "--open", "--data", str(data), "--out", str(out)]
-    return subprocess.run(
-        [sys.executable, "-m", "accelmark", *command, *sets, *options],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "200"},
-    )
-
-
 @pytest.mark.heavy
 def test_a_truncated_jpeg_fails_the_run_or_is_replaced_and_marks_it(tmp_path: Path) -> None:
+    short = FEW_STEPS | TWO_CLASSES | {f"model.stage{number}_blocks": 1 for number in (1, 2, 3, 4)}
+    short |= {"batch_size": 4, "end.max_epochs": 2, "evaluate.every_epochs": 1, "checkpoint.every_steps": 2}
     data = tiny_data.imagenet(tmp_path)["imagenet"]
-    damaged = data / "train" / "n01440764" / "n01440764_5.JPEG"
+    damaged, another = data / "train/n01440764/n01440764_5.JPEG", data / "train/n01443537/n01443537_2.JPEG"
     damaged.write_bytes(damaged.read_bytes()[:300])
-    refused = train(data, tmp_path / "refused")
-    assert refused.returncode == 1, refused.stdout + refused.stderr
-    assert f"{damaged}: is not a readable image" in refused.stdout + refused.stderr
-    tolerated = train(data, tmp_path / "tolerated", "--tolerate-bad-samples", "1")
-    assert tolerated.returncode == 0, tolerated.stdout + tolerated.stderr
+    code, output = train("resnet50", data, tmp_path / "refused", short)
+    assert (code, f"{damaged}: is not a readable image" in output) == (1, True), output
+    code, output = train("resnet50", data, tmp_path / "tolerated", short, "--tolerate-bad-samples", "1")
+    assert (code, "OPEN" in output) == (0, True), output
     (path,) = (tmp_path / "tolerated").rglob("result.json")
-    result = json.loads(path.read_text(encoding="utf-8"))
-    assert "bad_samples" in result["marks"]
-    assert str(damaged) in path.read_text(encoding="utf-8")
-    assert "OPEN" in tolerated.stdout
-    another = data / "train" / "n01443537" / "n01443537_2.JPEG"
+    text = path.read_text(encoding="utf-8")
+    assert "bad_samples" in json.loads(text)["marks"]
+    assert str(damaged) in text
     another.write_bytes(another.read_bytes()[:300])
-    too_many = train(data, tmp_path / "too_many", "--tolerate-bad-samples", "1")
-    assert too_many.returncode == 1, too_many.stdout + too_many.stderr
-    output = too_many.stdout + too_many.stderr
+    code, output = train("resnet50", data, tmp_path / "too_many", short, "--tolerate-bad-samples", "1")
+    assert code == 1, output
     assert "2 training samples cannot be read; --tolerate-bad-samples allows 1" in output
-    assert f"{damaged}: is not a readable image" in output or f"{another}: is not a readable image" in output

@@ -69,13 +69,6 @@ def test_a_kit_is_refused_where_it_has_no_meaning(bench: Path) -> None:
     assert f"{where}/bin/python: No such file" in refused("check", "vendor", "kit2", "--kit", "--environment", where)
 
 
-def test_a_kit_is_refused_once_the_folder_describes_another_device(bench: Path) -> None:
-    file = new_folder("vendors", "kit3", bench, kit=True) / "vendor.yaml"
-    file.write_text(file.read_text().replace("module: standin_device", "module: torch_acme"))
-    with pytest.raises(RequestError, match=r"vendor\.yaml does not describe the stand-in"):
-        next(check_kit("kit3"))
-
-
 def test_a_missing_compiler_is_named_with_what_to_install(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_folder("vendors", "kit4", bench, kit=True)
     monkeypatch.setenv("CXX", "no-such-compiler")

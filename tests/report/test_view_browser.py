@@ -63,33 +63,16 @@ def test_runs_are_chosen_and_compared(page: Page) -> None:
     assert page.evaluate("getComputedStyle(document.querySelector('.effect.better')).fontWeight") == "600"
 
 
-def test_the_list_is_filtered_by_its_form(page: Page) -> None:
-    page.goto("/")
-    assert page.locator(".runs tbody tr").count() == 9
-    page.locator("select[name=scale]").select_option("1x2")
-    page.get_by_role("button", name="Filter").click()
-    page.wait_for_url("**scale=1x2**")
-    assert page.locator(".runs tbody tr").count() == 1
-
-
-def test_a_page_of_a_run_draws_its_plots(page: Page) -> None:
+def test_charts_of_a_run_scaling_and_a_change_of_level_are_drawn(page: Page) -> None:
     page.goto("/run/n0")
     page.wait_for_selector("html[data-drawn]")
     assert page.locator(".plot .main-svg").count() >= 3
-
-
-def test_a_change_of_level_is_drawn_and_named(page: Page) -> None:
+    page.goto("/scaling")
+    assert page.locator(".chart .point").count() == 2
     page.goto("/trend")
     assert page.locator(".chart .point").count() == 8
     assert page.locator(".chart .shapelayer path").count() >= 1
     assert page.locator("tbody tr", has_text="change point").locator("th").text_content() == "n4"
-
-
-def test_scaling_is_drawn(page: Page) -> None:
-    page.goto("/scaling")
-    assert page.locator(".chart .point").count() == 2
-    stroke = page.evaluate("getComputedStyle(document.querySelector('.chart .js-line')).stroke")
-    assert stroke != "none"
 
 
 def test_the_page_of_a_run_in_progress_updates_itself(page: Page, runs: Path) -> None:
@@ -97,13 +80,9 @@ def test_the_page_of_a_run_in_progress_updates_itself(page: Page, runs: Path) ->
     assert "1.250" in (page.locator("#live").text_content() or "")
     log = next((runs / "running").glob("*/round*/*/rank0.out.log"))
     window: dict[str, object] = {
-        "global_steps": 6,
-        "num_trained_samples": 48,
-        "wall_ms": 1000.0,
-        "loss": 0.5,
-        "epoch": 0,
-    }
-    window |= {"learning_rate": 0.1, "losses": [0.5], "step_ms": [], "data_wait_ms": []}
+        "global_steps": 6, "num_trained_samples": 48, "wall_ms": 1000.0, "loss": 0.5, "epoch": 0,
+        "learning_rate": 0.1, "losses": [0.5], "step_ms": [], "data_wait_ms": [],
+    }  # fmt: skip
     with log.open("a") as file:
         file.write(perflog("STEP_END", window, 2, 0))
     page.locator("#live", has_text="0.5000").wait_for()

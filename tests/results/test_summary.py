@@ -134,7 +134,7 @@ def test_recomputing_reverts_an_edited_result(tmp_path: Path) -> None:
 def test_reading_results_imports_nothing_heavy() -> None:
     code = (
         "import sys, accelmark.results.rounds.summary, accelmark.results.store.loaded_run;"
-        "import accelmark.report.run_page, accelmark.cli.finished.run;"
+        "import accelmark.report.run_page, accelmark.cli.results;"
         "print([name for name in ('numpy', 'scipy', 'plotly', 'jinja2', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.audit.verify import verify_run
-from accelmark.cli.finished.run import report
+from accelmark.cli.results import report
 from accelmark.plan.plan import Plan
 from accelmark.report.view import RunIndex
 from accelmark.results.sources import load_source, open_sources

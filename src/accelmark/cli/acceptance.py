@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,12 +16,12 @@ from accelmark.cli.help import Output
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
-    from accelmark.audit.acceptance import Criterion, Scale
+    from accelmark.audit.acceptance import Scale
     from accelmark.results.store.loaded_run import LoadedCase
-    from accelmark.spec.runfile import RunSpec
 
 BEGIN: Final = "<!-- acceptance {} -->"
 END: Final = "<!-- /acceptance -->"
+_HEADINGS: Final = ("scale", "rule", "expected", "measured", "accepted", "run")
 _CHINESE: Final = {
     "Scale": "规模", "Rule": "规则", "Expected": "要求", "Measured": "实测", "Accepted": "通过", "Run": "运行",
     "a run at this scale": "该规模的运行", "run": "运行", "target": "收敛目标", "adaptation": "适配",
@@ -54,7 +56,7 @@ def accept(
     as_json: options.AsJson = False,
 ) -> Output:
     """Judge a vendor's case by FlagPerf's rules of acceptance, from its newest run at each scale."""
-    from accelmark.audit.acceptance import judge, rounds_lacking
+    from accelmark.audit.acceptance import judge, newest_cases, rounds_lacking
     from accelmark.spec.plugins.catalog import find
 
     model, _, framework = case.partition(":")
@@ -62,66 +64,48 @@ def accept(
     find("vendors", vendor)
     find("cases", model)
     wanted = [_scale(text) for text in scales.split(",")] if scales else []
+
+    def newest() -> dict[Scale, LoadedCase]:
+        opened = options.opened_runs([runs] if runs.exists() else [])
+        return newest_cases(opened, vendor, model, framework)
+
     if train or dry_run or commands:
+        from accelmark.cli.execution import execute
         from accelmark.cli.machine import detect_devices
-        from accelmark.cli.runs import run_name
+        from accelmark.cli.runs import plan_request, run_name
         from accelmark.spec.cluster import ClusterSpec
         from accelmark.spec.runfile import CaseRequest, RunSpec
 
+        is_shown = dry_run or commands
         key = f"{model}:{framework}:{hardware or detect_devices(vendor).hardware}"
-
-        def lacking() -> RunSpec | None:
-            cases = _newest(runs, vendor, model, framework)
+        for _ in range(1 if is_shown else 2):  # one round at each scale that has none, then as many as last long enough
+            cases = newest()
             rounds = {scale: rounds_lacking(cases.get(scale)) for scale in wanted or [(1, 1)]}
             keys = (f"{key}:{nnodes}:{nproc}:{number}" for (nnodes, nproc), number in rounds.items() if number)
-            requests = tuple(CaseRequest(key=text, data=data and data.expanduser()) for text in keys)
+            if not (requests := tuple(CaseRequest(key=text, data=data) for text in keys)):
+                break
             name, hosts = f"accept-{run_name(model)}", cluster or ClusterSpec()
-            return RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests) if requests else None
-
-        if dry_run or commands:
-            request = lacking()
-            if request is None:
-                return Output(
-                    [], lambda: typer.echo("nothing is missing: at every scale the rounds last ten minutes together")
-                )
-            _execute(request, runs, dry_run=dry_run, commands=commands, as_json=as_json)
-            return Output([], lambda: None)
-        for _ in range(2):  # one round at each scale that has none, then as many as last long enough
-            if (request := lacking()) is not None:
-                _execute(request, runs, as_json=as_json)
-    cases = _newest(runs, vendor, model, framework)
+            request = RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests)
+            plan = plan_request(request, (), synthetic=False, allow_missing_data=is_shown)
+            execute(
+                plan, None, runs=runs, offline=False, dry_run=dry_run, with_commands=commands, as_json=as_json,
+                is_judged=True,
+            )  # fmt: skip
+        if is_shown:
+            nothing = "nothing is missing: at every scale the rounds last ten minutes together"
+            return Output([], lambda: None if requests else typer.echo(nothing))
+    cases = newest()
     wanted = wanted or list(cases)
     if not cases:
         raise RequestError(f"{runs} has no training of {case} on {vendor}: add --run, with --scales 1x1,1x8")
     criteria = judge(cases, wanted, efficiency)
+    states = {True: "yes", False: "no", None: "-"}
+    rows = [(*criterion[:4], states[criterion.passed], criterion.run or "-") for criterion in criteria]
     if readme is not None:
-        _write(readme, f"{model}:{framework}", criteria, [cases[scale] for scale in wanted if scale in cases])
+        _write(readme, f"{model}:{framework}", rows, [cases[scale] for scale in wanted if scale in cases])
     rejected = any(criterion.passed is False for criterion in criteria)
-    content = [criterion._asdict() for criterion in criteria]
-    return Output(content, lambda: _show(criteria), EXIT_FAILED if rejected else EXIT_OK)
-
-
-def _execute(request: RunSpec, runs: Path, *, as_json: bool, dry_run: bool = False, commands: bool = False) -> None:
-    """Train or print what was requested; a run that is unsuccessful is judged like the others."""
-    from accelmark.cli.execution import execute
-    from accelmark.cli.runs import plan_request
-
-    plan = plan_request(request, (), synthetic=False, allow_missing_data=dry_run or commands)
-    try:
-        execute(plan, None, runs=runs, offline=False, dry_run=dry_run, with_commands=commands, as_json=as_json)
-    except typer.Exit as end:
-        if end.exit_code != EXIT_FAILED:
-            raise
-
-
-def _newest(runs: Path, vendor: str, model: str, framework: str) -> dict[Scale, LoadedCase]:
-    from accelmark.audit.acceptance import newest_cases
-    from accelmark.results.sources import open_sources
-
-    opened, problems = open_sources([runs] if runs.exists() else [])
-    for problem in problems:
-        options.warn(problem)
-    return newest_cases(opened, vendor, model, framework)
+    show = partial(options.print_table, _HEADINGS, rows)
+    return Output([criterion._asdict() for criterion in criteria], show, EXIT_FAILED if rejected else EXIT_OK)
 
 
 def _scale(text: str) -> Scale:
@@ -131,30 +115,18 @@ def _scale(text: str) -> Scale:
     return int(scale[1]), int(scale[2])
 
 
-def _rows(criteria: list[Criterion]) -> list[tuple[str, ...]]:
-    states = {True: "yes", False: "no", None: "-"}
-    return [(*criterion[:4], states[criterion.passed], criterion.run or "-") for criterion in criteria]
-
-
-def _show(criteria: list[Criterion]) -> None:
-    table = options.plain_table("scale", "rule", "expected", "measured", "accepted", "run")
-    for row in _rows(criteria):
-        table.add_row(*row)
-    options.print_table(table)
-
-
-def _write(readme: Path, name: str, criteria: list[Criterion], cases: list[LoadedCase]) -> None:
+def _write(readme: Path, name: str, rows: Sequence[tuple[str, ...]], cases: list[LoadedCase]) -> None:
     """Replace the tables of the case ``name`` between its markers in a README, or append them."""
     from accelmark.report.tables import plain_markdown, training_table
     from accelmark.results.store.files import write_atomic
 
-    titles, *rows = [("Scale", "Rule", "Expected", "Measured", "Accepted", "Run"), *_rows(criteria)]
+    titles = tuple(map(str.capitalize, _HEADINGS))
     chinese_titles, *chinese = [
         (*(_PHRASE.sub(lambda match: _CHINESE[match[0]], cell) for cell in row[:-1]), _CHINESE.get(row[-1], row[-1]))
         for row in (titles, *rows)
     ]
-    parts = (training_table(cases), plain_markdown(titles, rows), plain_markdown(chinese_titles, chinese))
-    tables = "\n".join(parts)
+    parts = [training_table(cases)] if cases else []
+    tables = "\n".join([*parts, plain_markdown(titles, rows), plain_markdown(chinese_titles, chinese)])
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     marker = BEGIN.format(name)
     before, begin, rest = text.partition(marker)

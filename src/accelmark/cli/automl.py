@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer import Argument, Option
 
-from accelmark.cli import completion
+from accelmark.cli import completion, options
 from accelmark.cli.help import Output, Verb, Verbs
-from accelmark.cli.options import echo_wrapped, setting_text, shipped_file
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
+    from accelmark.automl.config import AutomlConfig
     from accelmark.automl.journal import SearchDirectory
     from accelmark.results.rounds.search import SearchSummary
 
@@ -31,39 +32,26 @@ app = typer.Typer(
 )
 
 _KEY_WIDTH: Final = 32
-RunName = Annotated[
-    str,
-    typer.Argument(
-        help="A search's directory, its name below --runs, or 'latest'.",
-        metavar="RUN",
-        autocompletion=completion.searches_run,
-    ),
-]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Directory of runs.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_RESUME: Final = "Continue with: accelmark automl resume"
+_HELP_OF_CONFIG: Final = "Search file, AIPerf's config.yml, or a shipped search: fashion."
+RunName = Annotated[str, Argument(metavar="RUN", help="A search's directory, its name below --runs, or 'latest'.")]
+Runs = Annotated[Path, Option("--runs", metavar="DIR", help="Directory of runs.")]
 
 
 @app.command(cls=Verb)
 def run(
     config: Annotated[
-        Path,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            help="Search file, AIPerf's config.yml, or a shipped search: fashion.",
-            autocompletion=completion.searches,
-        ),
+        Path, Option("--config", "-c", metavar="FILE", help=_HELP_OF_CONFIG, autocompletion=completion.searches)
     ],
     runs: Runs = Path("runs"),
-    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data set.")] = None,
+    data: Annotated[Path | None, Option(metavar="DIR", help="Directory of the data set.")] = None,
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", metavar="FILE", help="Hosts: a cluster file, or AIPerf's servers.json.")
+        Path | None, Option(metavar="FILE", help="Hosts: a cluster file, or AIPerf's servers.json.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the request and its data, which are fetched once; start nothing.")
+        bool, Option("--dry-run", help="Check the request and its data, which are fetched once; start nothing.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Run a search until its time or trials are used up."""
     from accelmark.run.preflight.checks import require_here
@@ -73,31 +61,14 @@ def run(
     from accelmark.compat.aiperf import load_search
 
     devices = detect_devices(None).num_devices or 1
-    loaded, unused = load_search(shipped_file(config, "searches"), cluster, devices)
+    loaded, unused = load_search(options.shipped_file(config, "searches"), cluster, devices)
     if data is not None:
         given = {"directory": data.resolve(), "train_directory": None, "held_out_directory": None}
         loaded = loaded.model_copy(update={"dataset": loaded.dataset.model_copy(update=given)})
     for line in unused:
         typer.secho(f"note: {line}", fg="yellow", err=True)
     if dry_run:
-        from accelmark.automl.controller.session import check_without_start
-        from accelmark.spec.layers import flatten
-
-        for key, value in flatten(loaded.model_dump(mode="json")).items() if not as_json else ():
-            typer.echo(f"{key:<{_KEY_WIDTH}}  {setting_text(value)}")
-        if as_json:
-            typer.echo(loaded.model_dump_json(indent=2))
-        try:
-            dataset, unchecked = check_without_start(loaded)
-        except AccelmarkError as error:
-            if not as_json:
-                raise
-            dataset, unchecked = None, [str(error)]  # the configuration is for another machine
-        if dataset is not None:
-            sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
-            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
-        for line in unchecked:
-            typer.echo(f"not checked: {line}", err=True)
+        _show_request(loaded, as_json=as_json)
         return
     with _shown(as_json) as (announce, observer):
         from accelmark.automl.controller.session import start_search  # takes a second
@@ -106,8 +77,31 @@ def run(
     _finish(search, as_json)
 
 
+def _show_request(search: AutomlConfig, *, as_json: bool) -> None:
+    """Print a search's settings and data, and what was not checked; as JSON also without its data."""
+    from accelmark.automl.controller.session import check_without_start
+    from accelmark.spec.layers import flatten
+
+    if as_json:
+        typer.echo(search.model_dump_json(indent=2))
+    else:
+        for key, value in flatten(search.model_dump(mode="json")).items():
+            typer.echo(f"{key:<{_KEY_WIDTH}}  {options.setting_text(value)}")
+    try:
+        dataset, unchecked = check_without_start(search)
+    except AccelmarkError as error:
+        if not as_json:
+            raise
+        dataset, unchecked = None, [str(error)]  # the configuration is for another machine
+    if dataset is not None:
+        sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
+        typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
+    for line in unchecked:
+        typer.echo(f"not checked: {line}", err=True)
+
+
 @app.command(cls=Verb)
-def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+def resume(name: RunName, runs: Runs = Path("runs"), as_json: options.AsJson = False) -> None:
     """Continue a search that was stopped or killed."""
     from accelmark.run.preflight.checks import require_here
 
@@ -122,7 +116,7 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: AsJson = False) ->
 
 
 @app.command(cls=Verb)
-def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+def status(name: RunName = "latest", runs: Runs = Path("runs"), as_json: options.AsJson = False) -> None:
     """Show trials, score, error, idle share and failures of a search."""
     _show(_find(name, runs), as_json)
 
@@ -141,8 +135,8 @@ def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
 def report(
     name: RunName = "latest",
     runs: Runs = Path("runs"),
-    logs: Annotated[bool, typer.Option("--logs", help="Also write an archive of the search's logs.")] = False,
-    as_json: AsJson = False,
+    logs: Annotated[bool, Option("--logs", help="Also write an archive of the search's logs.")] = False,
+    as_json: options.AsJson = False,
 ) -> Output:
     """Write a search's report: HTML, JSON and CSV."""
     from accelmark.report.search_page import write_report
@@ -152,17 +146,17 @@ def report(
 
 
 @app.command(cls=Verb)
-def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson = False) -> Output:
+def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: options.AsJson = False) -> Output:
     """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
     from accelmark.automl.scoring.score import verify_search
 
     verified = verify_search(_find(name, runs))
 
     def show() -> None:
-        echo_wrapped(f"{verified.verdict} by {verified.by_rules}")
+        options.echo_wrapped(f"{verified.verdict} by {verified.by_rules}")
         reasons = (f"not valid: {reason}" for reason in verified.reasons)
         for line in (*reasons, *verified.disclosures, *verified.checked):
-            echo_wrapped(f"  {line}")
+            options.echo_wrapped(f"  {line}")
 
     return Output(verified, show, EXIT_OK if verified.verdict == "VALID" else EXIT_FAILED)
 
@@ -170,11 +164,11 @@ def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: AsJson 
 @app.command(cls=Verb)
 def count(
     network: Annotated[
-        str, typer.Argument(metavar="NETWORK", help="A network's JSON file, or a seed network's name such as resnet50.")
+        str, Argument(metavar="NETWORK", help="A network's JSON file, or a seed network's name such as resnet50.")
     ],
-    mode: Annotated[str, typer.Option("--mode", help="aiperf-v1 or accelmark.")] = "accelmark",
-    layers: Annotated[bool, typer.Option("--layers", help="Print every layer too.")] = False,
-    as_json: AsJson = False,
+    mode: Annotated[str, Option(help="aiperf-v1 or accelmark.")] = "accelmark",
+    layers: Annotated[bool, Option("--layers", help="Print every layer too.")] = False,
+    as_json: options.AsJson = False,
 ) -> Output:
     """Count the operations of one image: forward, backward and update."""
     from accelmark.automl.model.counting import MODES, count
@@ -225,21 +219,17 @@ def _shown(as_json: bool) -> Iterator[tuple[Callable[[SearchDirectory], None], A
                 yield announce, observer
     except KeyboardInterrupt:
         for search in announced:
-            typer.echo(_resume_command(search), err=True)
+            typer.echo(f"{_RESUME} {search.path}", err=True)
         raise typer.Exit(EXIT_CANCELLED) from None
 
 
-def _resume_command(search: SearchDirectory) -> str:
-    return f"Continue with: accelmark automl resume {search.path}"
-
-
-def _show(found: SearchDirectory, as_json: bool) -> SearchSummary:
+def _show(search: SearchDirectory, as_json: bool) -> SearchSummary:
     from accelmark.report.search_terminal import show_summary
 
-    if (summary := found.status()) is None:
+    if (summary := search.status()) is None:
         from accelmark.automl.scoring.score import summarise  # takes half a second
 
-        summary = summarise(found)
+        summary = summarise(search)
     if as_json:
         typer.echo(summary.to_json())
     else:
@@ -256,7 +246,7 @@ def _finish(search: SearchDirectory, as_json: bool) -> None:
         typer.echo(f"report: {written[0]}")
     if summary.ended_because == "asked":
         if not as_json:
-            typer.echo(_resume_command(search))
+            typer.echo(f"{_RESUME} {search.path}")
         raise typer.Exit(EXIT_CANCELLED)
     if summary.judgement.verdict != "VALID":
         raise typer.Exit(EXIT_FAILED)

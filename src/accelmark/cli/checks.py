@@ -39,7 +39,7 @@ from accelmark.spec.plugins.catalog import (
 )
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
+from accelmark.spec.settings.serving import ServeSettings
 from accelmark.telemetry.forms import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
@@ -75,10 +75,7 @@ Checks = Iterator[Check]
 
 
 def vendor_checks(name: str, *, run: bool = False) -> Checks:
-    """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them.
-
-    Each check is yielded when it is done; a training takes seconds, on a busy machine a minute.
-    """
+    """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them."""
     folder = find("vendors", name).path
     described = list(_vendor_description(name, folder))
     yield from described
@@ -114,36 +111,26 @@ def _vendor_description(name: str, folder: Path) -> Checks:
         yield from (Check("missing", line, "correct this key") for line in str(error).splitlines())
         return
     devices = ", ".join(f"{framework} device {device.device_type!r}" for framework, device in spec.frameworks.items())
-    rules: tuple[tuple[bool, State, str, str], ...] = (
-        (not spec.frameworks, "missing", "vendor.yaml lists no framework", "declare the device under frameworks"),
-        (spec.cannot_run is not None, "missing", "nothing can run on its chips", spec.cannot_run or ""),
-        (
-            bool(spec.frameworks) and spec.cannot_run is None,
-            "good", f"vendor.yaml describes {spec.title}: {devices}", "",
-        ),
-        (
-            not spec.chips, "advice", "no chip is described",
-            "add chips, each with its dense peak rates and their source; MFU is null until then",
-        ),
-        (
-            spec.visible_devices_env is None and not spec.uses_host_cpu,
-            "missing", "a job cannot be limited to some devices",
-            "set visible_devices_env to the variable that limits the devices a process can use",
-        ),
-        (has_telemetry, "good", "has a telemetry source for its devices", ""),
-        (
-            not has_telemetry, "advice" if spec.uses_host_cpu else "missing",
-            "no telemetry source for utilisation, memory, temperature and power",
-            f"add telemetry.tool, telemetry.script, or {MODULE_FILE} with a class Source",
-        ),
-        (
-            not (folder / "README.md").is_file(),
-            "missing", "no README.md", "describe what runs, with which driver and framework version",
-        ),
-    )  # fmt: skip
-    for applies, state, what, do in rules:
-        if applies:
-            yield Check(state, what, do)
+    if spec.cannot_run is not None:
+        yield Check("missing", "nothing can run on its chips", spec.cannot_run)
+    elif not spec.frameworks:
+        yield Check("missing", "vendor.yaml lists no framework", "declare the device under frameworks")
+    else:
+        yield Check("good", f"vendor.yaml describes {spec.title}: {devices}")
+    if not spec.chips:
+        do = "add chips, each with its dense peak rates and their source; MFU is null until then"
+        yield Check("advice", "no chip is described", do)
+    if spec.visible_devices_env is None and not spec.uses_host_cpu:
+        do = "set visible_devices_env to the variable that limits the devices a process can use"
+        yield Check("missing", "a job cannot be limited to some devices", do)
+    if has_telemetry:
+        yield Check("good", "has a telemetry source for its devices")
+    else:
+        what = "no telemetry source for utilisation, memory, temperature and power"
+        do = f"add telemetry.tool, telemetry.script, or {MODULE_FILE} with a class Source"
+        yield Check("advice" if spec.uses_host_cpu else "missing", what, do)
+    if not (folder / "README.md").is_file():
+        yield Check("missing", "no README.md", "describe what runs, with which driver and framework version")
     known = folders("frameworks")
     for framework in spec.frameworks.keys() - known.keys():
         yield Check("missing", f"frameworks.{framework}: unknown framework", nearest(framework, known))
@@ -223,7 +210,14 @@ def _settings_checks(file: Path, name: str, case: CaseSpec) -> Checks:
             doubtful = (f"{name}: {note.key} {note.what}" for note in notes if note.severity == "warning")
             advice.extend(Check("advice", what, "correct it, unless it is an option") for what in doubtful)
         elif file.name.startswith("serve") and case.serve is not None:
-            _resolved_serving(layer, case.serve)
+            values, server, declared = layer.values, layer.values.get("server"), None
+            if isinstance(server, str):
+                find("servers", server, name)
+                declared = option_layer(load_server(server))
+            else:  # options are those of another file's server
+                values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
+            base, over = Layer.of(_FILE, case.serve.settings), [Layer(name, values)]
+            resolve_as(ServeSettings, base, over, mutable=case.serve.mutable, is_open=False, defaults=declared)
         elif file.name.startswith("config") and case.train is not None:
             resolve(Layer.of(_FILE, case.train.settings), [layer], mutable=case.train.mutable, is_open=False)
         if not advice:
@@ -231,19 +225,6 @@ def _settings_checks(file: Path, name: str, case: CaseSpec) -> Checks:
 
     yield from _problems(name, read)
     yield from advice
-
-
-def _resolved_serving(layer: Layer, case: ServeCaseSpec) -> object:
-    """Return the settings of serving; without a server in the layer, its options are not checked."""
-    values, server = layer.values, layer.values.get("server")
-    declared = None
-    if isinstance(server, str):
-        find("servers", server, layer.name)
-        declared = option_layer(load_server(server))
-    else:
-        values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
-    base, over = Layer.of(_FILE, case.settings), [Layer(layer.name, values)]
-    return resolve_as(ServeSettings, base, over, mutable=case.mutable, is_open=False, defaults=declared)
 
 
 def _extern_checks(file: Path, where: str, framework: str) -> Checks:
@@ -264,10 +245,7 @@ def _extern_checks(file: Path, where: str, framework: str) -> Checks:
 
 
 def case_checks(name: str, *, run: bool) -> Checks:
-    """Check a case's folder; with ``run`` also train three steps on synthetic data, and run the model of inference.
-
-    Yields as ``vendor_checks``.
-    """
+    """Check a case's folder; with ``run`` also train three steps on synthetic data, and run the model of inference."""
     described = list(_case_description(name, find("cases", name).path))
     yield from described
     if not run:
@@ -296,7 +274,7 @@ def _case_description(name: str, folder: Path) -> Checks:
     yield Check("good", f"case.yaml describes {case.title}, version {case.version}")
     yield from _problems(_FILE, lambda: dataset_specs(case.data, _FILE), "data.")
     if train is not None:
-        yield from _problems(_FILE, lambda: _resolved(train.settings), "train.settings.")
+        yield from _problems(_FILE, lambda: _require_effect(train.settings), "train.settings.")
     if infer is not None:
         yield from _problems(_FILE, lambda: resolve_inference(infer, _FILE, reserved=option_names()), "infer.")
         compiler = infer.configurations.get("compiler")
@@ -323,12 +301,11 @@ def _case_description(name: str, folder: Path) -> Checks:
         yield Check("advice", "README.md lacks headings", f"add ## {', ## '.join(absent)}")
 
 
-def _resolved(settings: Mapping[str, Any]) -> object:
-    """Return the settings of training; raise SpecError with those that are wrong or have no effect."""
+def _require_effect(settings: Mapping[str, Any]) -> None:
+    """Raise SpecError with the settings of training that are wrong or have no effect."""
     resolved = resolve(Layer.of(_FILE, settings), [], mutable=(), is_open=False)
     if unused := list(without_effect(resolved.provenance, (_FILE,))):
         raise SpecError(unused)
-    return resolved
 
 
 def _problems(file: str, read: Callable[[], object], prefix: str = "") -> Checks:
@@ -374,6 +351,8 @@ def trial(
     ``framework``: train in this one instead of the default one, and name it. ``untried`` is the state of the check
     where this machine lacks what the training needs. ``evaluate``: also run the case's evaluation.
     """
+    from accelmark.results.store.loaded_run import load_run
+
     key, title = (name, name) if framework is None else (f"{name}:{framework}", f"{name}-{framework}")
     with tempfile.TemporaryDirectory(prefix="accelmark-check-") as directory:
         run = Path(directory) / "run"
@@ -385,24 +364,36 @@ def trial(
             return
         if error == HostsNotReadyError.__name__:
             yield Check(untried, f"{title}: not tried: this machine lacks what it needs", last)
-        elif (problem := _problem(run, last)) is not None:
-            yield Check("missing", f"{title} cannot be trained on synthetic data", problem)
-        else:
-            yield Check("good", f"{title} trains three steps on synthetic data")
-            yield from _findings(title, run)
-            if evaluate:
-                train, job = load_case(name).train, next(run.glob("*/round1/job.json"))
-                metric = train.target.metric if train is not None and train.target is not None else None
-                yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(job))
+            return
+        try:
+            rounds = list(load_run(run, curves=False).rounds.values())
+        except AccelmarkError:
+            rounds = []
+        failed = [f"{result.state}: {result.reason}" for result in rounds if result.state != "succeeded"]
+        if failed or not rounds:
+            yield Check("missing", f"{title} cannot be trained on synthetic data", "; ".join(failed) or last)
+            return
+        yield Check("good", f"{title} trains three steps on synthetic data")
+        broken = broken_rules(run)
+        for entry in broken:
+            verdict = "INVALID" if entry.severity == "error" else "OPEN"
+            do = f"results would be {verdict}; expected: {entry.expected}"
+            # A new chip's author can write no peaks that are reviewed.
+            is_new_chip = entry.rule == "chip-mismatch" and entry.severity == "open"
+            yield Check("advice" if is_new_chip else "missing", f"{title}: {entry.actual} [{entry.rule}]", do)
+        if not broken:
+            not_tried = "data, target, speed and replay were not tried"
+            yield Check("good", f"{title}: no audit rule was broken in three steps on synthetic data; {not_tried}")
+        if evaluate:
+            train, job = load_case(name).train, next(run.glob("*/round1/job.json"))
+            metric = train.target.metric if train is not None and train.target is not None else None
+            yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(job))
 
 
 def run_accelmark(
     arguments: Sequence[str], timeout_s: float = _TIMEOUT_S, variables: Mapping[str, str] | None = None
 ) -> tuple[int | None, str, str]:
-    """Run a command with ``--json``, outside of the user's registry, with further environment variables.
-
-    Returns its exit code (None after a timeout), the class of the error that it reported, and its problems.
-    """
+    """Run a command with ``--json``; return its exit code (None after a timeout), class of error, and problems."""
     command = [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments, "--json"]
     code, lines = _execute(command, timeout_s, variables)
     try:
@@ -436,20 +427,6 @@ def _execute(
     return process.returncode, [line for line in lines if line] or ["it ended without output"]
 
 
-def _problem(run: Path, last: str) -> str | None:
-    """Return why the training failed: the reasons of its rounds, else ``last``, which its command printed."""
-    from accelmark.results.store.loaded_run import load_run
-
-    try:
-        loaded = load_run(run, curves=False)
-    except AccelmarkError:
-        return last
-    failed = [result for result in loaded.rounds.values() if result.state != "succeeded"]
-    if not failed and loaded.rounds:
-        return None
-    return "; ".join(dict.fromkeys(f"{result.state}: {result.reason}" for result in failed)) or last
-
-
 def broken_rules(run: Path) -> list[Finding]:
     """Return the audit findings of a short open run on synthetic data that a full run would have too."""
     from accelmark.results.store.loaded_run import load_summary
@@ -457,20 +434,6 @@ def broken_rules(run: Path) -> list[Finding]:
     findings = (finding for case in load_summary(run / "summary.json").cases for finding in case.findings)
     broken = (entry for entry in findings if entry.severity in ("error", "open") and entry.rule not in _EXPECTED)
     return list(dict.fromkeys(broken))
-
-
-def _findings(name: str, run: Path) -> Checks:
-    """Yield the audit findings that a full run would have too."""
-    broken = broken_rules(run)
-    for entry in broken:
-        verdict = "INVALID" if entry.severity == "error" else "OPEN"
-        do = f"results would be {verdict}; expected: {entry.expected}"
-        # A new chip's author can write no peaks that are reviewed.
-        is_new_chip = entry.rule == "chip-mismatch" and entry.severity == "open"
-        yield Check("advice" if is_new_chip else "missing", f"{name}: {entry.actual} [{entry.rule}]", do)
-    if not broken:
-        not_tried = "data, target, speed and replay were not tried"
-        yield Check("good", f"{name}: no audit rule was broken in three steps on synthetic data; {not_tried}")
 
 
 def _metrics(what: str, key: str, metric: str | None, *arguments: str) -> Checks:

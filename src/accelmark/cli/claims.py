@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from accelmark.spec.number_format import quantity
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
-    from accelmark.results.claims import Claim, Reproduction
+    from accelmark.results.claims import Claim
     from accelmark.results.store.loaded_run import LoadedRun
 
 _ROUNDS = 3
@@ -33,10 +32,9 @@ def reproduce(
         ),
     ] = None,
     check: Annotated[
-        Path | None,
-        Option("--check", metavar="RUN|BUNDLE|RESULT", help="Compare this run, bundle or result.json; start nothing."),
+        Path | None, Option(metavar="RUN|BUNDLE|RESULT", help="Compare this run, bundle or result.json; start nothing.")
     ] = None,
-    rounds: Annotated[int, Option("--rounds", min=1, help="Rounds to run.")] = _ROUNDS,
+    rounds: Annotated[int, Option(min=1, help="Rounds to run.")] = _ROUNDS,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -54,18 +52,19 @@ def reproduce(
 
     if claim is None:
         listed = {name: load_claim(name)[1] for name in claim_files()}
-        return Output(listed, lambda: _show_claims(listed))
+        rows = [
+            (name, quantity(claim.value, claim.unit), f"{claim.num_devices} x {claim.hardware}")
+            for name, claim in listed.items()
+        ]
+        return Output(listed, lambda: options.print_table(("claim", "figure", "on"), rows))
     name, content = load_claim(claim)
     if check is not None:
         return _compared(name, content, _run_at(check), output)
     from accelmark.cli.execution import execute
-    from accelmark.results.store.loaded_run import SUMMARY_FILE
-    from accelmark.run.record.directory import default_path
+    from accelmark.results.claims import planned_differences
 
     plan = _planned(content, rounds, data, vendor, settings or [], synthetic=synthetic, dry_run=dry_run)
     if not as_json:
-        from accelmark.results.claims import planned_differences
-
         job = plan.jobs[0].job
         values = {name: setting.value for name, setting in job.provenance.items()}
         precision = str(values.get("precision", content.precision))
@@ -78,13 +77,8 @@ def reproduce(
             options.echo_wrapped(f"  {difference.text}")
         for text in content.not_stated:
             options.echo_wrapped(f"  not stated: {text}")
-    directory = out or default_path(plan.name, datetime.now(UTC))
-    try:
-        execute(plan, directory, offline=offline, dry_run=dry_run, as_json=as_json)
-    except typer.Exit:
-        if not (directory / SUMMARY_FILE).is_file():
-            raise
-    if dry_run:
+    directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json, is_judged=True)
+    if directory is None:
         return None
     return _compared(name, content, _run_at(directory), output or directory.with_suffix(".reproduction.html"))
 
@@ -100,7 +94,7 @@ def _run_at(path: Path) -> LoadedRun:
 
 def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> Output:
     """Compare a run, write page and JSON file where asked for, and return what is printed."""
-    from accelmark.report.comparison import render_reproduction
+    from accelmark.report.comparison import figures_text, render_reproduction
     from accelmark.results.claims import reproduce as compare
     from accelmark.results.store.files import write_atomic
 
@@ -110,7 +104,21 @@ def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> O
         write_atomic(output.with_suffix(".json"), reproduction.model_dump_json(indent=1) + "\n")
 
     def show() -> None:
-        _show(reproduction)
+        color = {"REPRODUCED": "green", "BETTER": "green", "SHORT": "red"}.get(reproduction.verdict, "yellow")
+        typer.secho(f"{reproduction.text}: {reproduction.claim} by {reproduction.run}", fg=color, bold=True)
+        for reason in reproduction.reasons:
+            options.echo_wrapped(f"  {reason}", fg="yellow")
+        for title, text in figures_text(reproduction):
+            options.echo_wrapped(f"  {title}: {text}")
+        options.echo_wrapped(f"  Source: {reproduction.source.document}")
+        differs = (
+            "what differs, by expected cost:" if reproduction.differences else "nothing differs that the source states"
+        )
+        typer.echo(differs)
+        for difference in reproduction.differences:
+            options.echo_wrapped(f"  {difference.text}")
+        for text in reproduction.not_stated:
+            options.echo_wrapped(f"  not stated by the source: {text}")
         if output is not None:
             typer.echo(str(output))
 
@@ -144,33 +152,9 @@ def _planned(
     case = CaseRequest(
         key=f"{claim.case}:{claim.framework}:{claim.hardware}:1:{nproc}:{rounds}",
         task=claim.task,
-        data=data and data.expanduser(),
+        data=data,
         settings=stated | claim.run,
     )
     request = RunSpec(name=f"reproduce-{claim.case}", vendor=vendor, open=bool(claim.run), cases=(case,))
     synthetic = synthetic or (claim.data == "synthetic" and claim.task != "serve")
     return plan_request(request, settings, synthetic=synthetic, where="the claim", allow_missing_data=dry_run)
-
-
-def _show_claims(claims: dict[str, Claim]) -> None:
-    table = options.plain_table("claim", "figure", "on")
-    for name, claim in claims.items():
-        table.add_row(name, quantity(claim.value, claim.unit), f"{claim.num_devices} x {claim.hardware}")
-    options.print_table(table)
-
-
-def _show(found: Reproduction) -> None:
-    from accelmark.report.comparison import figures_text
-
-    color = {"REPRODUCED": "green", "BETTER": "green", "SHORT": "red"}.get(found.verdict, "yellow")
-    typer.secho(f"{found.text}: {found.claim} by {found.run}", fg=color, bold=True)
-    for reason in found.reasons:
-        options.echo_wrapped(f"  {reason}", fg="yellow")
-    for name, text in figures_text(found):
-        options.echo_wrapped(f"  {name}: {text}")
-    options.echo_wrapped(f"  Source: {found.source.document}")
-    typer.echo("what differs, by expected cost:" if found.differences else "nothing differs that the source states")
-    for difference in found.differences:
-        options.echo_wrapped(f"  {difference.text}")
-    for text in found.not_stated:
-        options.echo_wrapped(f"  not stated by the source: {text}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from typer import Argument, Option
@@ -23,8 +22,6 @@ app = typer.Typer(
 )
 _WIDE: Final = 110
 """Columns of a terminal from which the list of data sets shows licences; ``--json`` always has them."""
-_INTERVAL_S: Final = 10.0
-"""Between lines of progress where the output is not a terminal."""
 
 
 @app.command("list", cls=Verb)
@@ -44,7 +41,20 @@ def list_(
 
     if name is not None:
         dataset = known_of(name)
-        return Output(_row(dataset), lambda: _show(dataset))
+        row = _row(dataset)
+
+        def show() -> None:
+            typer.secho(f"{name}: {row['title']}", bold=True)
+            shown = row | {
+                "cases": ", ".join(row["cases"]),
+                "how to get it": " ".join(row["how_to_get"].split()),
+                "layout": "; ".join(row["layout"] or [file.path for file in dataset.spec.files]),
+            }
+            for title in ("licence", "cases", "obtained", "path", "how to get it", "layout"):
+                if shown[title]:
+                    options.echo_wrapped(f"  {title}: {shown[title]}")
+
+        return Output(row, show)
     datasets = known_datasets()
     return Output([_row(known) for known in datasets], lambda: _list(datasets))
 
@@ -54,9 +64,7 @@ def _list(datasets: Sequence[Known]) -> None:
 
     console = Console()
     licence = ["licence"] if console.width >= _WIDE else []
-    table = options.plain_table("data set", "obtained", "size", "cases", *licence)
-    for column in table.columns[:3]:
-        column.no_wrap = True
+    table = options.plain_table("data set", "obtained", "size", "cases", *licence, fixed=3)
     table.columns[3].min_width = 20
     for known in datasets:
         size = "-" if known.bytes is None else quantity(known.bytes / 2**20, "MiB", 3)
@@ -65,28 +73,13 @@ def _list(datasets: Sequence[Known]) -> None:
     console.print(table)
 
 
-def _show(known: Known) -> None:
-    row = _row(known) | {"how to get it": " ".join(known.spec.how_to_get.split()), "cases": ", ".join(known.cases)}
-    row["layout"] = "; ".join([part.describe() for part in known.spec.tree] or [file.path for file in known.spec.files])
-    typer.secho(f"{known.spec.name}: {known.spec.title}", bold=True)
-    for title in ("licence", "cases", "obtained", "path", "how to get it", "layout"):
-        if row[title]:
-            options.echo_wrapped(f"  {title}: {row[title]}")
-
-
-def _row(known: Known) -> dict[str, object]:
+def _row(known: Known) -> dict[str, Any]:
     spec = known.spec
     return {
-        "name": spec.name,
-        "title": spec.title,
-        "licence": spec.licence,
-        "obtained": known.obtained,
-        "path": str(known.path) if known.path else None,
-        "bytes": known.bytes,
-        "cases": list(known.cases),
-        "how_to_get": spec.how_to_get,
-        "layout": [part.describe() for part in spec.tree],
-    }
+        "name": spec.name, "title": spec.title, "licence": spec.licence, "obtained": known.obtained,
+        "path": str(known.path) if known.path else None, "bytes": known.bytes, "cases": list(known.cases),
+        "how_to_get": spec.how_to_get, "layout": [part.describe() for part in spec.tree],
+    }  # fmt: skip
 
 
 @app.command(cls=Verb)
@@ -95,7 +88,7 @@ def prepare(
         str, Argument(metavar="NAME", help="Data set in 'accelmark data list'.", autocompletion=completion.prepared)
     ],
     source: Annotated[Path, Option("--from", metavar="DIR", help="Directory with the published archives.")],
-    to: Annotated[Path, Option("--to", metavar="DIR", help="Directory to write the data set to.")],
+    to: Annotated[Path, Option(metavar="DIR", help="Directory to write the data set to.")],
 ) -> None:
     """Make a data set from its published archives: verify, unpack, sort and convert them.
 
@@ -107,19 +100,20 @@ def prepare(
     from accelmark.datasets.verify import fingerprint
 
     spec, preparation = preparation_of(name)
+    source, to = source.expanduser(), to.expanduser()
     with _progress() as progress:
-        used = make(spec, preparation, source.expanduser(), to.expanduser(), progress=progress)
+        used = make(spec, preparation, source, to, progress=progress)
     left = [archive.name for archive in preparation.archives if archive.name not in used]
     typer.echo(f"{spec.title} is in {to}" + (f"; not found and left out: {', '.join(left)}" if left else ""))
-    counted = [] if preparation.count is None else [preparation.count(to.expanduser())]
-    typer.echo("; ".join([*counted, f"SHA-256 {fingerprint(spec, to.expanduser())} (of names and sizes)"]))
+    counted = [] if preparation.count is None else [preparation.count(to)]
+    typer.echo("; ".join([*counted, f"SHA-256 {fingerprint(spec, to)} (of names and sizes)"]))
 
 
 @app.command(cls=Verb)
 def pack(
     name: Annotated[str, Argument(metavar="NAME", help="Data set in 'accelmark data list', such as imagenet.")],
     source: Annotated[Path, Option("--from", metavar="DIR", help="Directory with the prepared data set.")],
-    to: Annotated[Path, Option("--to", metavar="DIR", help="Directory to write the shards to.")],
+    to: Annotated[Path, Option(metavar="DIR", help="Directory to write the shards to.")],
     shard_format: Annotated[
         Literal["webdataset", "tfrecord"],
         Option("--format", help="'webdataset': tar archives; 'tfrecord': as build_imagenet_data.py writes them."),
@@ -140,21 +134,19 @@ def pack(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Provide a function that shows an activity and the share that is done, on a terminal or every ten seconds."""
+    """Provide a function that shows an activity and, on a terminal, the share that is done."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    last_s, last_what = 0.0, ""
+    shown = ""
     with console.status("") as status:
 
         def show(what: str, done: int, total: int | None) -> None:
-            nonlocal last_s, last_what
+            nonlocal shown
             size = quantity((total or done) / 2**20, "MiB", 3)
-            text = f"{what}: {percent(done / total)} of {size}" if total else f"{what}: {size}"
-            if console.is_terminal:
-                status.update(text)
-            elif what != last_what or time.monotonic() - last_s >= _INTERVAL_S:
-                last_s, last_what = time.monotonic(), what
-                console.print(text, markup=False)
+            status.update(f"{what}: {percent(done / total)} of {size}" if total else f"{what}: {size}")
+            if what != shown and not console.is_terminal:
+                console.print(what, markup=False)
+            shown = what
 
         yield show

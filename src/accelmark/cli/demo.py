@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import struct
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 from typer import Option
@@ -17,9 +18,6 @@ from accelmark.cli import options
 from accelmark.cli.help import Output, Verb, Verbs
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import digits
-
-if TYPE_CHECKING:
-    from accelmark.results.schema import CaseResult
 
 app = typer.Typer(cls=Verbs, help="Show a cheat that the audit finds.", no_args_is_help=True)
 
@@ -36,16 +34,20 @@ def _group() -> None:
 
 @app.command("audit", cls=Verb)
 def audit(
-    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Directory; default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Directory; default: a new one in runs/.")] = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Train a case honestly, then with a vendor's hook that skips steps. Shows both speeds and the findings."""
+    from accelmark.cli.execution import execute
+    from accelmark.cli.runs import plan_request
     from accelmark.report.comparison import render_comparison
     from accelmark.results.comparison import compare
+    from accelmark.results.figures import FigureName
     from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.results.store.loaded_run import load_run
     from accelmark.run.record.directory import default_path, require_empty
     from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+    from accelmark.spec.runfile import CaseRequest, RunSpec
 
     directory = (out or default_path("demo-audit", datetime.now(UTC))).absolute()
     require_empty(directory)
@@ -57,16 +59,19 @@ def audit(
     for (name, path), vendor in zip(runs.items(), ("cpu", _CHEAT), strict=True):
         if not as_json:
             typer.secho(f"{name}: {_CASE} on {vendor}", bold=True)
-        _train(vendor, directory / "data", path, as_json=as_json)
+        case = CaseRequest(key=_CASE, data=directory / "data")
+        plan = plan_request(RunSpec(name=name, vendor=vendor, cases=(case,)), [], synthetic=False)
+        execute(plan, path, offline=True, as_json=as_json, is_judged=True)  # the cheat is INVALID
     loaded = [load_run(path) for path in runs.values()]
     page = directory / "audit.html"
     write_atomic(page, render_comparison(compare(loaded, force=True)))
     cases = {name: run.summary.cases[0] for name, run in zip(runs, loaded, strict=True)}
     caught = cases["honest"].verdict == "VALID" and cases["cheat"].verdict == "INVALID"
+    rates = {name: case.mean_of(FigureName.THROUGHPUT_TRAIN) for name, case in cases.items()}
     content = {
         name: {
             "verdict": case.verdict,
-            "images_per_second": _rate(case),
+            "images_per_second": rates[name],
             "reasons": case.reasons,
             "run": str(runs[name]),
         }
@@ -74,47 +79,21 @@ def audit(
     }
 
     def show() -> None:
-        for line in _lines(cases):
+        honest, cheat = (rates[name] or 0.0 for name in ("honest", "cheat"))
+        errors = [finding for finding in cases["cheat"].findings if finding.severity == "error"]
+        rules = ", ".join(dict.fromkeys(finding.rule for finding in errors))
+        first = next((finding for finding in errors if finding.rule == "replayed-update"), None)
+        faster = f"{cheat / honest:.1f} x" if honest else "no honest rate"
+        for line in (
+            f"honest: {digits(honest)} images/s, {cases['honest'].verdict}",
+            f"cheat:  {digits(cheat)} images/s ({faster}), {cases['cheat'].verdict}: it skips three of four steps",
+            f"found by the rules {rules}" if rules else "not found",
+            f"  {first or 'nothing'}",
+        ):
             options.echo_wrapped(line)
         typer.echo(str(page))
 
     return Output(content | {"page": str(page)}, show, EXIT_OK if caught else EXIT_FAILED)
-
-
-def _train(vendor: str, data: Path, out: Path, *, as_json: bool) -> None:
-    from accelmark.cli.execution import execute
-    from accelmark.cli.runs import plan_request
-    from accelmark.results.store.loaded_run import SUMMARY_FILE
-    from accelmark.spec.runfile import CaseRequest, RunSpec
-
-    request = RunSpec(name=out.name, vendor=vendor, cases=(CaseRequest(key=_CASE, data=data),))
-    try:
-        execute(plan_request(request, [], synthetic=False), out, offline=True, as_json=as_json)
-    except typer.Exit:  # the cheat is INVALID
-        if not (out / SUMMARY_FILE).is_file():
-            raise
-
-
-def _rate(case: CaseResult) -> float | None:
-    from accelmark.results.figures import FigureName
-
-    return case.mean_of(FigureName.THROUGHPUT_TRAIN)
-
-
-def _lines(cases: dict[str, CaseResult]) -> list[str]:
-    """Return both speeds and the findings, in four lines."""
-    honest, cheat = cases["honest"], cases["cheat"]
-    rates = [_rate(case) or 0.0 for case in (honest, cheat)]
-    errors = [finding for finding in cheat.findings if finding.severity == "error"]
-    rules = ", ".join(dict.fromkeys(finding.rule for finding in errors))
-    first = next((finding for finding in errors if finding.rule == "replayed-update"), errors[0] if errors else None)
-    faster = f"{rates[1] / rates[0]:.1f} x" if rates[0] else "no honest rate"
-    return [
-        f"honest: {digits(rates[0])} images/s, {honest.verdict}",
-        f"cheat:  {digits(rates[1])} images/s ({faster}), {cheat.verdict}: it skips three of four steps",
-        f"found by the rules {rules}" if rules else "not found",
-        f"  {first or 'nothing'}",
-    ]
 
 
 def _write_files(directory: Path) -> None:
@@ -139,11 +118,6 @@ def _write_files(directory: Path) -> None:
             files.append({"path": file.name, "sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)})
     text = (_TEMPLATES / "case.yaml").read_text(encoding="utf-8").replace("{{files}}", json.dumps(files))
     (case / "case.yaml").write_text(text, encoding="utf-8")
-    targets = {
-        "pytorch.py": case / "pytorch.py",
-        "vendor.yaml": vendor / "vendor.yaml",
-        "extern.py": extern / "__init__.py",
-    }
-    for source, target in targets.items():
-        template = _TEMPLATES / (f"{source}.in" if source.endswith(".py") else source)
-        target.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copyfile(_TEMPLATES / "pytorch.py.in", case / "pytorch.py")
+    shutil.copyfile(_TEMPLATES / "vendor.yaml", vendor / "vendor.yaml")
+    shutil.copyfile(_TEMPLATES / "extern.py.in", extern / "__init__.py")

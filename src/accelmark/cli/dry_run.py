@@ -35,12 +35,7 @@ def print_plan(
 ) -> None:
     """Print an outline of ``plan``, or its jobs, commands and settings without secrets; nothing is written or started.
 
-    ``script`` is the batch script, where the run would be submitted.
-
-    Raises:
-        RequestError: the run directory is not empty.
-        SpecError: the plan lacks data.
-        typer.Exit: this machine lacks what the jobs need, or with ``as_json`` the plan lacks data.
+    ``script`` is the batch script, where the run would be submitted. Exits as the run would.
     """
     require_empty(path)
     directory = RunDirectory(path.absolute(), plan)
@@ -50,21 +45,18 @@ def print_plan(
     raw: dict[str, Any] = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}
-    dry: dict[str, Any] = shown(
-        {
-            "directory": str(path),
-            "plan": raw,
-            "problems": [str(problem) for problem in (*lacking, *plan.missing_data)],
-            "first": launcher.allocation_commands() if script is None else [],
-            "preflight": asyncio.run(preflight_commands(plan, launcher, plan.jobs)),
-            "common": {name: launcher.common_commands(mine) for name, mine in nodes.items()},
-            "commands": {
-                name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
-            },
-            **({"batch_script": script} if script is not None else {}),
+    dry: dict[str, Any] = {
+        "directory": str(path),
+        "plan": raw,
+        "problems": [str(problem) for problem in (*lacking, *plan.missing_data)],
+        "first": launcher.allocation_commands() if script is None else [],
+        "preflight": asyncio.run(preflight_commands(plan, launcher, plan.jobs)),
+        "common": {name: launcher.common_commands(mine) for name, mine in nodes.items()},
+        "commands": {
+            name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
         },
-        secrets,
-    )
+    }
+    dry = shown(dry if script is None else dry | {"batch_script": script}, secrets)
     if as_json:
         typer.echo(json.dumps(dry))
     else:

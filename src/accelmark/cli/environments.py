@@ -38,10 +38,9 @@ Hosts = Annotated[Path | None, Option("--hosts", metavar="CLUSTER", help="On the
 def create(
     framework: Framework,
     path: Place = None,
-    index: Annotated[str | None, Option("--index", metavar="URL", help="Package index in place of PyPI.")] = None,
+    index: Annotated[str | None, Option(metavar="URL", help="Package index in place of PyPI.")] = None,
     wheels: Annotated[
-        Path | None,
-        Option("--wheels", metavar="DIR", help="Directory with wheels; needs no network unless --index is given."),
+        Path | None, Option(metavar="DIR", help="Directory with wheels; needs no network unless --index is given.")
     ] = None,
     hosts: Hosts = None,
     vendor: options.Vendor = None,
@@ -67,18 +66,11 @@ def create(
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
         typer.echo(f"{host}: {place} has {listed}")
     if hosts is None:
-        from accelmark.run.environments.create import FrameworkEnvironment, register, registered
+        from accelmark.run.environments.create import FrameworkEnvironment, register
 
-        earlier = registered().get(framework)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        register(
-            FrameworkEnvironment(
-                framework=framework, path=place, created_at=now, versions=versions[cluster.hosts[0].name]
-            )
-        )
-        if earlier is not None and earlier.path != place and earlier.path.exists():
-            remover = shlex.join(["accelmark", "env", "remove", framework, "--path", str(earlier.path)])
-            typer.echo(f"runs do not use {earlier.path} any more; remove it: {remover}")
+        found = versions[cluster.hosts[0].name]
+        register(FrameworkEnvironment(framework=framework, path=place, created_at=now, versions=found))
     elif cluster.environments.get(framework) != place and cluster.python != environment_python(place):
         typer.echo(f"add to {hosts}:  environments: {{{framework}: {place}}}")
         typer.echo(f"or, for node agents and all frameworks:  python: {environment_python(place)}")
@@ -111,7 +103,7 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
     known = registered()
     if hosts is None and path is None and framework not in known:
         raise RequestError(f"this machine has no environment of {framework!r} ({nearest(framework, known)})")
-    place = known[framework].path if hosts is None and path is None else _place(framework, path, hosts)
+    place = _place(framework, path, hosts)
 
     async def body(launcher: Launcher, host: Host, report: Report) -> None:
         report(host.name, f"removing {place}")
@@ -148,10 +140,7 @@ def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
 
 
 def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awaitable[Any]]) -> dict[str, Any]:
-    """Run ``body`` on all hosts of a cluster at once with a line of progress each.
-
-    Raises HostsNotReadyError: with the error of each host where it failed.
-    """
+    """Run ``body`` on all hosts of a cluster at once with a line of progress each."""
     from accelmark.run.controller.cancellation import run_until_signal
     from accelmark.run.host import HostError
     from accelmark.run.launchers import create_launcher, plan_of_hosts
@@ -162,10 +151,8 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
             launcher = create_launcher(plan_of_hosts(cluster), Path(directory))
             try:
                 await launcher.allocate()
-                results = await asyncio.gather(
-                    *(body(launcher, launcher.host(host), report) for host in cluster.hosts),
-                    return_exceptions=True,
-                )
+                bodies = (body(launcher, launcher.host(host), report) for host in cluster.hosts)
+                results = await asyncio.gather(*bodies, return_exceptions=True)
             finally:
                 await launcher.close()
         problems = []

@@ -37,7 +37,7 @@ _NUM_BATCHES: Final = 2
 
 
 class _Progress(RunObserver):
-    """Prints each job when it starts, and how many there are beside a sign that moves."""
+    """Prints each job when it starts."""
 
     def __init__(self, console: Console, status: Status, precision: str, num_jobs: int) -> None:
         self._console, self._status, self._precision, self._num_jobs = console, status, precision, num_jobs
@@ -73,17 +73,23 @@ def compare_frameworks(
     train = load_case(name).train
     if train is None:
         raise RequestError(f"case {name!r} does not support training: nothing can be compared")
-    names = _frameworks(name, frameworks)
+    names, own = (
+        list(dict.fromkeys(filter(None, map(str.strip, frameworks.split(","))))),
+        frameworks_of(load_case(name)),
+    )
+    if unknown := [framework for framework in names if framework not in own]:
+        hint = f"it has: {', '.join(own) or 'none'}"
+        raise RequestError(f"--frameworks: the case {name!r} has no framework {unknown[0]!r} ({hint})")
+    if not names or REFERENCE not in own:
+        raise RequestError(f"--frameworks: name frameworks of a case that has {REFERENCE}")
     if any(setting.startswith("gradient_accumulation_steps=") for setting in settings):
         raise RequestError(f"--set gradient_accumulation_steps: a step has {_NUM_BATCHES} batches here; leave it out")
     given = setting_values(settings, synthetic=synthetic)
     values = flatten(TrainSettings.model_validate(train.settings).model_dump(mode="json")) | given
-    own = str(values["precision"])
-    precisions = [own] if "precision" in given else list(dict.fromkeys(["fp32", own]))
-    unknown = [precision for precision in precisions if precision not in TOLERANCES]
-    if unknown:
-        known = ", ".join(TOLERANCES)
-        raise RequestError(f"precision {unknown[0]}: no tolerance was measured for it ({known} have one)")
+    chosen = str(values["precision"])
+    if chosen not in TOLERANCES:
+        raise RequestError(f"precision {chosen}: no tolerance was measured for it ({', '.join(TOLERANCES)} have one)")
+    precisions = [chosen] if "precision" in given else list(dict.fromkeys(["fp32", chosen]))
     request = _request(name, names, data, detect_devices(vendor))
     changed = [f"batch_size={max(1, values['batch_size'] // _NUM_BATCHES)}", f"end.max_steps={num_steps}"]
     checks: list[EquivalenceCheck] = []
@@ -102,18 +108,6 @@ def compare_frameworks(
     return Output(results, lambda: _show(checks), exit_code)
 
 
-def _frameworks(case: str, listed: str) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in listed.split(",") if part.strip()))
-    own = frameworks_of(load_case(case))
-    for name in names:
-        if name not in own:
-            hint = f"it has: {', '.join(own) or 'none'}"
-            raise RequestError(f"--frameworks: the case {case!r} has no framework {name!r} ({hint})")
-    if not names or REFERENCE not in own:
-        raise RequestError(f"--frameworks: name frameworks of a case that has {REFERENCE}")
-    return names
-
-
 def _request(case: str, frameworks: Sequence[str], data: Path | None, here: Detected) -> RunSpec:
     """Return the request of the reference on one rank, then of each framework on one rank and on two."""
     most = here.num_devices if here.num_devices is not None else 2
@@ -125,7 +119,7 @@ def _request(case: str, frameworks: Sequence[str], data: Path | None, here: Dete
             num_ranks = load_framework(framework).ranks_per_host(nproc)
             key = f"{case}:{framework}:{here.hardware}:1:{nproc}"
             accumulated = {"gradient_accumulation_steps": _NUM_BATCHES // num_ranks}
-            cases.append(CaseRequest(key=key, data=data and data.expanduser(), settings=accumulated))
+            cases.append(CaseRequest(key=key, data=data, settings=accumulated))
     if len(cases) == 1:
         what = f"this machine has one device: {REFERENCE} on two ranks cannot be compared with one"
         raise RequestError(f"{what}; name another framework with --frameworks")
@@ -133,21 +127,20 @@ def _request(case: str, frameworks: Sequence[str], data: Path | None, here: Dete
 
 
 def _show(checks: Sequence[EquivalenceCheck]) -> None:
-    table = options.plain_table("framework", "ranks", "precision", *Errors.model_fields, "verdict")
-    for column in table.columns:
-        column.no_wrap = True
+    lines: list[tuple[str, ...]] = []
     for check in checks:
-        table.add_row("tolerance", "", check.precision, *(f"{limit:.0e}" for _, limit in check.tolerance), "")
+        lines.append(("tolerance", "", check.precision, *(f"{limit:.0e}" for _, limit in check.tolerance), ""))
         for job in check.jobs:
             errors = [f"{getattr(job.errors, kind):.0e}" for kind, _ in check.tolerance]
             verdict = "equivalent" if job.first_difference is None else "differs"
             version = f"{job.framework} {job.framework_version}"
-            table.add_row(version, str(job.num_ranks), check.precision, *errors, verdict)
+            lines.append((version, str(job.num_ranks), check.precision, *errors, verdict))
     first = checks[0]
     data = "synthetic data" if first.synthetic else "the case's data"
     reference = f"{first.reference} {first.reference_version} on one rank"
     options.echo_wrapped(f"{first.case}: {first.num_steps} steps on {data}, compared with {reference}")
     typer.echo("Largest relative error of all steps:")
-    Console(highlight=False, soft_wrap=True).print(table)
+    headings = ("framework", "ranks", "precision", *Errors.model_fields, "verdict")
+    options.print_table(headings, lines, fixed=len(headings))
     for check in checks:
         options.echo_wrapped(f"{check.framework}, {check.precision}: {check_text(check)}")

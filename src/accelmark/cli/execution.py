@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from accelmark.cli import options
-from accelmark.spec.errors import AccelmarkError, RequestError
+from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, RequestError
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -29,24 +29,26 @@ def execute(
     dry_run: bool = False,
     with_commands: bool = False,
     submit: bool = False,
+    is_judged: bool = False,
 ) -> Path | None:
     """Execute or submit ``plan``, or only print it, and end with the exit code of the run unless it is 0.
 
-    The run directory is ``out``, or a new one in ``runs``.
-    Returns the run directory, or None where nothing was started.
+    The run directory is ``out``, or a new one in ``runs``. ``is_judged``: the caller judges a run that failed or is
+    INVALID. Returns the run directory, or None where nothing was started.
     """
     from accelmark.run.record.directory import default_path
 
     path = out or default_path(plan.name, datetime.now(UTC), runs or Path("runs"))
+    # The same command in a batch job, which names the run directory.
+    inside = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run", "--commands")]
+    inside += [] if out is not None else ["--out", str(path.absolute())]
     if plan.strict and plan.warnings:
         raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
     if dry_run or with_commands:
         from accelmark.cli.dry_run import print_plan
         from accelmark.run.launchers import submit_module
 
-        script = None
-        if submit:
-            script = submit_module(plan).batch_script(plan, path.absolute(), _arguments_inside(path, out))
+        script = submit_module(plan).batch_script(plan, path.absolute(), inside) if submit else None
         print_plan(plan, path, as_json=as_json, with_commands=with_commands, script=script)
         return None
     if submit:
@@ -55,7 +57,7 @@ def execute(
 
         place = path.absolute()
         require_empty(place)
-        number = submit_module(plan).submit(plan, place, _arguments_inside(path, out))
+        number = submit_module(plan).submit(plan, place, inside)
         if as_json:
             typer.echo(json.dumps({"run": str(place), "job": number}))
         else:
@@ -71,14 +73,8 @@ def execute(
             options.warn(warning)
     with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.start(plan, path, DataFetcher(offline), run_preflight, as_json=as_json)
-    finish(outcome, as_json=as_json)
+    finish(outcome, as_json=as_json, is_judged=is_judged)
     return outcome.directory
-
-
-def _arguments_inside(path: Path, out: Path | None) -> list[str]:
-    """Return the arguments of this command in a batch job."""
-    arguments = [argument for argument in sys.argv[1:] if argument not in ("--submit", "--dry-run", "--commands")]
-    return arguments if out is not None else [*arguments, "--out", str(path.absolute())]
 
 
 def submitted_job(run: Path) -> tuple[Path, SubmittedJob] | None:
@@ -91,9 +87,16 @@ def submitted_job(run: Path) -> tuple[Path, SubmittedJob] | None:
     return next(((path, job) for path in paths if (job := submitted(path)) is not None), None)
 
 
-def finish(outcome: RunOutcome, *, as_json: bool) -> None:
+def finish(outcome: RunOutcome, *, as_json: bool, is_judged: bool = False) -> None:
     """Write the report page, print the results, and exit with the exit code of the run."""
-    page = _write_page(outcome.directory, as_json=as_json)
+    from accelmark.report.run_page import write_page
+
+    page = None
+    try:
+        page = write_page(outcome.directory)
+    except AccelmarkError as error:  # the results exist
+        if not as_json:
+            options.warn(f"cannot write the report page: {error}")
     if as_json:
         done = {"event": "summary", "directory": str(outcome.directory), "page": str(page) if page else None}
         summary = outcome.summary.model_dump(mode="json")
@@ -106,17 +109,5 @@ def finish(outcome: RunOutcome, *, as_json: bool) -> None:
         from accelmark.cli.tuning import write_settings_file
 
         write_settings_file(outcome.directory, as_json=as_json)
-    if outcome.exit_code:
+    if outcome.exit_code and not (is_judged and outcome.exit_code == EXIT_FAILED):
         raise typer.Exit(outcome.exit_code)
-
-
-def _write_page(run_dir: Path, *, as_json: bool) -> Path | None:
-    """Write the page of a run; a page that cannot be written is a warning, since the results exist."""
-    from accelmark.report.run_page import write_page
-
-    try:
-        return write_page(run_dir)
-    except AccelmarkError as error:
-        if not as_json:
-            options.warn(f"cannot write the report page: {error}")
-        return None

@@ -64,15 +64,9 @@ def init(
     force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a run file for this machine, or a run file and a cluster file for the given hosts."""
-    from accelmark.results.store.files import make_directory, write_atomic
-
     texts = _files_for_hosts(hosts, vendor, chip, devices or 1) if hosts else _files_for_here(vendor, chip, devices)
-    if (taken := [name for name in texts if (into / name).exists()]) and not force:
-        raise RequestError(f"{into}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --into")
-    make_directory(into)
-    for name, text in texts.items():
-        write_atomic(into / name, text)
-        typer.echo(f"wrote {into / name}")
+    for path in options.write_new(texts, into, "--into", force=force):
+        typer.echo(f"wrote {path}")
     if hosts:
         typer.echo(f"\nNext:  edit {into / CLUSTER_FILE}: user, key and Python of the hosts")
         typer.echo(f"       accelmark preflight {into / CLUSTER_FILE}   # checks the hosts")
@@ -82,7 +76,7 @@ def init(
 
 
 def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, devices: int) -> dict[str, str]:
-    """Return file name -> text. Raises RequestError: no run can be planned from the options."""
+    """Return file name -> text."""
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import parse_cluster
 
@@ -96,8 +90,7 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
     if chip is None and len(chips) > 1:
         options.warn(f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip")
     given = {"launcher": "ssh", "vendor": vendor, "hosts": [{"address": host} for host in hosts]}
-    text = _run_file(hardware, devices, num_hosts=len(hosts))
-    _check(text, cluster=parse_cluster(given, "HOST"))
+    text = _run_file(hardware, devices, num_hosts=len(hosts), cluster=parse_cluster(given, "HOST"))
     return {RUN_FILE: text, CLUSTER_FILE: _cluster_file(hosts, vendor)}
 
 
@@ -115,39 +108,32 @@ def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -
             f"--vendor {vendor}: no device of it {what} on this machine; `accelmark doctor` lists what was found, and "
             "`accelmark init HOST...` writes files for other machines"
         )
-    text = _run_file(chip or detected.hardware, devices or detected.num_devices or 1, vendor=vendor)
-    _check(text)
-    return {RUN_FILE: text}
+    return {RUN_FILE: _run_file(chip or detected.hardware, devices or detected.num_devices or 1, vendor=vendor)}
 
 
-def _check(text: str, **given: ClusterSpec) -> None:
-    """Plan the run of a run file, and raise RequestError where it cannot be planned."""
+def _run_file(
+    hardware: str, devices: int, *, num_hosts: int = 0, vendor: str | None = None, cluster: ClusterSpec | None = None
+) -> str:
+    """Return a run file for hosts or this machine. Raises RequestError: no run can be planned from it."""
     import yaml
 
     from accelmark.cli.runs import plan_request
+    from accelmark.explain.schemas import schema_line
     from accelmark.spec.model import parse
     from accelmark.spec.runfile import RunSpec
 
-    plan_request(parse(RunSpec, yaml.safe_load(text) | given, RUN_FILE), [], synthetic=False, where=RUN_FILE)
-
-
-def _run_file(hardware: str, devices: int, *, num_hosts: int = 0, vendor: str | None = None) -> str:
-    from accelmark.explain.schemas import schema_line
-
-    scales = dict.fromkeys([(1, 1), (1, devices), (max(1, num_hosts), devices)])
-    keys = [
-        f"  - key: {case}:pytorch:{hardware}:{nodes}:{per_node}\n"
-        for case in ("resnet_mini", "llama_mini")
-        for nodes, per_node in scales
-    ]
-    return (
-        f"{schema_line('run')}\n"
-        "name: first\n"
-        f"{f'cluster: {CLUSTER_FILE}{chr(10)}' if num_hosts else ''}"
-        f"{f'vendor: {vendor}{chr(10)}' if vendor is not None else ''}"
-        "# case:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`\n"
-        f"cases:\n{''.join(keys)}"
-    )
+    lines = [schema_line("run"), "name: first"]
+    lines += [f"cluster: {CLUSTER_FILE}"] if num_hosts else []
+    lines += [f"vendor: {vendor}"] if vendor is not None else []
+    lines.append("# case:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`")
+    lines.append("cases:")
+    for case in ("resnet_mini", "llama_mini"):
+        for nodes, per_node in dict.fromkeys([(1, 1), (1, devices), (max(1, num_hosts), devices)]):
+            lines.append(f"  - key: {case}:pytorch:{hardware}:{nodes}:{per_node}")
+    text = "".join(f"{line}\n" for line in lines)
+    values = yaml.safe_load(text) | ({"cluster": cluster} if cluster is not None else {})
+    plan_request(parse(RunSpec, values, RUN_FILE), [], synthetic=False, where=RUN_FILE)
+    return text
 
 
 def _cluster_file(hosts: list[str], vendor: str) -> str:

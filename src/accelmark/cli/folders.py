@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -18,9 +19,7 @@ from accelmark.spec.number_format import limit_percent
 if TYPE_CHECKING:
     from accelmark.cli.checks import Check
     from accelmark.compat.flagperf.convert import Converted
-    from accelmark.compat.flagperf.parse import Coverage as Carried
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
-    from accelmark.spec.plugins.catalog import Folder
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -28,9 +27,6 @@ _WIDE: Final = 110
 """Columns of a terminal from which the list of cases shows families."""
 _SIZES: Final = {"mini": "on two CPU cores:", "standard": "on accelerators:"}
 """Size of a case -> its heading in the list of cases, in their order there."""
-_ADAPTATION: Final = "adaptation"
-_CODE: Final = ".in"
-"""Suffix of template files, so that they are not treated as code of this package."""
 
 Kind = Annotated[Literal["vendor", "case"], Argument(metavar="vendor|case", help="What the folder describes.")]
 
@@ -59,40 +55,36 @@ def cases(
         from accelmark.compat.flagperf.parse import coverage
 
         carried = coverage()
-        return Output(carried, lambda: _list_flagperf(carried))
+        lines = [(row.model, row.task, row.case or "-", row.note) for row in carried]
+        return Output(carried, lambda: options.print_table(("FlagPerf", "task", "case", "note"), lines, fixed=3))
+    from accelmark.spec.plugins import catalog
     from accelmark.spec.plugins.case import Family
-    from accelmark.spec.plugins.catalog import find, folders, load_case, load_trainer, readable
 
     if family is not None and family not in get_args(Family):
         raise RequestError(f"--family: unknown family {family!r} ({nearest(family, get_args(Family))})")
-    trainers, unreadable = readable("trainers", load_trainer)
+    trainers, unreadable = catalog.readable("trainers", catalog.load_trainer)
     for problem in unreadable:
         options.warn(f"a trainer is left out: {problem}")
     rows: list[dict[str, Any]] = []
-    for case_name, folder in ({name: find("cases", name)} if name else folders("cases")).items():
+    for case_name, folder in ({name: catalog.find("cases", name)} if name else catalog.folders("cases")).items():
         try:
-            case = load_case(case_name)
-            if family in (None, case.family):
-                trained_by = [trainer for trainer, known in trainers.items() if case.name in known.cases]
-                rows.append(_row(case, folder) | {"trainers": trained_by})
+            case = catalog.load_case(case_name)
+            if family not in (None, case.family):
+                continue
+            frameworks = {*catalog.frameworks_of(case), *catalog.inference_frameworks_of(case)}
+            row = case.model_dump(include={"name", "version", "title", "family", "size"}) | {
+                "tasks": list(case.tasks), "frameworks": sorted(frameworks),
+                "target": _criterion(case.train) if case.train else None, "data": list(case.data_names),
+                "from": folder.origin,
+                "trainers": [trainer for trainer, known in trainers.items() if case.name in known.cases],
+            }  # fmt: skip
+            rows.append(row)
         except AccelmarkError as error:
             if name:
                 raise
             rows.append({"name": case_name, "problem": str(error), "from": folder.origin})
     exit_code = EXIT_FAILED if any("problem" in row for row in rows) else EXIT_OK
-    return Output(rows, lambda: _show_case(load_case(name), rows[0]) if name else _list_cases(rows), exit_code)
-
-
-def _row(case: CaseSpec, folder: Folder) -> dict[str, Any]:
-    from accelmark.spec.plugins.catalog import frameworks_of, inference_frameworks_of
-
-    return case.model_dump(include={"name", "version", "title", "family", "size"}) | {
-        "tasks": list(case.tasks),
-        "frameworks": sorted({*frameworks_of(case), *inference_frameworks_of(case)}),
-        "target": _criterion(case.train) if case.train else None,
-        "data": list(case.data_names),
-        "from": folder.origin,
-    }
+    return Output(rows, lambda: _show_case(catalog.load_case(name), rows[0]) if name else _list_cases(rows), exit_code)
 
 
 def _list_cases(rows: list[dict[str, Any]]) -> None:
@@ -115,15 +107,6 @@ def _list_cases(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "problem" in row:
             options.warn(f"case {row['name']} ({row['from']}) is left out: {row['problem']}")
-
-
-def _list_flagperf(carried: Sequence[Carried]) -> None:
-    table = options.plain_table("FlagPerf", "task", "case", "note")
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    for row in carried:
-        table.add_row(row.model, row.task, row.case or "-", row.note)
-    options.print_table(table)
 
 
 def _show_case(case: CaseSpec, row: dict[str, Any]) -> None:
@@ -156,13 +139,11 @@ def _show_settings(settings: Mapping[str, Any], mutable: Sequence[str] | None = 
 
 def _criterion(train: TrainCaseSpec) -> str:
     """Return the criterion of correct training in a few words."""
-    target, reference = train.target, train.reference_loss
-    if target is not None:
-        return target.text
+    if train.target is not None:
+        return train.target.text
+    reference = train.reference_loss
     return (
-        f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
-        if reference is not None
-        else "speed only"
+        "speed only" if reference is None else f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
     )
 
 
@@ -186,10 +167,7 @@ def new(
 
 
 def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path, *, kit: bool = False) -> Path:
-    """Create ``into/<kind>/<name>`` and return it; raise RequestError if the name is invalid or taken.
-
-    ``kit``: a vendor's folder with a stand-in accelerator, which its ``vendor.yaml`` describes.
-    """
+    """Create ``into/<kind>/<name>``, with ``kit`` for a stand-in accelerator, and return it."""
     from accelmark.explain.schemas import schema_line
     from accelmark.spec.plugins.catalog import folders, look_again
 
@@ -201,40 +179,26 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path, *, kit:
     folder = into / kind / name
     if folder.exists():
         raise RequestError(f"{folder}: exists already; choose another name or remove it")
-    for parts, source in _template_files(kind, *(["kit"] if kit else [])):
-        if parts[0] == _ADAPTATION:
-            parts = ("cases", "resnet_mini-pytorch", *parts[1:])
-        target = folder.joinpath(*parts)
+    files = {
+        path.relative_to(template): path
+        for template in (_TEMPLATES / name for name in [kind, *(["kit"] if kit else [])])
+        for path in sorted(template.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    for place, source in files.items():
+        # Templates of code end in .in, so that they are not treated as code of this package.
+        target = folder / str(place).removesuffix(".in").replace("adaptation/", "cases/resnet_mini-pytorch/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text(encoding="utf-8")
-        if parts == (f"{kind[:-1]}.yaml",):
-            text = f"{schema_line(kind[:-1])}\n{text}"
-        target.write_text(text.replace("@NAME@", name).replace("@UPPER@", name.upper()), encoding="utf-8")
+        text = source.read_text(encoding="utf-8").replace("@NAME@", name).replace("@UPPER@", name.upper())
+        head = f"{schema_line(kind[:-1])}\n" if target.name == f"{kind[:-1]}.yaml" else ""
+        target.write_text(head + text, encoding="utf-8")
     look_again()
     return folder
 
 
-def _template_files(*templates: str) -> Iterator[tuple[tuple[str, ...], Path]]:
-    """Yield the files of templates with their places below the new folder; those of later templates replace earlier."""
-    files = {
-        (*path.relative_to(template).parts[:-1], path.name.removesuffix(_CODE)): path
-        for template in (_TEMPLATES / name for name in templates)
-        for path in template.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    yield from sorted(files.items())
-
-
 def check(
     kind: Kind,
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME",
-            help="Name in 'accelmark vendors' or 'accelmark cases'.",
-            autocompletion=completion.vendors_and_cases,
-        ),
-    ],
+    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
     run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
     kit: Annotated[
         bool, Option("--kit", help="Train on the stand-in accelerator of the vendor's folder, with planted faults.")
@@ -243,22 +207,14 @@ def check(
         Path | None, Option(metavar="DIR", help="With --kit: environment with the PyTorch to use.")
     ] = None,
     frameworks: Annotated[
-        str | None,
-        Option(
-            "--frameworks",
-            metavar="A,B",
-            help="Compare the case's first steps in these frameworks.",
-            autocompletion=completion.listed_frameworks,
-        ),
+        str | None, Option(metavar="A,B", help="Compare the case's first steps in these frameworks.")
     ] = None,
-    steps: Annotated[int, Option("--steps", min=1, help="Optimizer steps to compare.")] = 8,
+    steps: Annotated[int, Option(min=1, help="Optimizer steps to compare.")] = 8,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
-    out: Annotated[
-        Path | None, Option("--out", metavar="DIR", help="Keep the compared weights and outputs here.")
-    ] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Keep the compared weights and outputs here.")] = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Check the folder of a vendor or a case for completeness.
@@ -306,14 +262,13 @@ def _check_kit(name: str, environment: Path | None, *, as_json: bool) -> Output:
             if not as_json:
                 state = "survived" if outcome.survived else "not survived"
                 show_line(f"{number} of {len(FAULTS)}: {outcome.fault}: {state}")
-
-    def show() -> None:
-        table = options.plain_table("fault", "survived", "AccelMark reports")
-        for outcome in outcomes:
-            expected = "" if outcome.survived else f" (expected: {outcome.expected})"
-            table.add_row(outcome.fault, "yes" if outcome.survived else "no", f"{outcome.reported}{expected}")
-        options.print_table(table)
-
+    lines = [
+        (outcome.fault, "yes", outcome.reported)
+        if outcome.survived
+        else (outcome.fault, "no", f"{outcome.reported} (expected: {outcome.expected})")
+        for outcome in outcomes
+    ]
+    show = partial(options.print_table, ("fault", "survived", "AccelMark reports"), lines)
     return Output(outcomes, show, EXIT_OK if all(outcome.survived for outcome in outcomes) else EXIT_FAILED)
 
 
@@ -346,8 +301,8 @@ def import_files(
             "result/run<time> of FlagPerf; for claims: MLPerf's result files and summaries, FlagPerf's READMEs.",
         ),
     ],
-    out: Annotated[Path, Option("--out", metavar="DIR", help="Directory to write to.")] = Path(),
-    url: Annotated[str | None, Option("--url", metavar="URL", help="Where the file of claims is published.")] = None,
+    out: Annotated[Path, Option(metavar="DIR", help="Directory to write to.")] = Path(),
+    url: Annotated[str | None, Option(metavar="URL", help="Where the file of claims is published.")] = None,
     is_open: Annotated[
         bool, Option("--open", help="Also import what a case fixes; the run is declared open, its results are OPEN.")
     ] = False,
@@ -362,26 +317,20 @@ def import_files(
     from accelmark.compat.flagperf.old_run import is_run, read_run
 
     if origin == "claims":
-        import yaml
-
         from accelmark.compat.published import read_published
 
         if url is None:
             raise RequestError("a claim names its source: give its address with --url")
         claims = [claim for file in files for claim in read_published(file, url)]
-        texts = {
-            f"{name}.yaml": yaml.safe_dump(
-                claim.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
-            )
-            for name, claim in claims
-        }
-        return Output({"written": _written(texts, out, force=force)}, lambda: typer.echo("\n".join(texts)))
+        values = {f"{name}.yaml": claim.model_dump(mode="json", exclude_defaults=True) for name, claim in claims}
+        written = _write(values, out, force=force)
+        return Output({"written": written}, lambda: typer.echo("\n".join(values)))
     if len(files) > 1 and any(is_run(file) or is_tree(file) for file in files):
         raise RequestError("a vendor's directory of FlagPerf, and one of its logs, is imported alone")
     if any(is_run(file) for file in files):
         from accelmark.results.store.bundle import write_manifest
 
-        results = _written(read_run(files[0]), out, force=force)
+        results = options.write_new(read_run(files[0]), out, "--out", force=force)
         run = Path(results[-1]).parent
         write_manifest(run)
         return Output({"written": results}, lambda: typer.echo(f"wrote {run}\nNext:  accelmark report {run}"))
@@ -390,23 +339,12 @@ def import_files(
         copied, converted = convert_tree(files[0], out.absolute().name, is_open=is_open)
     else:
         converted = convert(files, is_open=is_open)
-    written = _written(copied | _files(converted), out, force=force)
+    values = {"cluster.yaml": converted.cluster} if converted.cluster else {}
+    if converted.run:
+        values["run.yaml"] = ({"cluster": "cluster.yaml"} if converted.cluster else {}) | converted.run
+    written = _write(values | converted.configs, out, copied, force=force)
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
     return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
-
-
-def _written(texts: Mapping[str, str], out: Path, *, force: bool) -> list[str]:
-    """Write files to a directory; return their paths. Raises RequestError where one exists and ``force`` is not set."""
-    from accelmark.results.store.files import make_directory, write_atomic
-
-    if (taken := [name for name in texts if (out / name).exists()]) and not force:
-        raise RequestError(f"{out}: files exist: {', '.join(taken)}; use --force to overwrite them, or another --out")
-    if texts:
-        make_directory(out)
-    for name, text in texts.items():
-        make_directory((out / name).parent)
-        write_atomic(out / name, text)
-    return [str(out / name) for name in texts]
 
 
 def _show_import(converted: Converted, written: Sequence[str]) -> None:
@@ -426,14 +364,11 @@ def _show_import(converted: Converted, written: Sequence[str]) -> None:
             typer.echo(f"Next:  accelmark run {path} --dry-run")
 
 
-def _files(converted: Converted) -> dict[str, str]:
-    """Return the name and text of each file to write."""
+def _write(
+    values: Mapping[str, dict[str, Any]], out: Path, copied: Mapping[str, str] | None = None, *, force: bool
+) -> list[str]:
+    """Write copied files, and values as YAML; return their paths."""
     import yaml
 
-    values: dict[str, dict[str, Any]] = {}
-    if converted.cluster:
-        values["cluster.yaml"] = converted.cluster
-    if converted.run:
-        values["run.yaml"] = ({"cluster": "cluster.yaml"} if converted.cluster else {}) | converted.run
-    values |= converted.configs
-    return {name: yaml.safe_dump(item, sort_keys=False, allow_unicode=True) for name, item in values.items()}
+    texts = {name: yaml.safe_dump(item, sort_keys=False, allow_unicode=True) for name, item in values.items()}
+    return options.write_new({**(copied or {}), **texts}, out, "--out", force=force)

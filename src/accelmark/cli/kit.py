@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -122,40 +122,29 @@ def _names_slow_rank(result: RoundResult, _run: Path) -> tuple[bool, str]:
 FAULTS: Final = (
     Fault("no fault", "the training succeeds; power is right; no audit rule is broken", _is_sound),
     Fault(
-        "hung device",
-        "the round times out; rank 0 is named",
-        _ends("timed_out", r"rank 0 wrote no event"),
+        "hung device", "the round times out; rank 0 is named", _ends("timed_out", r"rank 0 wrote no event"),
         {"fault": "hang", "after": _AFTER},
     ),
     Fault(
-        "lost device",
-        "the round fails; rank 0 and the device's error are named",
-        _ends("failed", r"rank 0\b.*device was lost"),
-        {"fault": "lost", "after": _AFTER},
+        "lost device", "the round fails; rank 0 and the device's error are named",
+        _ends("failed", r"rank 0\b.*device was lost"), {"fault": "lost", "after": _AFTER},
     ),
     Fault(
-        "too little memory",
-        "the round fails; rank 0 and the memory are named",
-        _ends("failed", r"rank 0\b.*out of memory"),
-        {"memory_mib": 0.5},
+        "too little memory", "the round fails; rank 0 and the memory are named",
+        _ends("failed", r"rank 0\b.*out of memory"), {"memory_mib": 0.5},
     ),
     Fault("power in milliwatts", "the training succeeds; power is right", _has_right_power, {"fault": "milliwatts"}),
     Fault(
-        "slow rank",
-        "the training succeeds; rank 1 is named",
-        _names_slow_rank,
-        {"fault": "slow", "device": 1, "factor": 10.0},
-        2,
+        "slow rank", "the training succeeds; rank 1 is named", _names_slow_rank,
+        {"fault": "slow", "device": 1, "factor": 10.0}, num_devices=2,
     ),
-)
+)  # fmt: skip
 
 
 def check_kit(name: str, environment: Path | None = None) -> Iterator[Outcome]:
     """Train on the stand-in of a vendor's folder, once with each fault; yields each outcome when it is known.
 
     ``environment`` has the PyTorch that it is built for; None: this Python.
-
-    Raises RequestError: the folder has no stand-in or uses another device, or the stand-in cannot be built.
     """
     folder = find("vendors", name).path
     kit = folder / FOLDER
@@ -199,10 +188,7 @@ def _run(fault: Fault, vendor: str, key: str, environment: Path) -> tuple[bool, 
 
 
 def kit_environment(kit: Path, environment: Path | None = None) -> Path:
-    """Return a virtual environment with the stand-in and the packages of another one or of this Python; built once.
-
-    Raises RequestError: something that the build needs is missing, or the build fails.
-    """
+    """Return a virtual environment with the stand-in and the packages of another one or of this Python; built once."""
     python = sys.executable if environment is None else environment_python(environment.absolute())
     with raising(RequestError, python, OSError):
         asked = subprocess.run([python, "-c", _ABOUT], capture_output=True, text=True, check=False)
@@ -216,23 +202,20 @@ def kit_environment(kit: Path, environment: Path | None = None) -> Path:
         raise RequestError(f"the stand-in needs the headers of {python}: install python3-dev")
     sources = b"".join(path.read_bytes() for path in sorted(kit.rglob("*")) if path.suffix in (".py", ".cpp"))
     place = registry_file().parent / "kits" / hashlib.sha256(sources + asked.stdout.encode()).hexdigest()[:16]
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=place.parent) as directory:
-            _build(kit, python, about["path"], Path(directory))
-            Path(directory, "environment").rename(place)
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=place.parent) as directory:
+        built, copy = Path(directory, "environment"), Path(directory, FOLDER)
+        subprocess.run([python, "-m", "venv", "--without-pip", built], check=True)
+        (packages,) = package_directories(Path(environment_python(built)))
+        (packages / "host.pth").write_text("".join(f"{entry}\n" for entry in about["path"]), encoding="utf-8")
+        shutil.copytree(kit, copy)
+        done = subprocess.run(
+            [python, "setup.py", "--quiet", "build", "--build-lib", str(packages)],
+            cwd=copy, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RequestError(f"the stand-in cannot be built: {error_lines(done.stdout.decode(errors='replace'))}")
+        built.rename(place)
     return place
-
-
-def _build(kit: Path, python: str, entries: Sequence[str], scratch: Path) -> None:
-    environment = scratch / "environment"
-    subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
-    (packages,) = package_directories(Path(environment_python(environment)))
-    (packages / "host.pth").write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
-    copy = shutil.copytree(kit, scratch / FOLDER)
-    command = [python, "setup.py", "--quiet", "build", "--build-lib", str(packages)]
-    done = subprocess.run(
-        command, cwd=copy, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    if done.returncode != 0:
-        raise RequestError(f"the stand-in cannot be built: {error_lines(done.stdout.decode(errors='replace'))}")

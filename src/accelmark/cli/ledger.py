@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from typer import Argument, Option
@@ -28,9 +28,9 @@ def add(
     by: By,
     ledger: Directory = _DEFAULT,
     at: Annotated[
-        str | None, Option("--at", metavar="URL", help="Where the bundle is published; default: a copy in the ledger.")
+        str | None, Option(metavar="URL", help="Where the bundle is published; default: a copy in the ledger.")
     ] = None,
-    note: Annotated[str, Option("--note", metavar="TEXT", help="A remark in the record.")] = "",
+    note: Annotated[str, Option(metavar="TEXT", help="A remark in the record.")] = "",
     unverified: Annotated[
         bool, Option("--unverified", help="The file is a result.json without a bundle; the record says so.")
     ] = False,
@@ -47,7 +47,7 @@ def add(
 def check(
     ledger: Directory = _DEFAULT,
     since: Annotated[
-        str | None, Option("--since", metavar="COMMIT", help="Require that records were only added since then.")
+        str | None, Option(metavar="COMMIT", help="Require that records were only added since then.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -59,19 +59,18 @@ def check(
     def show() -> None:
         for problem in checked.problems:
             options.echo_wrapped(problem, fg="red")
-        parts = [
-            f"{checked.num_verified} recomputed from their bundles",
-            f"{checked.num_other_version} of them with a verdict that only the version that ran repeats",
-            f"{checked.num_elsewhere} with a bundle elsewhere",
-            f"{checked.num_result_files} of result files, which cannot be verified",
-            f"{checked.num_made_up} made up",
-            f"{checked.num_withdrawn} withdrawn",
-        ]
-        shown = ", ".join(part for part in parts if not part.startswith("0 "))
+        parts = {
+            "recomputed from their bundles": checked.num_verified,
+            "of them with a verdict that only the version that ran repeats": checked.num_other_version,
+            "with a bundle elsewhere": checked.num_elsewhere,
+            "of result files, which cannot be verified": checked.num_result_files,
+            "made up": checked.num_made_up,
+            "withdrawn": checked.num_withdrawn,
+        }
+        shown = ", ".join(f"{number} {what}" for what, number in parts.items() if number)
         typer.echo(f"{counted(checked.num_records, 'record')}: {shown}")
 
-    content: dict[str, Any] = checked._asdict()
-    return Output(content, show, EXIT_FAILED if checked.problems else EXIT_OK)
+    return Output(checked._asdict(), show, EXIT_FAILED if checked.problems else EXIT_OK)
 
 
 @app.command("site", cls=Verb)
@@ -98,7 +97,7 @@ def site(
 def withdraw(
     record: Annotated[str, Argument(metavar="RECORD", help="Name of the record.")],
     by: By,
-    why: Annotated[str, Option("--why", metavar="TEXT", help="The reason.")],
+    why: Annotated[str, Option(metavar="TEXT", help="The reason.")],
     ledger: Directory = _DEFAULT,
     as_json: options.AsJson = False,
 ) -> Output:

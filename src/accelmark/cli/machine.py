@@ -1,8 +1,9 @@
-"""Verbs about machines: vendors, doctor, preflight, monitor, probe."""
+"""Verbs about machines: vendors, doctor, preflight, monitor, probe, cluster."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -15,12 +16,12 @@ from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestE
 from accelmark.spec.number_format import counted, duration, quantity
 
 if TYPE_CHECKING:
+    from accelmark.plan.plan import Plan
     from accelmark.plan.request import Detected
     from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.log.records import Ceilings
     from accelmark.spec.plugins.vendor import VendorSpec
     from accelmark.telemetry.inventory import Inventory
-
 
 _STATES: Final = ("accepted", "ran", "described", "not possible")
 
@@ -59,60 +60,46 @@ def vendors(
         sources = ["library"] if (folder.path / MODULE_FILE).is_file() else []
         sources += [telemetry.tool.command[0]] if telemetry.tool else []
         sources += [telemetry.script.file] if telemetry.script else []
-        rows.append(
-            {
-                "name": vendor,
-                "title": spec.title,
-                "frameworks": {framework: device.device_type for framework, device in spec.frameworks.items()},
-                "chips": sorted({chip.name for chip in spec.chips}),
-                "read_by": sources,
-                "here": here is not None,
-                "devices": [device.name for device in here.devices] if here else [],
-                "hardware": here.hardware if here else None,
-                "cannot_run": spec.cannot_run,
-                "problem": here.problem if here else None,
-                "from": folder.origin,
-            }
-        )
+        rows.append({
+            "name": vendor, "title": spec.title,
+            "frameworks": {framework: device.device_type for framework, device in spec.frameworks.items()},
+            "chips": sorted({chip.name for chip in spec.chips}), "read_by": sources, "here": here is not None,
+            "devices": [device.name for device in here.devices] if here else [],
+            "hardware": here.hardware if here else None, "cannot_run": spec.cannot_run,
+            "problem": here.problem if here else None, "from": folder.origin,
+        })  # fmt: skip
     return Output(rows, lambda: _show_vendors(rows))
 
 
 def _matrix(vendor: str | None, runs: Path) -> Output:
     from accelmark.audit.acceptance import support
-    from accelmark.results.sources import open_sources
 
-    opened, problems = open_sources([runs]) if runs.is_dir() else ([], [])
-    for problem in problems:
-        options.warn(problem)
+    opened = options.opened_runs([runs] if runs.is_dir() else [])
     rows = [row for row in support(opened) if vendor in (None, row.vendor)]
 
     def show() -> None:
-        table = options.plain_table("case", "framework", *_STATES)
-        vendors: dict[tuple[str, str], dict[str, list[str]]] = {}
+        known: dict[tuple[str, str], dict[str, list[str]]] = {}
         for row in rows:
-            vendors.setdefault((row.case, row.framework), {}).setdefault(row.state, []).append(row.vendor)
-        for names, states in vendors.items():
-            table.add_row(*names, *(", ".join(states.get(title, "-")) for title in _STATES))
-        options.print_table(table)
+            known.setdefault((row.case, row.framework), {}).setdefault(row.state, []).append(row.vendor)
+        lines = [(*names, *(", ".join(states.get(title, "-")) for title in _STATES)) for names, states in known.items()]
+        options.print_table(("case", "framework", *_STATES), lines)
 
     return Output([row._asdict() for row in rows], show)
 
 
 def _show_vendors(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    table = options.plain_table("vendor", "device", "on this machine", "telemetry", "chips")
-    for row in rows:
-        if "title" not in row:
-            continue
+    readable = [row for row in rows if "title" in row]
+    lines = []
+    for row in readable:
         state = ", ".join(dict.fromkeys(row["devices"])) or (row["problem"] or "yes") if row["here"] else "-"
-        device = ", ".join(dict.fromkeys(row["frameworks"].values())) or "-"
-        table.add_row(row["name"], device, state, ", ".join(row["read_by"]) or "-", ", ".join(row["chips"]) or "-")
-    console = Console(highlight=False)
-    console.print(table)
-    for row in rows:
-        if row.get("cannot_run"):
-            console.print(f"\n{row['name']}: cannot run cases: {row['cannot_run']}", markup=False)
+        lists = (dict.fromkeys(row["frameworks"].values()), row["read_by"], row["chips"])
+        device, sources, chips = (", ".join(names) or "-" for names in lists)
+        lines.append((row["name"], device, state, sources, chips))
+    options.print_table(("vendor", "device", "on this machine", "telemetry", "chips"), lines)
+    for row in readable:
+        if row["cannot_run"]:
+            typer.echo()
+            options.echo_wrapped(f"{row['name']}: cannot run cases: {row['cannot_run']}")
     for row in rows:
         if "title" not in row:
             options.warn(f"vendor {row['name']} ({row['from']}) is left out: {row['problem']}")
@@ -130,8 +117,7 @@ def _show_vendor(spec: VendorSpec) -> None:
         rates = [f"{name} {peak:g}" for name, peak in peaks.items()]
         options.echo_wrapped(f"  dense peaks in TFLOP/s (int8 in TOP/s): {', '.join(rates) or 'none published'}")
         figures = {"memory bandwidth": (chip.memory_bandwidth_gb_s, "GB/s"), "thermal design power": (chip.tdp_w, "W")}
-        known = [f"{what} {value:,g} {unit}" for what, (value, unit) in figures.items() if value is not None]
-        if known:
+        if known := [f"{what} {value:,g} {unit}" for what, (value, unit) in figures.items() if value is not None]:
             typer.echo(f"  {', '.join(known)}")
         options.echo_wrapped(f"  source: {chip.source}")
     if not spec.chips:
@@ -151,23 +137,20 @@ def doctor(as_json: options.AsJson = False) -> Output:
     content = seen.to_json() | {"broken_packages": broken, "environments": [venv.to_json() for venv in environments]}
     if as_json:
         content["machine"] = collect([device for entry in seen.found for device in entry.devices])
-    sections = {
-        "Environments": [f"{venv.framework}: {venv.title} in {venv.path}" for venv in environments],
-        "Broken packages": broken,
-    }
 
     def show() -> None:
-        lines = inventory_lines(seen)
-        for title, entries in sections.items():
-            lines += [title, *(f"  {entry}" for entry in entries)] if entries else []
+        lines = _inventory_lines(seen)
+        if environments:
+            lines += ["Environments", *(f"  {venv.framework}: {venv.title} in {venv.path}" for venv in environments)]
+        if broken:
+            lines += ["Broken packages", *(f"  {entry}" for entry in broken)]
         for line in lines:
             options.echo_wrapped(line)
 
     return Output(content, show)
 
 
-def inventory_lines(seen: Inventory) -> list[str]:
-    """Return the inventory as text lines."""
+def _inventory_lines(seen: Inventory) -> list[str]:
     lines = ["Devices"]
     for entry in seen.found:
         for device, chip in zip(entry.devices, entry.chips, strict=True):
@@ -291,12 +274,10 @@ def monitor(
 
 def probe(
     vendor: options.Vendor = None,
-    cluster: Annotated[
-        Path | None, Option("--cluster", metavar="FILE", help="Cluster file: measure its hosts together.")
-    ] = None,
-    nproc: Annotated[int, Option("--nproc", min=1, help="Devices to measure together, on each host.")] = 1,
+    cluster: Annotated[Path | None, Option(metavar="FILE", help="Cluster file: measure its hosts together.")] = None,
+    nproc: Annotated[int, Option(min=1, help="Devices to measure together, on each host.")] = 1,
     only: Annotated[list[str] | None, Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
-    budget: Annotated[float, Option("--budget", min=0.1, help="Approximate duration in seconds.")] = 60.0,
+    budget: Annotated[float, Option(min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> Output:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
@@ -320,8 +301,8 @@ def probe(
     with options.host_problems_printed(as_json=as_json), options.working(doing) as note:
         rates = measure(vendor_spec, here.hardware, nproc, items, budget, hosts, note)
     if rates.disturbed:
-        effect = "these rates are not used for MFU, earlier undisturbed ones are kept"
-        effect = effect if hosts is None else "these rates are lower bounds"
+        unused = "these rates are not used for MFU, earlier undisturbed ones are kept"
+        effect = unused if hosts is None else "these rates are lower bounds"
         options.warn(f"other work ran meanwhile: {'; '.join(rates.disturbed)}; {effect}. Repeat on idle hosts.")
     # A CPU's name is its architecture.
     device = here.hardware if rates.device_type == "cpu" else rates.device_name
@@ -329,28 +310,94 @@ def probe(
 
 
 def _show_rates(rates: Ceilings, device: str) -> None:
-    from rich.console import Console
-
     from accelmark.report.charts import size_text
-
-    console = Console(highlight=False)
-    where = f" on {len(rates.hosts)} hosts" if len(rates.hosts) > 1 else ""
-    console.print(f"{device}, {counted(rates.world_size, 'rank')}{where}, {rates.framework}")
-    table = options.plain_table("operation", "rate", "size or reason")
     from accelmark.spec.log.records import ProbeItem
 
-    for kind in get_args(ProbeItem):
-        for name, rate in getattr(rates, kind).items():
-            table.add_row(f"{kind} {name}", quantity(rate.value, rate.unit), rate.size or rate.reason or "")
-    console.print(table)
+    where = f" on {len(rates.hosts)} hosts" if len(rates.hosts) > 1 else ""
+    typer.echo(f"{device}, {counted(rates.world_size, 'rank')}{where}, {rates.framework}")
+    measured = [(f"{kind} {name}", rate) for kind in get_args(ProbeItem) for name, rate in getattr(rates, kind).items()]
+    lines = [(name, quantity(rate.value, rate.unit), rate.size or rate.reason or "") for name, rate in measured]
+    options.print_table(("operation", "rate", "size or reason"), lines)
     if rates.sweep:
-        sizes = options.plain_table("collective", "size", "time", "algorithm", "bus")
+        sizes = []
         for timing in rates.sweep:
             bandwidths = (quantity(timing.algorithm_gb_s, "GB/s"), quantity(timing.bus_gb_s, "GB/s"))
-            sizes.add_row(
-                timing.operation, size_text(timing.size_bytes), quantity(timing.time_us / 1e6, "s"), *bandwidths
-            )
-        console.print(sizes)
+            time = quantity(timing.time_us / 1e6, "s")
+            sizes.append((timing.operation, size_text(timing.size_bytes), time, *bandwidths))
+        options.print_table(("collective", "size", "time", "algorithm", "bus"), sizes)
+
+
+def cluster(
+    file: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
+    case: Annotated[str, Option(help="Case that is trained: MODEL or MODEL:FRAMEWORK.")] = "llama_mini",
+    hardware: Annotated[str | None, Option(help="Chip of the hosts, as in keys; default: this machine's.")] = None,
+    nproc: Annotated[int, Option(min=1, help="Devices on each host.")] = 1,
+    steps: Annotated[int, Option(min=4, help="Optimizer steps of each training.")] = 400,
+    budget: Annotated[float, Option(min=0.1, help="Approximate seconds for collectives.")] = 60.0,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    commands: options.Commands = False,
+    as_json: options.AsJson = False,
+) -> Output | None:
+    """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
+
+    --dry-run shows two runs: scaling with checkpoints, and recovery. With --json, it prints a line for each.
+    """
+    from accelmark.cli.runs import plan_request
+    from accelmark.report.cluster_page import write_cluster_page
+    from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
+    from accelmark.run.launchers import create_launcher
+    from accelmark.run.measure import ClusterRequest, measure
+    from accelmark.run.record.directory import default_path
+    from accelmark.spec.plugins.launcher import read_cluster
+    from accelmark.spec.runfile import CaseRequest, RunSpec
+
+    hosts = read_cluster(file)
+    here = detect_devices(vendor or hosts.vendor)
+    if hardware is None and not here.is_present:
+        what = f"this machine has no device of {here.vendor}"
+        raise RequestError(f"--hardware: {what}: name the chip of the hosts, as in keys")
+    model, _, framework = case.partition(":")
+    counts = sorted({1, len(hosts.hosts)})
+    keys = [f"{model}:{framework or 'pytorch'}:{hardware or here.hardware}:{count}:{nproc}" for count in counts]
+    every = max(1, steps // 4)
+    bounds = {"end.max_steps": steps, "end.at_target": False, "log_every_steps": max(1, min(10, every // 2))}
+    given: dict[str, Any] = {**bounds, "checkpoint.every_steps": every, "checkpoint.keep": 2}
+
+    def planned(name: str, *chosen: str) -> Plan:
+        cases = tuple(CaseRequest(key=key, settings=given) for key in chosen)
+        request = RunSpec(name=name, vendor=vendor or hosts.vendor, open=True, cluster=hosts, cases=cases)
+        plan = plan_request(request, settings or (), synthetic=synthetic, where="accelmark cluster")
+        return plan.model_copy(update={"offline": offline})
+
+    scaling, recovery = planned("scaling", *keys), planned("recovery", keys[-1])
+    directory = out or default_path(f"cluster-{hosts.name}", datetime.now(UTC))
+    if dry_run or commands:
+        from accelmark.cli.dry_run import print_plan
+
+        for part, name in ((scaling, SCALING_DIR), (recovery, RECOVERY_DIR)):
+            print_plan(part, directory / name, as_json=as_json, with_commands=commands)
+        return None
+    if not as_json:
+        for warning in scaling.warnings:
+            options.warn(warning)
+        if create_launcher(scaling, directory / SCALING_DIR).allocation_commands():
+            options.warn("each part requests an allocation, and recovery includes the wait for it: run this inside one")
+    kill_step = every + max(1, every // 2)
+    request = ClusterRequest(scaling, recovery, kill_step, budget, options.working, as_json=as_json)
+    with options.host_problems_printed(as_json=as_json):
+        report = measure(request, directory)
+    page, headlines = write_cluster_page(directory)
+
+    def show() -> None:
+        options.print_table(("part", "result", "note"), headlines)
+        typer.echo(f"page: {page}")
+
+    return Output({"page": str(page), "report": report}, show)
 
 
 def detect_devices(vendor: str | None) -> Detected:
@@ -364,9 +411,7 @@ def detect_devices(vendor: str | None) -> Detected:
     name, *others = (vendor,) if vendor else measurable_vendors()
     present = next((entry for entry in detect([name]) if entry.vendor == name), None)
     if present is None:
-        return Detected(
-            vendor=name, hardware=name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others)
-        )
+        return Detected(name, name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others))
     chips = set(present.chips)
     return Detected(
         vendor=name,

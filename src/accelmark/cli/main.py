@@ -13,21 +13,19 @@ import typer
 from typer import Option
 
 import accelmark
-from accelmark.cli import completion, options
+from accelmark.cli import options
 from accelmark.cli.acceptance import accept
 from accelmark.cli.automl import app as automl
 from accelmark.cli.claims import reproduce
-from accelmark.cli.cluster import cluster
 from accelmark.cli.data import app as data
 from accelmark.cli.demo import app as demo
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
-from accelmark.cli.finished.results import compare, results, view
-from accelmark.cli.finished.run import bundle, evaluate, export, report, verify
 from accelmark.cli.folders import cases, check, import_files, new
 from accelmark.cli.help import Verb, Verbs
 from accelmark.cli.ledger import app as ledger
-from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
+from accelmark.cli.machine import cluster, doctor, monitor, preflight, probe, vendors
+from accelmark.cli.results import bundle, compare, evaluate, export, report, results, verify, view
 from accelmark.cli.runs import infer, resume, run, serve, status, stop, train
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
@@ -39,8 +37,6 @@ _GROUPS: Final[Mapping[str, tuple[Callable[..., object], ...]]] = {
     "Look up": (cases, vendors, doctor, preflight, explain),
     "Write and check files": (init, new, check, import_files, monitor),
 }
-
-
 _USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 """Wrong arguments and options, whose class typer does not export."""
 
@@ -70,11 +66,8 @@ app = typer.Typer(
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_name(_verb), cls=Verb)(_verb)
-app.add_typer(automl, name="automl")
-app.add_typer(ledger, name="ledger")
-app.add_typer(demo, name="demo")
-app.add_typer(data, name="data")
-app.add_typer(environments, name="env")
+for _group, _title in ((automl, "automl"), (ledger, "ledger"), (demo, "demo"), (data, "data"), (environments, "env")):
+    app.add_typer(_group, name=_title)
 
 
 def _print_version(wanted: bool) -> None:
@@ -94,8 +87,6 @@ def _root(
 
 def main() -> None:
     """Run the command line; an :class:`AccelmarkError` sets the exit code."""
-    if os.environ.get("_ACCELMARK_COMPLETE") == "complete_bash":
-        completion.join_words_of_bash()
     try:
         sys.exit(app(standalone_mode=False))
     except _USAGE_ERRORS as error:

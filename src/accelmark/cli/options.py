@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,8 +22,17 @@ from accelmark.spec.errors import Problem, RequestError, nearest
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from accelmark.results.store.loaded_run import LoadedRun
 
-Data = Annotated[Path | None, Option("--data", metavar="DIR", help="Directory with the data sets and weights.")]
+
+def expanded(text: str) -> Path:
+    """Return the path of an option; shells expand no ``~`` in ``--data=~/data``."""
+    return Path(text).expanduser()
+
+
+Data = Annotated[
+    Path | None, Option("--data", metavar="DIR", parser=expanded, help="Directory with the data sets and weights.")
+]
 Vendor = Annotated[
     str | None, Option("--vendor", help="Chip vendor; default: the one detected.", autocompletion=completion.vendors)
 ]
@@ -48,30 +57,13 @@ Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="W
 PricesFile = Annotated[
     Path | None, Option("--prices", metavar="FILE", help="Your own prices (YAML); adds costs. None are shipped.")
 ]
-RunPath = Annotated[
-    Path,
-    Argument(
-        metavar="RUN", help="Run directory, its name in runs/, or 'latest' there.", autocompletion=completion.runs
-    ),
-]
-RunOrBundle = Annotated[
-    Path,
-    Argument(
-        metavar="RUN|BUNDLE",
-        help="Run directory, its name in runs/, 'latest' there, or a bundle.",
-        autocompletion=completion.results,
-    ),
-]
+RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory, its name in runs/, or 'latest' there.")]
 LATEST: Final = Path("latest")
-
 _MAX_RUNS: Final = 3
 
 
 def shipped_file(given: Path, folder: str) -> Path:
-    """Return ``given``, or AccelMark's own file of that name in ``folder`` (``suites``, ``searches``).
-
-    Raises RequestError: there is neither; names the nearest one.
-    """
+    """Return ``given``, or AccelMark's own file of that name in ``folder`` (``suites``, ``searches``)."""
     own = {path.stem: path for path in (Path(__file__).parents[1] / folder).glob("*.yaml")}
     if given.exists() or given.suffix or len(given.parts) > 1:
         return given
@@ -81,10 +73,7 @@ def shipped_file(given: Path, folder: str) -> Path:
 
 
 def existing_run(given: Path) -> Path:
-    """Return ``given``, or the run of that name in ``runs/``; for ``latest`` the newest.
-
-    Raises RequestError: there is neither; names the newest runs in ``runs/``, those with a like name first.
-    """
+    """Return ``given``, or the run of that name in ``runs/``; for ``latest`` the newest."""
     for path in (given, Path("runs") / given):
         if path.exists():
             return path
@@ -101,16 +90,36 @@ def existing_run(given: Path) -> Path:
 
 
 def own_run(given: Path) -> Path:
-    """Return what :func:`existing_run` does, for a verb that does not read searches.
-
-    Raises RequestError: it is a search, or there is no such run.
-    """
+    """Return what :func:`existing_run` does, for a verb that does not read searches."""
     from accelmark.results.rounds.search import is_search
 
     run = existing_run(given)
     if is_search(run):
         raise RequestError(f"{run}: is a search; use 'accelmark automl' (status, stop, resume, report, verify)")
     return run
+
+
+def opened_runs(places: Sequence[Path]) -> list[LoadedRun]:
+    """Return the runs in directories; warn of those that cannot be read."""
+    from accelmark.results.sources import open_sources
+
+    runs, problems = open_sources(places)
+    for problem in problems:
+        warn(problem)
+    return runs
+
+
+def write_new(texts: Mapping[str, str], directory: Path, option: str, *, force: bool) -> list[str]:
+    """Write files to the directory of ``option``, without ``force`` only new ones; return their paths."""
+    from accelmark.results.store.files import make_directory, write_atomic
+
+    if (taken := [name for name in texts if (directory / name).exists()]) and not force:
+        what = f"{directory}: files exist: {', '.join(taken)}"
+        raise RequestError(f"{what}; use --force to overwrite them, or another {option}")
+    for name, text in texts.items():
+        make_directory((directory / name).parent)
+        write_atomic(directory / name, text)
+    return [str(directory / name) for name in texts]
 
 
 def warn(text: str) -> None:
@@ -123,20 +132,23 @@ def echo_error(text: str, fg: str | None = None) -> None:
     typer.secho(text, fg=fg, err=True)
 
 
-def plain_table(*headings: str) -> Table:
-    """Return an empty table without borders, whose cells wrap."""
+def plain_table(*headings: str, fixed: int = 0) -> Table:
+    """Return an empty table without borders; cells wrap, except in the first ``fixed`` columns."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=number < fixed)
     return table
 
 
-def print_table(table: Table) -> None:
-    """Print a table."""
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], fixed: int = 0) -> None:
+    """Print a table without borders; cells wrap, except in the first ``fixed`` columns."""
     from rich.console import Console
 
+    table = plain_table(*headings, fixed=fixed)
+    for row in rows:
+        table.add_row(*row)
     Console(highlight=False).print(table)
 
 

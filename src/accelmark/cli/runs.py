@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from typer import Argument, Option
 
+import accelmark
 from accelmark.cli import completion, options, tuning
 from accelmark.cli.execution import execute, finish, submitted_job
 from accelmark.cli.help import Output
@@ -24,9 +26,7 @@ COMMAND_LINE: Final = "command line"
 _KeyOfOneHost = Annotated[
     str,
     Argument(
-        metavar="KEY",
-        help="model[:framework[:hardware[:1[:devices[:repeat]]]]]",
-        autocompletion=completion.keys_to_infer,
+        metavar="KEY", help="model[:framework[:hardware[:1[:devices[:repeat]]]]]", autocompletion=completion.cases
     ),
 ]
 
@@ -37,7 +37,7 @@ def train(
         Argument(
             metavar="KEY",
             help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]",
-            autocompletion=completion.keys_to_train,
+            autocompletion=completion.cases,
         ),
     ],
     data: options.Data = None,
@@ -56,32 +56,60 @@ def train(
         bool, Option("--write-reference", help="Store the loss curve as the reference of the case, in its folder.")
     ] = False,
     reference_file: Annotated[
-        Path | None, Option("--reference-file", metavar="FILE", help="Store the loss curve in this file instead.")
+        Path | None, Option(metavar="FILE", help="Store the loss curve in this file instead.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a case and measure it. Writes a run directory with a report page."""
-    from accelmark.spec.runfile import CaseRequest, RunSpec
-
-    case = CaseRequest(key=key, data=data and data.expanduser())
-    request = RunSpec(name=run_name(key), vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
+    request = _request(key, "train", {}, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
-    plan = plan_request(
-        request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=dry_run or commands
-    )
-    if not (write_reference or reference_file):
-        execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
-        return
-    from accelmark.cli.finished import reference
-
-    file = reference.reference_file(plan, reference_file)
+    is_shown = dry_run or commands
+    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=is_shown)
+    has_reference = write_reference or reference_file is not None
+    file = _reference_file(plan, reference_file) if has_reference else None
     try:
         directory = execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
     except typer.Exit:
-        options.warn(f"{file}: not written: the run was not completed, or is INVALID")
+        if file is not None:
+            options.warn(f"{file}: not written: the run was not completed, or is INVALID")
         raise
-    if directory is not None:
-        reference.write_reference(directory, plan, file, as_json=as_json)
+    if file is not None and directory is not None:
+        _write_reference(directory, plan, file, as_json=as_json)
+
+
+def _reference_file(plan: Plan, given: Path | None) -> Path:
+    """Return the file for the reference of a plan's only key, before it is started."""
+    from accelmark.spec.job import TrainJob
+    from accelmark.spec.plugins.case import REFERENCE_FILE
+    from accelmark.spec.plugins.catalog import find, load_case
+
+    job = plan.jobs[0].job
+    if not isinstance(job.work, TrainJob) or job.work.settings.loader.synthetic or plan.open:
+        needs = "the case's own settings and data: not --synthetic, --open or a trainer"
+        raise RequestError(f"--write-reference needs {needs}")
+    path, train = given or find("cases", job.key.model).path / REFERENCE_FILE, load_case(job.key.model).train
+    if given is None and train is not None and train.reference_loss is not None:
+        what = f"the case has a reference ({train.reference_loss.source})"
+        raise RequestError(f"{path}: {what}; remove it, or name a file with --reference-file")
+    if path.exists() or not os.access(path.parent, os.W_OK):
+        what = "exists already" if path.exists() else f"{path.parent} is not a directory that can be written to"
+        raise RequestError(f"{path}: {what}; name another file with --reference-file")
+    return path
+
+
+def _write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> None:
+    """Write the loss curve of the first round of a finished run."""
+    import yaml
+
+    from accelmark.results.rounds.training import reference_of
+    from accelmark.results.store.files import write_atomic
+
+    curve = reference_of(run / plan.jobs[0].directory, accelmark.__version__)
+    head = f"# Written by 'accelmark train {plan.jobs[0].job.key} --write-reference'.\n"
+    values = curve.model_dump(mode="json")
+    write_atomic(path, head + yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))
+    if not as_json:
+        options.echo_wrapped(f"reference loss: {len(curve.steps)} steps up to {curve.steps[-1]}, written to {path}")
 
 
 def infer(
@@ -94,8 +122,8 @@ def infer(
             autocompletion=completion.engines,
         ),
     ] = None,
-    precision: Annotated[str | None, Option("--precision", help="fp32, tf32, bf16, fp16 or int8.")] = None,
-    batch_size: Annotated[int | None, Option("--batch-size", min=1, help="Items in one call.")] = None,
+    precision: Annotated[str | None, Option(help="fp32, tf32, bf16, fp16 or int8.")] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="Items in one call.")] = None,
     scenario: Annotated[
         list[str] | None,
         Option(
@@ -107,11 +135,10 @@ def infer(
         bool, Option("--tune", help="Search engine, precision, batch, streams, threads; report as shipped and tuned.")
     ] = False,
     budget: Annotated[
-        str | None,
-        Option("--budget", metavar="TIME|TRIALS", help="Limit of --tune: 20m, 2h or 30 (trials); default: 15m."),
+        str | None, Option(metavar="TIME|TRIALS", help="Limit of --tune: 20m, 2h or 30 (trials); default: 15m.")
     ] = None,
     tuned_file: Annotated[
-        Path | None, Option("--tuned-file", metavar="FILE", help="Write the best settings as a vendor's YAML file.")
+        Path | None, Option(metavar="FILE", help="Write the best settings as a vendor's YAML file.")
     ] = None,
     data: options.Data = None,
     vendor: options.Vendor = None,
@@ -127,15 +154,11 @@ def infer(
     as_json: options.AsJson = False,
 ) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
-    from accelmark.spec.runfile import CaseRequest, RunSpec
-
     given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if compiler is not None:
         named["compiler"] = None if compiler == "none" else compiler
-    case = CaseRequest(key=key, task="infer", data=data and data.expanduser(), settings=named)
-    name = f"{run_name(key)}-infer"
-    request = RunSpec(name=name, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,))
+    request = _request(key, "infer", named, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
     limits = tuning.read_budget(tune, budget, tuned_file)
     plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run or commands)
     if limits is not None:
@@ -195,13 +218,9 @@ def resume(
 
     with options.host_problems_printed(as_json=as_json):
         outcome = coordinator.resume(
-            options.own_run(run),
-            DataFetcher(offline),
-            run_preflight,
-            redo_failed=redo_failed,
-            from_scratch=from_scratch,
-            as_json=as_json,
-        )
+            options.own_run(run), DataFetcher(offline), run_preflight, redo_failed=redo_failed,
+            from_scratch=from_scratch, as_json=as_json,
+        )  # fmt: skip
     finish(outcome, as_json=as_json)
 
 
@@ -212,10 +231,8 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
     if (waiting := submitted_job(run)) is not None:
         where, job = waiting
         none_yet: dict[str, object] = {"coordinator": None, "machine": None, "jobs": {}}
-        return Output(
-            {"run": str(where), **none_yet, "submitted": job.state},
-            lambda: options.echo_wrapped(f"{run}: {job.state}"),
-        )
+        content = {"run": str(where)} | none_yet | {"submitted": job.state}
+        return Output(content, lambda: options.echo_wrapped(f"{run}: {job.state}"))
     current = read_status(options.own_run(run))
     jobs = {
         name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
@@ -256,6 +273,16 @@ def stop(
     return Output({"run": str(run), "stopped": was_running}, show)
 
 
+def _request(
+    key: str, task: Literal["train", "infer", "serve"], settings: dict[str, Any], data: Path | None, **limits: Any
+) -> RunSpec:
+    """Return the request of a single key."""
+    from accelmark.spec.runfile import CaseRequest, RunSpec
+
+    name = run_name(key) + ("" if task == "train" else f"-{task}")
+    return RunSpec(name=name, cases=(CaseRequest(key=key, task=task, data=data, settings=settings),), **limits)
+
+
 def plan_request(
     request: RunSpec,
     settings: Sequence[str],
@@ -275,18 +302,12 @@ def plan_request(
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.environments.create import with_environments
-    from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.plugins.catalog import find
     from accelmark.spec.plugins.launcher import read_cluster
 
-    problems: list[Problem] = []
     cluster = request.cluster
     if isinstance(cluster, Path):
-        try:
-            cluster = read_cluster(base / cluster.expanduser())
-        except SpecError as error:
-            problems += error.problems
-            cluster = ClusterSpec()
+        cluster = read_cluster(base / cluster.expanduser())
     vendor = request.vendor or cluster.vendor
     if vendor is not None:
         find("vendors", vendor, where)
@@ -299,7 +320,6 @@ def plan_request(
         where=where,
         command_line=setting_values(settings, synthetic=synthetic),
         allow_missing_data=allow_missing_data,
-        earlier_problems=problems,
     )
     plan = with_environments(plan)
     return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
@@ -371,16 +391,14 @@ def serve(
     endpoint: Annotated[
         str | None, Option(metavar="URL", help="Base URL of a running server instead; needs --model.")
     ] = None,
-    model: Annotated[str | None, Option("--model", metavar="NAME", help="Model name in requests.")] = None,
+    model: Annotated[str | None, Option(metavar="NAME", help="Model name in requests.")] = None,
     concurrency: Annotated[
         list[int] | None, Option(min=1, help="Closed load: requests in progress in a stage. Repeatable.")
     ] = None,
     rate: Annotated[
         list[float] | None, Option(min=0.001, help="Open load, Poisson: requests per second in a stage. Repeatable.")
     ] = None,
-    duration: Annotated[
-        float | None, Option("--duration", min=0.1, help="Seconds in which requests of a stage are started.")
-    ] = None,
+    duration: Annotated[float | None, Option(min=0.1, help="Seconds in which requests of a stage are started.")] = None,
     ttft: Annotated[float | None, Option(min=0.001, metavar="MS", help="SLO: greatest time to first token.")] = None,
     tpot: Annotated[float | None, Option(min=0.001, metavar="MS", help="SLO: greatest time per output token.")] = None,
     slo: Annotated[
@@ -388,13 +406,9 @@ def serve(
     ] = None,
     search: Annotated[bool, Option("--search", help="Search the highest rate that holds the SLO.")] = False,
     scenario: Annotated[
-        list[str] | None,
-        Option(
-            help="LoadGen scenario with token latencies: server or offline. Repeatable.",
-            autocompletion=completion.token_scenarios,
-        ),
+        list[str] | None, Option(help="LoadGen scenario with token latencies: server or offline. Repeatable.")
     ] = None,
-    precision: Annotated[str | None, Option("--precision", help="fp32, bf16, fp16 or int8.")] = None,
+    precision: Annotated[str | None, Option(help="fp32, bf16, fp16 or int8.")] = None,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -408,8 +422,6 @@ def serve(
     as_json: options.AsJson = False,
 ) -> None:
     """Serve a language model under load: latencies, throughput, goodput. Starts the server or takes a running one."""
-    from accelmark.spec.runfile import CaseRequest, RunSpec
-
     if Path(key).is_dir():
         raise RequestError(f"{key}: is a directory; the web pages over many runs are: accelmark view {key}")
     if concurrency and rate:
@@ -421,9 +433,6 @@ def serve(
         "slo.preset": slo, "slo.ttft_ms": ttft, "slo.tpot_ms": tpot, "scenarios": tuple(scenario or ()) or None,
     }  # fmt: skip
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    case = CaseRequest(key=key, task="serve", data=data and data.expanduser(), settings=named)
-    request = RunSpec(
-        name=f"{run_name(key)}-serve", vendor=vendor, open=is_open, strict=strict, timeout_s=timeout, cases=(case,)
-    )
+    request = _request(key, "serve", named, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
     plan = plan_request(request, settings or (), synthetic=False, allow_missing_data=dry_run or commands)
     execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)

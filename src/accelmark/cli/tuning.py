@@ -21,10 +21,7 @@ DEFAULT_BUDGET: Final = "15m"
 
 
 def read_budget(is_search: bool, text: str | None, settings_file: Path | None) -> Budget | None:
-    """Return the limits of a search: a time as ``20m`` or ``1.5h``, or a number of trials; None without a search.
-
-    Raises RequestError: it is neither, the file cannot be written, or there is no search that they would limit.
-    """
+    """Return the limits of a search: a time as ``20m`` or ``1.5h``, or a number of trials; None without a search."""
     if not is_search:
         if text is not None or settings_file is not None:
             raise RequestError("--budget and --tuned-file have no effect without --tune")
@@ -62,17 +59,14 @@ def search_lines(plan: Plan) -> list[str]:
     tuning = plan.tuning
     if tuning is None:
         return []
-    figure, unit = FigureName(tuning.figure), plan.jobs[0].job.work.unit
-    limits = (
-        [f"trials while they and all other rounds fit into {duration(tuning.budget_s)}"]
-        if tuning.budget_s is not None
-        else []
-    )
+    figure, unit, limits = FigureName(tuning.figure), plan.jobs[0].job.work.unit, []
+    if tuning.budget_s is not None:
+        limits = [f"trials while they and all other rounds fit into {duration(tuning.budget_s)}"]
     limits += [f"at most {tuning.max_trials} trials"] if tuning.max_trials is not None else []
     limits += [f"a round at most {duration(plan.timeout_s)}"] if plan.timeout_s is not None else []
     lines = [
-        f"search for the best {title_of(figure, unit)} ({unit_of(figure, unit)}, {tuning.better} is "
-        f"better): {', '.join(limits)}",
+        f"search for the best {title_of(figure, unit)} ({unit_of(figure, unit)}, {tuning.better} is better): "
+        + ", ".join(limits),
         "one setting after the other from the settings as shipped, until no change is better by more than 1 %; "
         "results beyond the case's accuracy tolerance cannot be chosen",
     ]
@@ -120,10 +114,9 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
     key = shipped.key
     name = f"infer_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
     place = f"vendors/{plan.vendor}/cases/{key.model}-{key.framework}/{name}"
-    origin = (
-        f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}, AccelMark {plan.accelmark_version}"
-    )
-    head = "".join(f"# {line}.\n" for line in (origin, search.conclusion, f"To ship it: {place}"))
+    origin = f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}"
+    lines = (f"{origin}, AccelMark {plan.accelmark_version}", search.conclusion, f"To ship it: {place}")
+    head = "".join(f"# {line}.\n" for line in lines)
     write_atomic(file, head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False))
     if not as_json:
         typer.echo(f"Settings  {file}")

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from accelmark.results.figures import FigureName
 from accelmark.results.scaling import ScalingCurve
-from accelmark.results.schema import Point, RoundResult, TimelineRequest
+from accelmark.results.schema import RoundResult, TimelineRequest
 from accelmark.spec.log.records import CollectiveTiming
 from accelmark.spec.number_format import digits, percent, quantity, scale_of
 
@@ -47,26 +47,20 @@ def embed_json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - escaped
 
 
-def colour(number: int) -> str:
+def _colour(number: int) -> str:
     """Return the colour of a line by its number from 0."""
     return f"--r{number % _COLOURS + 1}"
 
 
 def line(x: Sequence[Any], y: Sequence[Any], name: str, number: int, **options: Any) -> Json:
     """Return a line in the colour and dashes of its ``number`` from 0."""
-    dash = _DASHES[number // _COLOURS % len(_DASHES)]
-    style = {"color": colour(number), "width": 1.8, "dash": dash}
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": list(x),
-        "y": list(y),
-        "name": escape(name),
-        "line": style,
-    } | options
+    style = {"color": _colour(number), "width": 1.8, "dash": _DASHES[number // _COLOURS % len(_DASHES)]}
+    trace = {"type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": escape(name), "line": style}
+    return trace | options
 
 
-def _titled(text: str, **axis: Any) -> Json:
+def titled(text: str, **axis: Any) -> Json:
+    """Return an axis with a title."""
     return {"title": {"text": escape(text)}} | axis
 
 
@@ -85,74 +79,62 @@ def _interval(values: Sequence[float], limits: Sequence[tuple[float, float] | No
     }  # fmt: skip
 
 
-def _edge(x: float, shade: str = "--soft", **options: Any) -> Json:
+def _around(values: Sequence[float], halves: Sequence[float | None]) -> list[tuple[float, float] | None]:
+    return [(value - half, value + half) if half else None for value, half in zip(values, halves, strict=True)]
+
+
+def _edge(x: float) -> Json:
     """Return a vertical line through the whole chart."""
-    style = {"color": shade, "width": 1, "dash": "dash"}
-    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": style} | options
+    style = {"color": "--bad", "width": 1, "dash": "dash"}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": style}
 
 
 def scaling_chart(curve: ScalingCurve) -> Chart:
     """Draw scaling efficiency over ranks (logarithmic) with the ideal line and 95 % intervals."""
     points = curve.points
     ranks, shares = [point.ranks for point in points], [point.efficiency for point in points]
-    limits = [point.half95 and (point.efficiency - point.half95, point.efficiency + point.half95) for point in points]
+    halves = [point.half95 for point in points]
     texts = (
         f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s" for point in points
     )
     measured = line(ranks, shares, "efficiency", 0, mode="lines+markers", **_texts(texts))
-    measured["error_y"] = _interval(shares, [limit or None for limit in limits], colour(0))
-    ideal = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": 1,
-        "y1": 1,
-        "line": {"color": "--soft", "dash": "dot"},
-    }
-    axis = _titled("hosts × devices per host", type="log", tickvals=ranks, ticktext=[point.scale for point in points])
+    measured["error_y"] = _interval(shares, _around(shares, halves), _colour(0))
+    dots = {"color": "--soft", "dash": "dot"}
+    ideal = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": dots}
+    axis = titled("hosts × devices per host", type="log", tickvals=ranks, ticktext=[point.scale for point in points])
     return Chart(
         f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below",
         [measured],
-        {"xaxis": axis, "yaxis": _titled("efficiency", tickformat=".0%", rangemode="tozero"), "shapes": [ideal]},
+        {"xaxis": axis, "yaxis": titled("efficiency", tickformat=".0%", rangemode="tozero"), "shapes": [ideal]},
     )
 
 
-class TrendPoint(NamedTuple):
-    """A figure of one run."""
-
-    started_at: str
-    value: float
-    half95: float | None
-    """Half of its 95 % interval."""
-
-
 def trend_chart(
-    points: Sequence[TrendPoint], segments: Sequence[tuple[int, int, float]], unit: str, title: str
+    points: Sequence[tuple[str, float, float]], segments: Sequence[tuple[int, int, float]], unit: str, title: str
 ) -> Chart:
-    """Draw a figure over runs, and the level of each segment (first run, run after the last, mean)."""
-    values = [point.value for point in points]
-    scale = scale_of(max(map(abs, values)), unit)
-    shown = [value / scale.divisor for value in values]
-    halves = [point.half95 and point.half95 / scale.divisor for point in points]
-    limits = [(value - half, value + half) if half else None for value, half in zip(shown, halves, strict=True)]
-    texts = (f"{point.started_at}: {quantity(point.value, unit)}" for point in points)
+    """Draw a figure over runs, and the level of each segment (first run, run after the last, mean).
+
+    A point has the start of its run, the value, and half its 95 % interval or 0.
+    """
+    scale = scale_of(max(abs(value) for _, value, _ in points), unit)
+    shown = [value / scale.divisor for _, value, _ in points]
+    halves = [half / scale.divisor for _, _, half in points]
+    texts = (f"{started_at}: {quantity(value, unit)}" for started_at, value, _ in points)
     runs = line(range(len(points)), shown, title, 0, mode="lines+markers", **_texts(texts))
-    runs["error_y"] = _interval(shown, limits, colour(0))
+    runs["error_y"] = _interval(shown, _around(shown, halves), _colour(0))
     shapes: list[Json] = []
     for begin, end, level in segments if len(points) >= _MIN_RUNS else ():
         height = level / scale.divisor
         span = {"x0": begin - 0.2, "x1": end - 0.8, "y0": height, "y1": height}
-        shapes.append({"type": "line", "line": {"color": colour(1), "width": 2}} | span)
-        shapes += [_edge(begin - 0.5, "--bad")] if begin else []
-    every = max(1, math.ceil(len(points) / 7))
-    places = range(0, len(points), every)
-    days = [points[place].started_at[:16].replace("T", "<br>") for place in places]
+        shapes.append({"type": "line", "line": {"color": _colour(1), "width": 2}} | span)
+        shapes += [_edge(begin - 0.5)] if begin else []
+    places = range(0, len(points), max(1, math.ceil(len(points) / 7)))
+    days = [points[place][0][:16].replace("T", "<br>") for place in places]
     unit_text = f"{title}, {scale.unit}" if scale.unit else title
     return Chart(
         f"{title} over time; values in the table below",
         [runs],
-        {"xaxis": {"tickvals": list(places), "ticktext": days}, "yaxis": _titled(unit_text), "shapes": shapes},
+        {"xaxis": {"tickvals": list(places), "ticktext": days}, "yaxis": titled(unit_text), "shapes": shapes},
     )
 
 
@@ -176,7 +158,7 @@ def latency_chart(
         x, y = [nines(share) for share, _ in curve], [latency if latency > 0 else None for _, latency in curve]
         traces.append(line(x, y, label, number, **texts))
     ticks = {"tickvals": [nines(share) for share, _ in _SHARES], "ticktext": [text for _, text in _SHARES]}
-    layout = {"xaxis": _titled(f"share of {samples}", **ticks), "yaxis": _titled("latency, ms", type="log")}
+    layout = {"xaxis": titled(f"share of {samples}", **ticks), "yaxis": titled("latency, ms", type="log")}
     return Chart(f"Latency in milliseconds over the share of {samples}; percentiles in the table above", traces, layout)
 
 
@@ -184,7 +166,7 @@ def collectives_chart(sweep: Sequence[CollectiveTiming]) -> Chart | None:
     """Draw the bus bandwidth of each collective over the size of its buffer, both logarithmic; None without timings."""
     traces: list[Json] = []
     for number, name in enumerate(dict.fromkeys(timing.operation for timing in sweep)):
-        timings, title = [timing for timing in sweep if timing.operation == name], title_of(name)
+        timings, title = [timing for timing in sweep if timing.operation == name], name.replace("_", "-")
         texts = (f"{title}, {size_text(timing.size_bytes)}: {quantity(timing.bus_gb_s, 'GB/s')}" for timing in timings)
         sizes, rates = [timing.size_bytes for timing in timings], [timing.bus_gb_s for timing in timings]
         traces.append(line(sizes, rates, title, number, mode="lines+markers", **_texts(texts)))
@@ -192,14 +174,9 @@ def collectives_chart(sweep: Sequence[CollectiveTiming]) -> Chart | None:
         return None
     sizes = sorted({timing.size_bytes for timing in sweep})
     sizes = sizes[:: max(1, math.ceil(len(sizes) / 8))]
-    axis = _titled("size of the buffer", type="log", tickvals=sizes, ticktext=[size_text(size) for size in sizes])
-    layout = {"xaxis": axis, "yaxis": _titled("bus bandwidth, GB/s", type="log")}
+    axis = titled("size of the buffer", type="log", tickvals=sizes, ticktext=[size_text(size) for size in sizes])
+    layout = {"xaxis": axis, "yaxis": titled("bus bandwidth, GB/s", type="log")}
     return Chart("Bus bandwidth over size; values in the table below", traces, layout)
-
-
-def title_of(collective: str) -> str:
-    """Return the usual name of a collective: ``all-reduce``."""
-    return collective.replace("_", "-")
 
 
 def size_text(num_bytes: int) -> str:
@@ -209,19 +186,17 @@ def size_text(num_bytes: int) -> str:
 
 
 class LoadPoint(NamedTuple):
-    """One stage in a trade-off."""
+    """One stage in a trade-off: ``label`` is drawn next to the point, ``text`` shown on hover."""
 
     x: float
     y: float
     limits: tuple[float, float] | None
     """The 95 % interval of ``y``."""
     label: str
-    """Drawn next to the point; empty: none."""
     text: str
-    """Shown on hover."""
-    is_open: bool = False
+    is_open: bool
     """Whether the stage had an open load, which is drawn as a filled point."""
-    lengths: str = ""
+    lengths: str
     """Lengths of prompts and answers where stages differ in them; stages of other lengths are on separate lines."""
 
 
@@ -247,7 +222,7 @@ def tradeoff_chart(curves: Sequence[LoadCurve], x_title: str, y_title: str, *, i
             trace = line(x, y, curve.label, curve.number, mode="lines+markers", legendgroup=escape(curve.label))
             trace["line"]["dash"] = curve.dash
             trace["marker"] = {"symbol": "circle" if is_open else "circle-open", "size": 8}
-            trace["error_y"] = _interval(y, [point.limits for point in points], colour(curve.number))
+            trace["error_y"] = _interval(y, [point.limits for point in points], _colour(curve.number))
             trace["showlegend"] = place == 0 and len(curves) > 1
             traces.append(trace | _texts(point.text for point in points))
     if not traces:
@@ -259,8 +234,8 @@ def tradeoff_chart(curves: Sequence[LoadCurve], x_title: str, y_title: str, *, i
         for curve in curves for point in curve.points if point.label
     ]  # fmt: skip
     layout = {
-        "xaxis": _titled(x_title, rangemode="tozero"),
-        "yaxis": _titled(f"{y_title}, ms" if is_latency else y_title, **log),
+        "xaxis": titled(x_title, rangemode="tozero"),
+        "yaxis": titled(f"{y_title}, ms" if is_latency else y_title, **log),
         "annotations": notes,
     }
     return Chart(f"{y_title} over {x_title}; values in the table", traces, layout)
@@ -268,8 +243,8 @@ def tradeoff_chart(curves: Sequence[LoadCurve], x_title: str, y_title: str, *, i
 
 _PHASES: Final = (
     ("queued", "queued: due to sent, and in the server's queue where it states that", "--soft"),
-    ("waiting", "waiting for the first token", colour(1)),
-    ("decoding", "decoding", colour(0)),
+    ("waiting", "waiting for the first token", _colour(1)),
+    ("decoding", "decoding", _colour(0)),
     ("failed", "failed", "--bad"),
 )
 
@@ -278,64 +253,48 @@ def timeline_chart(requests: Sequence[TimelineRequest], window_s: tuple[float, f
     """Draw a row for each request: queued, waiting for the first token, and decoding. Returns None without requests."""
     if not requests or max(request.end_s for request in requests) <= min(request.due_s for request in requests):
         return None
-    spans: dict[str, list[tuple[int, float, float, str]]] = {}
+    spans: dict[str, list[Span]] = {}
     for place, request in enumerate(requests):
         sent_s = request.due_s if request.sent_s is None else request.sent_s
         first_s = request.end_s if request.first_s is None else request.first_s
         begun_s = min(sent_s + (request.queue_s or 0.0), first_s)
         took = f"{digits(1000 * (request.end_s - request.due_s), 3)} ms"
         text = f"request {request.number}: {took}, {request.status}"
-        phases = [
-            ("queued", request.due_s, begun_s),
-            ("waiting", begun_s, first_s),
-            ("decoding", first_s, request.end_s),
-        ]
-        for phase, begin, end in phases if request.status == "ok" else [("failed", request.due_s, request.end_s)]:
+        ends = {"queued": begun_s, "waiting": first_s, "decoding": request.end_s}
+        begin = request.due_s
+        for phase, end in ends.items() if request.status == "ok" else [("failed", request.end_s)]:
             spans.setdefault(phase, []).append((place, begin, end - begin, text))
-    traces = [
-        bars(
-            [span[0] for span in spans[phase]],
-            [span[1] for span in spans[phase]],
-            [span[2] for span in spans[phase]],
-            title,
-            shade,
-            [span[3] for span in spans[phase]],
-        )
-        for phase, title, shade in _PHASES
-        if phase in spans
-    ]
+            begin = end
     return Chart(
         "Timeline of requests: queued, waiting for the first token, decoding",
-        traces,
+        [bars(spans[phase], title, shade) for phase, title, shade in _PHASES if phase in spans],
         {
-            "xaxis": _titled("seconds since the stage began"),
-            "yaxis": _titled("request", autorange="reversed"),
+            "xaxis": titled("seconds since the stage began"),
+            "yaxis": titled("request", autorange="reversed"),
             "height": min(140 + 10 * len(requests), 620),
-            "shapes": [_edge(edge, "--bad") for edge in window_s or ()],
+            "shapes": [_edge(edge) for edge in window_s or ()],
         },
     )
 
 
-def bars(
-    rows: Sequence[Any], begins: Sequence[float], lengths: Sequence[float], name: str, shade: str, texts: Iterable[str]
-) -> Json:
-    """Return horizontal bars: a row, begin and length of each."""
-    place = {"type": "bar", "orientation": "h", "y": list(rows), "base": list(begins), "x": list(lengths)}
-    return (
-        place
-        | {"textposition": "none", "name": escape(name), "marker": {"color": shade, "line": {"width": 0}}}
-        | _texts(texts)
-    )
+Span = tuple[Any, float, float, str]
+"""A horizontal bar: row, begin, length, text on hover."""
+
+
+def bars(spans: Iterable[Span], name: str, shade: str) -> Json:
+    """Return horizontal bars in one colour."""
+    rows, begins, lengths, texts = map(list, zip(*spans, strict=True)) if spans else ([], [], [], [])
+    place = {"type": "bar", "orientation": "h", "y": rows, "base": begins, "x": lengths}
+    look = {"textposition": "none", "name": escape(name), "marker": {"color": shade, "line": {"width": 0}}}
+    return place | look | _texts(texts)
 
 
 _MAX_ROUNDS: Final = 12
 _MAX_POINTS: Final = 4000
 """Points of one panel over all rounds; beyond that, each round is downsampled."""
-
 _MARGIN: Final = 0.25
 _LEAST_MARGIN_S: Final = 2.0
 """Telemetry is drawn this long before and after the curves: a share of their duration, and the minimum."""
-
 _TELEMETRY: Final = (
     ("utilisation", "Device utilisation", "%", 100.0),
     ("power", "Power", "W", 1.0),
@@ -359,9 +318,9 @@ def plots_of(rounds: Sequence[RoundResult]) -> Json:
     is_serving = any(result.serving for result in shown)
     return {
         "time": "time since the first stage began" if is_serving else "raw training time",
-        "progress": list(_progress(shown)),
-        "telemetry": list(_telemetry(shown)),
-        "bars": [bars for bars in map(_bars, shown) if bars["counts"]],
+        "progress": _progress(shown, is_serving=is_serving) if shown else [],
+        "telemetry": _telemetry(shown) if shown else [],
+        "bars": [_histogram(result) for result in shown if len(result.step_ms_histogram) > 1],
         "left_out": max(len(rounds) - len(shown), 0),
     }
 
@@ -370,58 +329,48 @@ def _panel(title: str, unit: str, lines: list[Json], **options: Any) -> Json:
     return {"title": title, "unit": unit, "lines": lines, "markers": False, "level": None, "from_zero": False} | options
 
 
-def _progress(rounds: Sequence[RoundResult]) -> Iterable[Json]:
-    if not rounds:
-        return
+def _progress(rounds: Sequence[RoundResult], *, is_serving: bool) -> list[Json]:
     target = rounds[0].target
-    names = dict.fromkeys(name for result in rounds for name in result.curves if name not in {"loss", "throughput"})
-    if losses := _lines(rounds, "loss"):
-        yield _panel("Loss", "", losses)
-    for name in names:
+    losses, names = _lines(rounds, "loss"), dict.fromkeys(name for result in rounds for name in result.curves)
+    panels = [_panel("Loss", "", losses)] if losses else []
+    for name in [name for name in names if name not in ("loss", "throughput")]:
         level = target.value if target and target.metric == name else None
-        is_load = any(result.serving for result in rounds)
-        lines = _lines(rounds, name)
-        yield _panel(
-            name.replace("_", " ").capitalize(), "", lines, markers=not is_load, level=level, from_zero=is_load
-        )
-    yield _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), from_zero=True)
+        title = name.replace("_", " ").capitalize()
+        shown = {"markers": not is_serving, "level": level, "from_zero": is_serving}
+        panels.append(_panel(title, "", _lines(rounds, name), **shown))
+    return [*panels, _panel("Throughput", f"{rounds[0].unit}s/s", _lines(rounds, "throughput"), from_zero=True)]
 
 
 def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
-    most = max(_MAX_POINTS // len(rounds), 100)
-    curves = [
-        (result.round, "stage" if result.serving else "step", _kept(result.curves[name], most))
-        for result in rounds
-        if result.curves.get(name)
-    ]
-    return [
-        {
-            "label": f"round {number}",
-            "round": number,
-            "x": [point.time_s for point in points],
-            "y": [point.value for point in points],
-            "text": [f"{word} {point.step:,}" for point in points],
-        }
-        for number, word, points in curves
-    ]
-
-
-def _kept(points: Sequence[Point], most: int) -> list[Point]:
     import numpy as np
 
     from accelmark.results.rounds.curves import thin
 
-    return [points[index] for index in thin(np.array([point.value for point in points], dtype=np.float64), most)]
+    most = max(_MAX_POINTS // len(rounds), 100)
+    lines = []
+    for result in rounds:
+        if curve := result.curves.get(name):
+            kept = thin(np.array([point.value for point in curve], dtype=np.float64), most)
+            points, word = [curve[index] for index in kept], "stage" if result.serving else "step"
+            lines.append(
+                {
+                    "label": f"round {result.round}",
+                    "round": result.round,
+                    "x": [point.time_s for point in points],
+                    "y": [point.value for point in points],
+                    "text": [f"{word} {point.step:,}" for point in points],
+                }
+            )
+    return lines
 
 
-def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:
-    """Yield the telemetry of the first round that succeeded, else of the first round, without a long start."""
-    chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0] if rounds else None)
-    if chosen is None:
-        return
+def _telemetry(rounds: Sequence[RoundResult]) -> list[Json]:
+    """Return the telemetry of the first round that succeeded, else of the first round, without a long start."""
+    chosen = next((result for result in rounds if result.state == "succeeded"), rounds[0])
     note = f", round {chosen.round}" if len(rounds) > 1 else ""
     end_s = max((points[-1].time_s for points in chosen.curves.values() if points), default=0.0)
     margin_s = max(_MARGIN * end_s, _LEAST_MARGIN_S)
+    panels = []
     for name, title, unit, factor in _TELEMETRY:
         lines: list[Json] = [
             {
@@ -436,10 +385,11 @@ def _telemetry(rounds: Sequence[RoundResult]) -> Iterable[Json]:
             and (points := [point for point in series.points if -margin_s <= point[0] <= end_s + margin_s])
         ]
         if lines:
-            yield _panel(title + note, unit, lines, from_zero=name != "temperature")
+            panels.append(_panel(title + note, unit, lines, from_zero=name != "temperature"))
+    return panels
 
 
-def _bars(result: RoundResult) -> Json:
+def _histogram(result: RoundResult) -> Json:
     figures = ((label, result.figures.get(name)) for label, name in _PERCENTILES)
     return {
         "label": f"round {result.round}",

@@ -3,110 +3,88 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from accelmark.report.charts import collectives_chart, scaling_chart, size_text, title_of
+from accelmark.report.charts import collectives_chart, scaling_chart, size_text
 from accelmark.report.templating import page
 from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, Part
 from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
 from accelmark.spec.errors import RunError, raising
-from accelmark.spec.log.records import Ceilings, CollectiveTiming
+from accelmark.spec.log.records import Ceilings
 from accelmark.spec.number_format import NOTHING, percent, quantity
 
-CLUSTER_PAGE: Final = "cluster.html"
+_PAGE: Final = "cluster.html"
+_TITLES: Final[dict[Part, str]] = {
+    "scaling": "Scaling efficiency",
+    "collectives": "All-reduce",
+    "checkpoints": "Checkpoints",
+    "recovery": "Recovery",
+}
 
 
-class Headline(NamedTuple):
-    """The result of one part of the measurement."""
-
-    title: str
-    value: str
-    note: str
-    """What the value is of, and what limits it; without a value, why there is none."""
+Headline = tuple[str, str, str]
+"""Title, value, and note: what the value is of and what limits it; without a value, why there is none."""
 
 
-class CollectiveTable(NamedTuple):
-    """Collectives by size."""
+def write_cluster_page(directory: Path) -> tuple[Path, list[Headline]]:
+    """Write the page of the measurement in ``directory``; return its path and headlines.
 
-    names: list[str]
-    rows: list[tuple[str, list[CollectiveTiming | None]]]
-    """(size, timing of each collective; None where a smaller size took too long)."""
-
-
-def collective_table(found: Ceilings) -> CollectiveTable:
-    """Return the sweep of a probe by size."""
-    names = list(dict.fromkeys(timing.operation for timing in found.sweep))
-    at = {(timing.operation, timing.size_bytes): timing for timing in found.sweep}
-    sizes = sorted({timing.size_bytes for timing in found.sweep})
-    rows = [(size_text(size), [at.get((name, size)) for name in names]) for size in sizes]
-    return CollectiveTable([title_of(name) for name in names], rows)
-
-
-def write_cluster_page(directory: Path) -> Path:
-    """Write the page of the measurement in ``directory``; return its path. Raises RunError: it cannot be read."""
+    Raises RunError: the measurement cannot be read.
+    """
     file = directory / CLUSTER_FILE
     with raising(RunError, f"{file}: cannot be read", OSError, ValidationError):
         report = ClusterReport.model_validate_json(file.read_bytes())
-    write_atomic(directory / CLUSTER_PAGE, render_cluster(report, _curve(directory, report)))
-    return directory / CLUSTER_PAGE
+    curves = [] if "scaling" in report.reasons else scaling_curves([load_run(directory / SCALING_DIR)])
+    curve = next(iter(curves), None)
+    write_atomic(directory / _PAGE, render_cluster(report, curve))
+    return directory / _PAGE, _headlines(report, curve)
 
 
 def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
     """Return the page as HTML."""
     rates = report.collectives
     return page(
-        "cluster/cluster.html",
-        charts=True,
-        title=f"Cluster {report.name}",
-        report=report,
-        tiles=_headlines(report, curve),
-        doubts=[] if curve is None else report.doubts(curve),
-        curve=curve,
+        "cluster/cluster.html", charts=True, title=f"Cluster {report.name}", report=report,
+        tiles=_headlines(report, curve), doubts=[] if curve is None else report.doubts(curve), curve=curve,
         chart=None if curve is None else scaling_chart(curve),
-        table=None if rates is None else collective_table(rates),
+        table=None if rates is None else _collective_table(rates),
         rates=None if rates is None else collectives_chart(rates.sweep),
-    )
+    )  # fmt: skip
 
 
-def _curve(directory: Path, report: ClusterReport) -> ScalingCurve | None:
-    if "scaling" in report.reasons:
-        return None
-    return next(iter(scaling_curves([load_run(directory / SCALING_DIR)])), None)
-
-
-def headlines(directory: Path, report: ClusterReport) -> list[Headline]:
-    """Return the headlines of the measurement in ``directory``. Raises RunError: its run of scaling cannot be read."""
-    return _headlines(report, _curve(directory, report))
+def _collective_table(found: Ceilings) -> dict[str, Any]:
+    """Return the names of collectives and a row for each size; None where a smaller size took too long."""
+    names = list(dict.fromkeys(timing.operation for timing in found.sweep))
+    at = {(timing.operation, timing.size_bytes): timing for timing in found.sweep}
+    sizes = sorted({timing.size_bytes for timing in found.sweep})
+    rows = [(size_text(size), [at.get((name, size)) for name in names]) for size in sizes]
+    return {"names": [name.replace("_", "-") for name in names], "rows": rows}
 
 
 def _headlines(report: ClusterReport, curve: ScalingCurve | None) -> list[Headline]:
     rates, writes, recovery = report.collectives, report.checkpoints, report.recovery
-    parts: dict[Part, tuple[str, str, str]] = {
-        "scaling": ("Scaling efficiency", "", "no scale finished"),
-        "collectives": ("All-reduce", "", "not measured"),
-        "checkpoints": ("Checkpoints", "", "not measured"),
-        "recovery": ("Recovery", "", "not measured"),
-    }
+    parts: dict[Part, tuple[str, str]] = dict.fromkeys(_TITLES, ("", "not measured"))
+    parts["scaling"] = ("", "no scale finished")
     if curve is not None:
         first, last, doubts = curve.points[0], curve.points[-1], "; ".join(report.doubts(curve))
         note = f"{last.scale} against {first.scale}" + (f", not conclusive: {doubts}" if doubts else "")
-        parts["scaling"] = ("Scaling efficiency", "" if doubts else percent(last.efficiency, 3), note)
+        parts["scaling"] = ("" if doubts else percent(last.efficiency, 3), note)
     best = rates.collectives.get("all_reduce") if rates is not None else None
     if best is not None and best.value is not None:
-        parts["collectives"] = ("All-reduce", quantity(best.value, best.unit), f"bus bandwidth at {best.size}")
+        parts["collectives"] = (quantity(best.value, best.unit), f"bus bandwidth at {best.size}")
     if writes is not None:
         size = f"{quantity(writes.num_bytes / 2**20, 'MiB')} each"
-        parts["checkpoints"] = ("Checkpoints", quantity(writes.mb_per_s / 1e3, "GB/s"), size)
+        parts["checkpoints"] = (quantity(writes.mb_per_s / 1e3, "GB/s"), size)
     if recovery is not None:
         kill = f"planned kill of rank {recovery.rank}, detected after {quantity(recovery.noticed_s, 's')}"
-        parts["recovery"] = ("Recovery", quantity(recovery.total_s, "s"), kill)
+        parts["recovery"] = (quantity(recovery.total_s, "s"), kill)
     headlines = []
-    for part, (title, value, note) in parts.items():
+    for part, (value, note) in parts.items():
         busy = "; other work on the hosts" if value and part in report.disturbed else ""
         reason = report.reasons.get(part)
-        headlines.append(Headline(title, NOTHING if reason else value or NOTHING, reason or f"{note}{busy}"))
+        headlines.append((_TITLES[part], NOTHING if reason else value or NOTHING, reason or f"{note}{busy}"))
     return headlines

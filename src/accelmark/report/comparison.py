@@ -11,16 +11,7 @@ from accelmark.report.run_page import scale_text
 from accelmark.report.serving_page import limits_of
 from accelmark.report.templating import page
 from accelmark.results.claims import Reproduction
-from accelmark.results.comparison import (
-    Area,
-    ContextDifference,
-    Effect,
-    FigureDifference,
-    LoadCurvePoint,
-    Pair,
-    RunComparison,
-    Side,
-)
+from accelmark.results.comparison import Area, FigureDifference, LoadCurvePoint, Pair, RunComparison, Side
 from accelmark.results.figures import RATES, FigureName, in_groups
 from accelmark.results.prices import Prices, costs_of
 from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, quantity, scale_of, signed_percent
@@ -42,7 +33,6 @@ class Line(NamedTuple):
     interval: str
     css_class: str
     effect: str
-    rounds: str
 
 
 class BuyerLine(NamedTuple):
@@ -104,25 +94,22 @@ def _buyer_line(pair: Pair, prices: Prices | None) -> BuyerLine:
 def render_comparison(comparison: RunComparison, *, served: bool = False, prices: Prices | None = None) -> str:
     """Return the page of a comparison: self-contained, or ``served`` with the server's style sheets and navigation."""
     load = [(model, charts) for model, charts in _load_charts(comparison) if charts]
-    return page(
-        "runs/compare.html",
-        charts=bool(load),
-        served=served,
-        title="Comparison",
-        comparison=comparison,
-        buyer=buyer_lines(comparison, prices),
-        pairs=[
+    pairs = []
+    for pair in comparison.pairs:
+        areas = {title: [fact for fact in pair.differing if fact.area == area] for area, title in _AREA_TITLES.items()}
+        pairs.append(
             {
                 "pair": pair,
                 "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
                 "summary": summary_line(pair),
                 "groups": list(_groups(pair)),
-                "areas": _areas(pair),
+                "areas": [(title, facts) for title, facts in areas.items() if facts],
             }
-            for pair in comparison.pairs
-        ],
-        load=load,
-    )
+        )
+    return page(
+        "runs/compare.html", charts=bool(load), served=served, title="Comparison", comparison=comparison,
+        buyer=buyer_lines(comparison, prices), pairs=pairs, load=load,
+    )  # fmt: skip
 
 
 def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]:
@@ -148,9 +135,8 @@ def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]
 
 def _latency_points(side: Side) -> Iterator[LoadPoint]:
     for point in side.load_curve:
-        ttft = point.ttft_p50_ms
+        ttft, rate = point.ttft_p50_ms, point.output_token_rate
         if ttft is not None and ttft.value is not None:
-            rate = point.output_token_rate
             text = f"{side.run}, {_load(point)}: {digits(ttft.value)} ms at {digits(rate)} tokens/s"
             yield LoadPoint(rate, ttft.value, limits_of(ttft), point.load, text, point.is_open, point.lengths)
 
@@ -185,10 +171,8 @@ def summary_line(pair: Pair) -> str:
     if not num_compared:
         single = "A single round has no spread, so no difference can be distinguished from noise. Repeat the case."
         return f"{single} {means}" if max(pair.baseline.num_rounds, pair.other.num_rounds) > 1 else single
-    changes: tuple[Effect, ...] = ("better", "worse", "different")
-    parts = [f"{counts[word]} {word}" for word in changes if counts[word]]
-    same = counts["within noise"] + counts["equal"]
-    listed = ", ".join([*parts, f"{same} within noise or equal"])
+    parts = [f"{counts[word]} {word}" for word in ("better", "worse", "different") if counts[word]]
+    listed = ", ".join([*parts, f"{counts['within noise'] + counts['equal']} within noise or equal"])
     return (
         f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval. {means}"
     )
@@ -197,11 +181,6 @@ def summary_line(pair: Pair) -> str:
 def scale_of_side(side: Side) -> str:
     """Return the framework, hardware and scale of a side."""
     return scale_text(side.key, side.variant)
-
-
-def _areas(pair: Pair) -> list[tuple[str, list[ContextDifference]]]:
-    areas = ((title, [fact for fact in pair.differing if fact.area == area]) for area, title in _AREA_TITLES.items())
-    return [(title, facts) for title, facts in areas if facts]
 
 
 def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:
@@ -222,7 +201,6 @@ def _line(found: FigureDifference) -> Line:
         interval=_interval(found),
         css_class=found.effect.replace(" ", "-"),
         effect="unknown (one round)" if found.effect == "unknown" else found.effect,
-        rounds=f"{found.num_rounds[0]} and {found.num_rounds[1]}",
     )
 
 
@@ -235,7 +213,7 @@ def _change(found: FigureDifference) -> str:
 
 def _interval(found: FigureDifference) -> str:
     if found.relative_interval is not None:
-        return f"{signed_percent(found.relative_interval[0])} to {signed_percent(found.relative_interval[1])}"
+        return " to ".join(map(signed_percent, found.relative_interval))
     if found.interval is not None:
         scale = scale_of(max(found.interval, key=abs), found.unit, 3)
         return _with_unit(" to ".join(_signed(bound, scale) for bound in found.interval), scale)
@@ -252,18 +230,13 @@ def _with_unit(text: str, scale: Scale) -> str:
     return f"{text}{THIN}{unit}" if unit else text
 
 
-_CLASSES = {"REPRODUCED": "valid", "BETTER": "valid", "SHORT": "invalid", "NOT COMPARABLE": "open"}
+_CLASSES: Final = {"REPRODUCED": "valid", "BETTER": "valid", "SHORT": "invalid", "NOT COMPARABLE": "open"}
 
 
 def render_reproduction(found: Reproduction) -> str:
     """Return the self-contained page of a comparison with a claim."""
-    return page(
-        "claims/claim.html",
-        title=found.title,
-        found=found,
-        css_class=_CLASSES[found.verdict],
-        figures=figures_text(found),
-    )
+    css_class = _CLASSES[found.verdict]
+    return page("claims/claim.html", title=found.title, found=found, css_class=css_class, figures=figures_text(found))
 
 
 def figures_text(found: Reproduction) -> list[tuple[str, str]]:

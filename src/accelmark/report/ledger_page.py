@@ -25,14 +25,19 @@ def render_ledger(ledger: Ledger, prices: Prices | None = None) -> str:
         for number, case in enumerate(entry.record.cases)
     ]
     shared: dict[str, int] = {}  # most texts recur in many rows
-    packed = [
-        [
-            _rounded(value) if name in _NUMBERS else shared.setdefault(json.dumps(value), len(shared))
-            for name, value in row.items()
-        ]
-        for row in rows
-    ]
-    data = {"columns": [*rows[0]] if rows else [], "numbers": _NUMBERS, "rows": packed}
+
+    def packed(name: str, value: Any) -> float | None:
+        if name not in _NUMBERS:
+            return shared.setdefault(json.dumps(value), len(shared))
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    data = {
+        "columns": [*rows[0]] if rows else [],
+        "numbers": _NUMBERS,
+        "rows": [[packed(name, value) for name, value in row.items()] for row in rows],
+        "shared": [json.loads(text) for text in shared],
+        "currency": prices and prices.currency,
+    }
     return page(
         "ledger/ledger.html",
         charts=True,
@@ -41,9 +46,7 @@ def render_ledger(ledger: Ledger, prices: Prices | None = None) -> str:
         num_cases=len(rows),
         num_made_up=sum(entry.record.evidence.kind == "made up" for entry in ledger.entries),
         num_withdrawn=len(ledger.withdrawn),
-        data=embed_json(
-            data | {"shared": [json.loads(text) for text in shared], "currency": prices and prices.currency}
-        ),
+        data=embed_json(data),
     )
 
 
@@ -56,43 +59,15 @@ def _row(ledger: Ledger, entry: Entry, case: RecordedCase, num_parties: int, pri
 
     costs = costs_of(prices, case.task, case.unit, key.hardware, case.num_devices, value_of, case.units_per_epoch)
     return {
-        "id": entry.id,
-        "run": record.run,
-        "date": record.started_at[:16],
-        "case": key.model,
-        "task": case.task,
-        "variant": case.variant or "",
-        "vendor": case.vendor,
-        "chip": key.hardware,
-        "device": case.device,
-        "precision": case.precision,
-        "nnodes": key.nnodes,
-        "nproc": key.nproc,
-        "rounds": case.num_rounds,
-        "verdict": case.verdict,
-        "marks": ", ".join(map(mark_text, case.marks)),
-        "reasons": case.reasons,
-        "evidence": record.evidence.kind,
-        "where": record.evidence.where,
-        "by": record.by,
-        "signed": record.signed_by or "",
-        "parties": num_parties,
-        "version": record.accelmark_version,
-        "note": record.note,
-        "withdrawn": withdrawal.why if withdrawal else "",
-        "unit": unit_of(RATES[case.task], case.unit),
-        "rate": rate and rate.value,
-        "low": rate and rate.low,
-        "high": rate and rate.high,
-        "target": value_of(FigureName.TIME_TO_TARGET),
-        "mfu": value_of(FigureName.MFU),
-        "joules": value_of(FigureName.ENERGY_PER_UNIT),
-        "costs": [[cost.title, cost.value] for cost in costs],
-        "work": [*case.work.items()],
-        "changed": case.changed,
-        "environment": [*record.environment.items()],
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+        "id": entry.id, "run": record.run, "date": record.started_at[:16], "case": key.model, "task": case.task,
+        "variant": case.variant or "", "vendor": case.vendor, "chip": key.hardware, "device": case.device,
+        "precision": case.precision, "nnodes": key.nnodes, "nproc": key.nproc, "rounds": case.num_rounds,
+        "verdict": case.verdict, "marks": ", ".join(map(mark_text, case.marks)), "reasons": case.reasons,
+        "evidence": record.evidence.kind, "where": record.evidence.where, "by": record.by,
+        "signed": record.signed_by or "", "parties": num_parties, "version": record.accelmark_version,
+        "note": record.note, "withdrawn": withdrawal.why if withdrawal else "",
+        "unit": unit_of(RATES[case.task], case.unit), "rate": rate and rate.value, "low": rate and rate.low,
+        "high": rate and rate.high, "target": value_of(FigureName.TIME_TO_TARGET), "mfu": value_of(FigureName.MFU),
+        "joules": value_of(FigureName.ENERGY_PER_UNIT), "costs": [[cost.title, cost.value] for cost in costs],
+        "work": [*case.work.items()], "changed": case.changed, "environment": [*record.environment.items()],
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The page of a run, one self-contained HTML file that needs no network: titles, rows, tiles and notes of its cases."""
+"""The page of a run: one self-contained HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from accelmark.explain.entries import all_terms
 from accelmark.report.charts import embed_json, latency_chart, plots_of, scaling_chart
-from accelmark.report.serving_page import ServingView, serving_view
+from accelmark.report.serving_page import serving_view
 from accelmark.report.tables import adaptation_rows
 from accelmark.report.templating import page
 from accelmark.results.figures import FIGURE_GROUPS, HEADLINES, FigureName, format_figure, title_of, unit_of
@@ -24,19 +24,14 @@ from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.results.tuning import tuned_result
-from accelmark.spec.job import RankExit
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Provenance
 from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent, quantity, scale_of, subtracted
 
-REPORT_FILE: Final = "report.html"
-
+F = FigureName
 _STAMP: Final = re.compile(r"^\d{8}T\d{6}Z-")
 """Start of a run's directory name."""
-F = FigureName
-NUM_TILES: Final = 6
+_NUM_TILES: Final = 6
 _MAX_RANKS: Final = 16
-
 _MARKS: Final = {
     "open": "open: immutable settings may have been changed",
     "synthetic": "synthetic data",
@@ -51,86 +46,17 @@ _MARKS: Final = {
 }
 
 
-class Tile(NamedTuple):
-    """One headline figure."""
-
-    title: str
-    number: str
-    unit: str
-    note: str
-
-
-class FigureRow(NamedTuple):
-    """One figure of the table."""
-
-    title: str
-    explanation: str
-    value: str
-    interval: str
-    """Half the 95 % interval, relative but for a difference."""
-    wide: bool
-    rounds: list[str]
-
-
-class RoundRow(NamedTuple):
-    """One round of a case."""
-
-    result: RoundResult
-    cells: list[str]
-    failed_ranks: list[tuple[str, RankExit]]
-    """(host, rank) that failed, with their last lines of output."""
-
-
-class RankTable(NamedTuple):
-    """The slowest ranks of one round."""
-
-    text: str
-    """Which rank or host the others wait for, or that there is none."""
-    is_slow: bool
-    rows: list[tuple[int, str, list[str]]]
-    """(rank, host, wait for data, own computation, wait for other ranks, step), times in ms; empty where not known."""
-    num_ranks: int
-
-
-class CaseView(NamedTuple):
-    """One case on the page."""
-
-    anchor: str
-    label: str
-    """Model, with scale or variant where several cases on the page have the same model."""
-    result: CaseResult
-    first: RoundResult | None
-    scale: str
-    marks: list[str]
-    target: str
-    """What a check of frameworks found about this case's; empty without one that applies."""
-    tiles: list[Tile]
-    groups: list[tuple[str, list[FigureRow]]]
-    missing: dict[str, list[str]]
-    """Reason -> titles of the figures without a value for that reason."""
-    notes: list[tuple[str, str]]
-    """(title of a figure, note on its value)."""
-    round_heads: list[str]
-    rounds: list[RoundRow]
-    peak: float | None
-    """The chip's dense peak in TFLOP/s at the precision used."""
-    hosts: list[tuple[str, list[tuple[str, str]]]]
-    ranks: RankTable | None
-    """None where ranks were not compared."""
-    serving: ServingView | None
-    """None for other tasks."""
-    settings: list[tuple[bool, list[tuple[str, Provenance]]]]
-    """Settings that a layer above the case changed (True), and the others (False), by name."""
-    adaptation: list[tuple[str, str, str]]
-    """(kind, name, change) for each change by the vendor."""
-    plots: dict[str, Any]
-
-
-def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) -> CaseView:
+def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) -> dict[str, Any]:
+    """Return the values of a case in ``run/run.html``."""
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
     title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
-    columns = [name for name in HEADLINES if any(entry.value_of(name) is not None for entry in rounds)][:NUM_TILES]
+    columns = [name for name in HEADLINES if any(entry.value_of(name) is not None for entry in rounds)][:_NUM_TILES]
+    tiles = [
+        name
+        for name in HEADLINES
+        if name in known and not (result.is_timing_unreliable and name.info.unit.endswith("/s"))
+    ]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
@@ -138,58 +64,49 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
         (group, [_row(title(name), name, result, rounds) for name in names if name in known])
         for group, names in FIGURE_GROUPS.items()
     ]
-    epoch = units_per_epoch(first) if first else None
-    costs = costs_of(
-        prices, result.task, result.unit, key.hardware, first.num_devices if first else 1, result.mean_of, epoch
-    )
-    why = "at the prices of the reader"
-    groups.append(
-        ("Cost", [FigureRow(cost.title, why, cost.text, NOTHING, False, [NOTHING] * len(rounds)) for cost in costs])
-    )
-    return CaseView(
-        anchor=anchor,
-        label=key.model if alone else f"{key.model} {result.role or result.variant or f'{key.nnodes}x{key.nproc}'}",
-        result=result,
-        first=first,
-        scale=scale_text(key, result.variant),
-        marks=[_MARKS[mark] for mark in result.marks],
-        target=first.target.text if first and first.target else "",
-        tiles=[
-            _tile(title(name), name, result)
-            for name in HEADLINES
-            if name in known and not (result.is_timing_unreliable and name.info.unit.endswith("/s"))
-        ][:NUM_TILES],
-        groups=[(group, rows) for group, rows in groups if rows],
-        missing=missing,
-        notes=[(title(name), spread.reason) for name, spread in known.items() if spread.reason],
-        round_heads=[title(name) for name in columns],
-        rounds=[
-            RoundRow(
-                entry,
-                [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
-                [(node.host, rank) for node in entry.nodes for rank in node.ranks if rank.state != "succeeded"],
-            )
+    epoch, num_devices = (units_per_epoch(first), first.num_devices) if first else (None, 1)
+    costs = costs_of(prices, result.task, result.unit, key.hardware, num_devices, result.mean_of, epoch)
+    same = {"explanation": "at the prices of the reader", "interval": NOTHING, "wide": False}
+    same["rounds"] = [NOTHING] * len(rounds)
+    groups.append(("Cost", [same | {"title": cost.title, "value": cost.text} for cost in costs]))
+    settings: dict[bool, list[tuple[str, Any]]] = {True: [], False: []}
+    for setting_name, setting in sorted(first.settings.items()) if first else ():
+        is_changed = setting.layer != "default" and Path(setting.layer).name != "case.yaml"
+        settings[is_changed].append((setting_name, setting))
+    return {
+        "anchor": anchor,
+        "label": key.model if alone else f"{key.model} {result.role or result.variant or f'{key.nnodes}x{key.nproc}'}",
+        "result": result,
+        "first": first,
+        "scale": scale_text(key, result.variant),
+        "marks": [_MARKS[mark] for mark in result.marks],
+        "target": first.target.text if first and first.target else "",
+        "tiles": [_tile(title(name), name, result) for name in tiles[:_NUM_TILES]],
+        "groups": [(group, rows) for group, rows in groups if rows],
+        "missing": missing,
+        "notes": [(title(name), spread.reason) for name, spread in known.items() if spread.reason],
+        "round_heads": [title(name) for name in columns],
+        "rounds": [
+            {
+                "result": entry,
+                "cells": [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
+                "failed_ranks": [
+                    (node.host, rank) for node in entry.nodes for rank in node.ranks if rank.state != "succeeded"
+                ],
+            }
             for entry in rounds
         ],
-        peak=getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
-        hosts=[
+        "peak": getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
+        "hosts": [
             (str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"])
             for info in (first.environment.hosts if first else ())
         ],
-        ranks=rank_table(rounds),
-        serving=serving_view(first),
-        settings=[(changed, _settings(first, changed=changed)) for changed in (True, False)] if first else [],
-        adaptation=adaptation_rows(result.adaptation) if result.adaptation else [],
-        plots=plots_of(rounds),
-    )
-
-
-def _settings(result: RoundResult, *, changed: bool) -> list[tuple[str, Provenance]]:
-    return [
-        (name, setting)
-        for name, setting in sorted(result.settings.items())
-        if (setting.layer != "default" and Path(setting.layer).name != "case.yaml") == changed
-    ]
+        "ranks": _rank_table(rounds),
+        "serving": serving_view(first),
+        "settings": list(settings.items()),
+        "adaptation": adaptation_rows(result.adaptation) if result.adaptation else [],
+        "plots": plots_of(rounds),
+    }
 
 
 def scale_text(key: CaseKey, variant: str | None) -> str:
@@ -201,30 +118,30 @@ def scale_text(key: CaseKey, variant: str | None) -> str:
     return f"{scale} · {variant}" if variant else scale
 
 
-def _tile(title: str, name: FigureName, result: CaseResult) -> Tile:
-    spread = result.figures[name]
+def _tile(title: str, name: FigureName, result: CaseResult) -> dict[str, str]:
+    spread, metrics = result.figures[name], _metric_texts(result.mean_of)
     scale = scale_of(spread.mean or 0.0, unit_of(name, result.unit))
-    if spread.relative_half95 is not None:
+    if name is F.ENGINE_METRIC and name in metrics:
+        note = f"framework {metrics[F.FRAMEWORK_METRIC]} {spread.reason}"
+    elif spread.relative_half95 is not None:
         note = f"± {percent(spread.relative_half95)} over {spread.num_rounds} rounds"
     else:
         note = name.info.explanation if spread.num_rounds < 2 else f"{spread.num_rounds} rounds"
-    metrics = _metric_texts(result.mean_of)
-    if name is F.ENGINE_METRIC and name in metrics:
-        note = f"framework {metrics[F.FRAMEWORK_METRIC]} {spread.reason}"
-    return Tile(title, metrics.get(name) or scale.number(spread.mean), scale.unit, note)
+    number = metrics.get(name) or scale.number(spread.mean)
+    return {"title": title, "number": number, "unit": scale.unit, "note": note}
 
 
-def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[RoundResult]) -> FigureRow:
+def _row(title: str, name: FigureName, result: CaseResult, rounds: Sequence[RoundResult]) -> dict[str, Any]:
     spread = result.figures[name]
     scale = scale_of(spread.mean or 0.0, unit_of(name, result.unit))
-    return FigureRow(
-        title=title,
-        explanation=name.info.explanation,
-        value=_metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
-        interval=interval_text(name, spread),
-        wide=not name.info.is_difference and (spread.relative_half95 or 0.0) > NARROW,
-        rounds=[_metric_texts(entry.value_of).get(name) or scale.number(entry.value_of(name)) for entry in rounds],
-    )
+    return {
+        "title": title,
+        "explanation": name.info.explanation,
+        "value": _metric_texts(result.mean_of).get(name) or format_figure(name, spread.mean, result.unit),
+        "interval": interval_text(name, spread),
+        "wide": not name.info.is_difference and (spread.relative_half95 or 0.0) > NARROW,
+        "rounds": [_metric_texts(entry.value_of).get(name) or scale.number(entry.value_of(name)) for entry in rounds],
+    }
 
 
 def interval_text(name: FigureName, spread: Spread) -> str:
@@ -243,44 +160,38 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]
             for position, item in enumerate(value):
                 if isinstance(item, dict):
                     yield from _flat(item, f"{title} {position} · ")
-            plain = [str(item) for item in value if not isinstance(item, dict)]
-            if plain:
+            if plain := [str(item) for item in value if not isinstance(item, dict)]:
                 yield title, ", ".join(plain)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            is_memory = title.endswith(" mib")
             number = f"{value:,}" if isinstance(value, int) else digits(value)
-            yield title.removesuffix(" mib"), quantity(value, "MiB") if is_memory else number
+            yield title.removesuffix(" mib"), quantity(value, "MiB") if title.endswith(" mib") else number
         elif value is not None:
             yield title, str(value)
 
 
-def rank_table(rounds: Sequence[RoundResult]) -> RankTable | None:
-    """Return the ranks of the round whose slowest rank cost most; None where no round has several ranks."""
+def _rank_table(rounds: Sequence[RoundResult]) -> dict[str, Any] | None:
+    """Return the slowest ranks of the round whose slowest rank cost most; None where no round has several ranks.
+
+    A row has rank, host, wait for data, own computation, wait for other ranks, and step, in ms.
+    """
     from accelmark.results.rounds.training import MAX_SHARE, straggler_text  # imports NumPy
 
     measured = [(result.round, times) for result in rounds if (times := result.rank_times) is not None]
     if not measured:
         reason = next((result.rank_times_unknown for result in rounds if result.rank_times_unknown), None)
-        return None if reason is None else RankTable(f"The slowest rank is not known: {reason}.", False, [], 0)
+        unknown = {"text": f"The slowest rank is not known: {reason}.", "is_slow": False, "rows": [], "num_ranks": 0}
+        return None if reason is None else unknown
     number, times = max(measured, key=lambda entry: entry[1].straggler.share if entry[1].straggler is not None else 0.0)
-    where = f"Round {number}: " if len(rounds) > 1 else ""
-    slow = times.straggler
-    text = (
-        straggler_text(slow)
-        if slow is not None
-        else f"no rank costs the others more than {limit_percent(MAX_SHARE)} of a step"
-    )
-    text = where + (text if where else text[0].upper() + text[1:]) + "."
+    slow, where = times.straggler, f"Round {number}: " if len(rounds) > 1 else ""
+    none = f"no rank costs the others more than {limit_percent(MAX_SHARE)} of a step"
+    text = none if slow is None else straggler_text(slow)
     slowest = sorted(times.ranks, key=lambda rank: rank.busy_ms, reverse=True)[:_MAX_RANKS]
     rows = [
-        (
-            entry.rank,
-            entry.host,
-            [digits(ms) for ms in (entry.data_wait_ms, entry.own_ms, entry.wait_ms, entry.step_ms)],
-        )
-        for entry in slowest
+        (rank.rank, rank.host, list(map(digits, (rank.data_wait_ms, rank.own_ms, rank.wait_ms, rank.step_ms))))
+        for rank in slowest
     ]
-    return RankTable(text, slow is not None, rows, len(times.ranks))
+    text = where + (text if where else text[0].upper() + text[1:]) + "."
+    return {"text": text, "is_slow": slow is not None, "rows": rows, "num_ranks": len(times.ranks)}
 
 
 def ranking(run: LoadedRun) -> tuple[str, list[tuple[float | None, str, CaseResult]]] | None:
@@ -295,9 +206,8 @@ def ranking(run: LoadedRun) -> tuple[str, list[tuple[float | None, str, CaseResu
     for number, (_, case) in enumerate(run.cases, start=1):
         achieved, steady = case.mean_of(F.ACHIEVED_TFLOPS), case.mean_of(F.THROUGHPUT_PER_DEVICE)
         whole = case.mean_of(F.THROUGHPUT_WHOLE)
-        rows.append(
-            (1e12 * achieved / steady * whole if achieved and steady and whole else None, f"case-{number}", case)
-        )
+        flops = 1e12 * achieved / steady * whole if achieved and steady and whole else None
+        rows.append((flops, f"case-{number}", case))
     return titles[0], sorted(rows, key=lambda row: (row[2].verdict == "VALID", row[0] or 0.0), reverse=True)
 
 
@@ -311,12 +221,11 @@ _ENGINE_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def inference_view(run: LoadedRun) -> dict[str, Any] | None:
+def _inference(run: LoadedRun) -> dict[str, Any] | None:
     """Return the values of ``run/inference.html``, None where the run has no inference case.
 
-    A column is left out where no case has the figure: each case lists what was not measured, with the reason. A row has
-    an engine at one precision and batch: cells of (value, note or reason why there is none), and its core throughput
-    relative to the framework's own.
+    A row has an engine at one precision and batch: cells of (value, note or reason why there is none), and its core
+    throughput relative to the framework's own. A column that no case has is left out.
     """
     listed = [
         (f"case-{number}", case.result, first, first.inference)
@@ -328,28 +237,27 @@ def inference_view(run: LoadedRun) -> dict[str, Any] | None:
     columns = {head: name for head, name in _ENGINE_COLUMNS if any(row[1].mean_of(name) is not None for row in listed)}
     metrics = {row[2].metric_title or "metric" for row in listed}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
+    engines = [
+        (" ".join(filter(None, (case.key.model, case.role, case.variant))), inference)
+        for _, case, _, inference in listed
+    ]
     return {
         "heads": [head.format(metric=metric[:1].upper() + metric[1:]) for head in columns],
-        "rows": [(*row, _engine_cells(row[1], columns.values()), _speedup(row[1])) for row in listed],
-        "chart": latency_chart([(_engine(case), inference.latency_curve) for _, case, _, inference in listed]),
-        "steps": [(_engine(case), _steps(inference)) for _, case, _, inference in listed],
+        "rows": [(*row, *_engine_cells(row[1], columns.values())) for row in listed],
+        "chart": latency_chart([(name, inference.latency_curve) for name, inference in engines]),
+        "steps": [(name, _steps(inference)) for name, inference in engines],
     }
 
 
-def _engine(case: CaseResult) -> str:
-    return " ".join(filter(None, (case.key.model, case.role, case.variant)))
-
-
-def _engine_cells(case: CaseResult, names: Iterable[FigureName]) -> list[tuple[str, str]]:
-    cells = []
-    metrics = _metric_texts(case.mean_of)
+def _engine_cells(case: CaseResult, names: Iterable[FigureName]) -> tuple[list[tuple[str, str]], str]:
+    cells, metrics = [], _metric_texts(case.mean_of)
     for name in names:
         spread, mean = case.figures.get(name), case.mean_of(name)
         few = 3 if name is F.COMPILE_TIME else 4
         shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean, few)
-        shown = metrics.get(name, shown)
-        cells.append((shown, (spread.reason if spread else None) or ""))
-    return cells
+        cells.append((metrics.get(name, shown), (spread.reason if spread else None) or ""))
+    core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
+    return cells, f"{digits(core / base, 3)}×" if core and base else NOTHING
 
 
 def _metric_texts(value_of: Callable[[F], float | None]) -> dict[F, str]:
@@ -359,11 +267,6 @@ def _metric_texts(value_of: Callable[[F], float | None]) -> dict[F, str]:
         return {}
     names = (F.ENGINE_METRIC, F.FRAMEWORK_METRIC, F.METRIC_DIFFERENCE)
     return dict(zip(names, subtracted(engine, framework), strict=True))
-
-
-def _speedup(case: CaseResult) -> str:
-    core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
-    return f"{digits(core / base, 3)}×" if core and base else NOTHING
 
 
 def _steps(inference: InferenceRound) -> list[str]:
@@ -387,29 +290,17 @@ def render_page(run: LoadedRun, prices: Prices | None = None) -> str:
     name = re.sub(r"[-_]+", " ", _STAMP.sub("", run.summary.run)).strip() or run.summary.run
     day = f", {datetime.fromisoformat(run.summary.started_at):%-d %b %Y}" if run.summary.started_at else ""
     return page(
-        "run/run.html",
-        "run/run.js",
-        charts=True,
-        title=f"{name[:1].upper()}{name[1:]}{day}",
-        version=run.summary.accelmark_version,
-        run=run,
-        summary=run.summary,
-        cases=cases,
-        rules=all_terms()["audit rule"],
-        tuned=tuned_result(run.summary, run.rounds),
-        ranking=ranking(run),
-        inference=inference_view(run),
-        scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
-        data=embed_json({case.anchor: case.plots for case in cases}),
-    )
+        "run/run.html", "run/run.js", charts=True, title=f"{name[:1].upper()}{name[1:]}{day}",
+        version=run.summary.accelmark_version, run=run, summary=run.summary, cases=cases,
+        rules=all_terms()["audit rule"], tuned=tuned_result(run.summary, run.rounds), ranking=ranking(run),
+        inference=_inference(run), scaling=[(curve, scaling_chart(curve)) for curve in scaling_curves([run])],
+        data=embed_json({case["anchor"]: case["plots"] for case in cases}),
+    )  # fmt: skip
 
 
 def write_page(run_dir: Path, output: Path | None = None, prices: Prices | None = None) -> Path:
-    """Write the page of a run that has a summary, by default as ``report.html`` in its directory; return its path.
-
-    Raises RunError if the run cannot be read, or the page cannot be written.
-    """
-    path = output or run_dir / REPORT_FILE
+    """Write the page of a run that has a summary, by default as ``report.html`` in its directory; return its path."""
+    path = output or run_dir / "report.html"
     write_atomic(path, render_page(load_run(run_dir), prices))
     if path.resolve().is_relative_to(run_dir.resolve()):
         update_manifest(run_dir, path.resolve().relative_to(run_dir.resolve()).as_posix())

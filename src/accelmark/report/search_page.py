@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.records import Individual, TrialRecord
 from accelmark.automl.scoring.score import Scoreboard, summarise
-from accelmark.report.charts import Chart, bars, line
+from accelmark.report.charts import Chart, Json, Span, bars, line, titled
 from accelmark.report.templating import page
 from accelmark.results.rounds.search import SearchPoint, SearchSummary
 from accelmark.results.store.files import write_atomic
@@ -34,19 +34,19 @@ _TRIAL_HEADINGS: Final = (
 def render_search(directory: SearchDirectory) -> str:
     """Return the page as self-contained HTML; raises RunError where the search cannot be read."""
     state = directory.state()
-    return _page(directory, state, summarise(directory, state=state), _trials(state))
+    return _page(directory, state, summarise(directory, state=state))
 
 
 def write_report(directory: SearchDirectory, *, logs: bool = False) -> list[Path]:
     """Write the report into the search's directory, with ``logs`` also an archive of its records; return the files."""
     state = directory.state()
-    summary, trials = summarise(directory, state=state), _trials(state)
+    summary = summarise(directory, state=state)
     series = [tuple(point.model_dump().values()) for point in summary.series]
     texts = {
-        "report.html": _page(directory, state, summary, trials),
+        "report.html": _page(directory, state, summary),
         "report.json": summary.to_json() + "\n",
         "report.csv": to_csv(tuple(SearchPoint.model_fields), series),
-        "trials.csv": to_csv(_TRIAL_HEADINGS, trials),
+        "trials.csv": to_csv(_TRIAL_HEADINGS, [_trial(record, state) for record in state.trials.values()]),
     }
     if summary.judgement.rules == "aiperf-v1" and summary.status == "over":
         is_valid = summary.judgement.verdict == "VALID"
@@ -55,12 +55,18 @@ def write_report(directory: SearchDirectory, *, logs: bool = False) -> list[Path
     for name, text in texts.items():
         write_atomic(directory.path / name, text)
     written = [directory.path / name for name in texts]
-    return [*written, _archive(directory)] if logs else written
+    if logs:
+        archive = directory.path / "logs.tar.gz"
+        part = archive.with_suffix(".part")
+        with tarfile.open(part, "w:gz") as opened:
+            for name in _LOGS:
+                if (directory.path / name).exists():
+                    opened.add(directory.path / name, arcname=f"{directory.name}/{name}")
+        written.append(part.replace(archive))
+    return written
 
 
-def _page(
-    directory: SearchDirectory, state: SearchState, summary: SearchSummary, trials: Iterable[Sequence[Cell]]
-) -> str:
+def _page(directory: SearchDirectory, state: SearchState, summary: SearchSummary) -> str:
     board, individuals = Scoreboard(state), state.individuals
     reached = {record.individual: board.best_validation(record.trial) for record in state.trials.values()}
     known = {net.id: accuracy for net in individuals if (accuracy := reached.get(net.id)) is not None}
@@ -69,23 +75,20 @@ def _page(
     ended_s = max([board.ended_s, *(record.ended_s or 0.0 for record in state.attempts.values())])
     valued = {net.id for net in individuals if net.value is not None}
     return page(
-        "search/search.html",
-        "search/search.js",
-        charts=True,
-        title=f"Search {summary.run}",
-        summary=summary,
-        headings=_TRIAL_HEADINGS,
-        trials=trials,
-        digits=digits,
-        time=time,
-        charts_over_time=[chart for chart in (*_progress(summary, time), accuracy_chart(state)) if chart is not None],
+        "search/search.html", "search/search.js", charts=True, title=f"Search {summary.run}", summary=summary,
+        headings=_TRIAL_HEADINGS, trials=[_trial(record, state) for record in state.trials.values()], digits=digits,
+        time=time, charts_over_time=list(filter(None, (*_progress(summary, time), _accuracy_chart(state)))),
         memory_mib=max((record.peak_memory_mib or 0 for record in state.attempts.values()), default=0) or None,
-        family=family_chart(individuals, {name: known[name] for name in known if name in valued}),
-        workers=workers_chart(state, summary.utilisation.workers) if ended_s > 0 else None,
-        networks=[(net, known.get(net.id), layer_rows(net.network)) for net in sorted(best, key=lambda net: net.id)],
-        left_out=max(0, len(individuals) - _MOST_DRAWN),
-        config=directory.config().model_dump_json(indent=2),
-    )
+        family=_family_chart(individuals, {name: known[name] for name in known if name in valued}),
+        workers=_workers_chart(state, summary.utilisation.workers) if ended_s > 0 else None,
+        networks=[(net, known.get(net.id), _layer_rows(net.network)) for net in sorted(best, key=lambda net: net.id)],
+        left_out=max(0, len(individuals) - _MOST_DRAWN), config=directory.config().model_dump_json(indent=2),
+    )  # fmt: skip
+
+
+def _layout(title: str, x: str, y: str, **y_axis: Any) -> Json:
+    heading = {"text": title, "font": {"color": "--ink"}}
+    return {"xaxis": titled(x), "yaxis": titled(y, **y_axis), "title": heading, "margin": {"t": 40}}
 
 
 def _progress(summary: SearchSummary, time: Scale) -> Iterable[Chart | None]:
@@ -101,23 +104,16 @@ def _progress(summary: SearchSummary, time: Scale) -> Iterable[Chart | None]:
             for number, (name, values) in enumerate(columns.items())
             if any(value is not None for value in values)
         ]
-        x = {"title": {"text": f"time, {time.unit}"}, "rangemode": "tozero"}
-        y = {"title": {"text": unit}, "rangemode": "tozero", "exponentformat": "SI"}
-        layout = {"xaxis": x, "yaxis": y, "title": {"text": title, "font": {"color": "--ink"}}, "margin": {"t": 40}}
+        layout = _layout(title, f"time, {time.unit}", unit, rangemode="tozero", exponentformat="SI")
+        layout["xaxis"]["rangemode"] = "tozero"
         yield Chart(f"{title} over time; values in the table below", lines, layout) if lines else None
 
 
-class LayerRow(NamedTuple):
-    """A layer of a network, with the batch norm and the ReLU that follow it."""
+def _layer_rows(network: Network) -> list[dict[str, str]]:
+    """Return the layers of a network's main chain, below a row for the image.
 
-    text: str
-    shape: str
-    skips: str
-    """Rows from which skips end here."""
-
-
-def layer_rows(network: Network) -> list[LayerRow]:
-    """Return the layers of a network's main chain, below a row for the image."""
+    A row has a layer with the batch norm and ReLU that follow it, its shape, and the rows from which skips end here.
+    """
     shapes, layers = infer_shapes(network), _layers(network)
     row_of = [0, *(row for row, (_, names) in enumerate(layers, start=1) for _ in names)]
     ends: dict[int, list[str]] = defaultdict(list)
@@ -125,7 +121,8 @@ def layer_rows(network: Network) -> list[LayerRow]:
         ends[row_of[skip.end]].append(f"{row_of[skip.start]} ({skip.merge})")
     rows = [("image", network.input_shape), *((text, shapes[names[-1]]) for text, names in layers)]
     return [
-        LayerRow(text, "×".join(map(str, shape)), ", ".join(ends[number])) for number, (text, shape) in enumerate(rows)
+        {"text": text, "shape": "×".join(map(str, shape)), "skips": ", ".join(ends[number])}
+        for number, (text, shape) in enumerate(rows)
     ]
 
 
@@ -153,11 +150,8 @@ def _layer_text(layer: Layer) -> str:
             return layer.kind.replace("_", " ")
 
 
-def family_chart(individuals: Sequence[Individual], values: Mapping[int, float]) -> Chart | None:
-    """Draw the family tree: leaves are in consecutive columns, a parent is above the middle of its children.
-
-    Returns None without a network.
-    """
+def _family_chart(individuals: Sequence[Individual], values: Mapping[int, float]) -> Chart | None:
+    """Draw the family tree: leaves are in consecutive columns, a parent is above the middle of its children."""
     if not individuals:
         return None
     lines: dict[int | None, tuple[int, ...]] = {None: ()}
@@ -184,14 +178,13 @@ def family_chart(individuals: Sequence[Individual], values: Mapping[int, float])
         for net in individuals
     ]
     is_best = [highest is not None and values.get(net.id) == highest for net in individuals]
+    edge = {
+        "width": [3 if best else 1 for best in is_best],
+        "color": ["--good" if best else "--soft" for best in is_best],
+    }
     marker = {
-        "size": 22,
-        "color": [values.get(net.id) for net in individuals],
-        "colorscale": [[0, "--panel"], [1, "--accent"]],
-        "line": {
-            "width": [3 if best else 1 for best in is_best],
-            "color": ["--good" if best else "--soft" for best in is_best],
-        },
+        "size": 22, "color": [values.get(net.id) for net in individuals],
+        "colorscale": [[0, "--panel"], [1, "--accent"]], "line": edge,
         "symbol": ["circle" if net.id in values else "circle-open" for net in individuals],
     }  # fmt: skip
     networks = {
@@ -208,26 +201,23 @@ def family_chart(individuals: Sequence[Individual], values: Mapping[int, float])
     return Chart("Family tree of the networks", [links | edges, networks], layout)
 
 
-def accuracy_chart(state: SearchState) -> Chart | None:
+def _accuracy_chart(state: SearchState) -> Chart | None:
     """Draw the validation accuracy of each trial's epochs, for the best trials; None where nothing was validated."""
     trials = [record for record in state.trials.values() if state.totals_of(record).accuracy is not None]
     best = nlargest(_MOST_DRAWN, trials, key=lambda record: (state.totals_of(record).accuracy or 0.0, -record.trial))
     lines = []
     for number, record in enumerate(sorted(best, key=lambda record: record.trial)):
         epochs = state.epochs_of(record)
-        accuracies = [epoch.validation_accuracy for epoch in epochs]
-        name = f"trial {record.trial}"
-        lines.append(line([epoch.epoch for epoch in epochs], accuracies, name, number, mode="lines+markers"))
-    x, y = {"title": {"text": "epoch"}}, {"title": {"text": "validation accuracy"}}
-    layout = {"xaxis": x, "yaxis": y, "title": {"text": "Accuracy", "font": {"color": "--ink"}}, "margin": {"t": 40}}
+        x, y = [epoch.epoch for epoch in epochs], [epoch.validation_accuracy for epoch in epochs]
+        lines.append(line(x, y, f"trial {record.trial}", number, mode="lines+markers"))
     title = f"Validation accuracy per epoch of the best {len(best)} trials"
-    return Chart(title, lines, layout) if lines else None
+    return Chart(title, lines, _layout("Accuracy", "epoch", "validation accuracy")) if lines else None
 
 
-def workers_chart(state: SearchState, num_workers: int) -> Chart:
+def _workers_chart(state: SearchState, num_workers: int) -> Chart:
     """Draw what every worker did; the rest is idle time. Of many workers the first ones are drawn."""
     kinds = {"starting": "--r4", "waiting for data": "--r3", "training": "--r1", "evaluating": "--r2"}
-    spans: dict[str, list[tuple[str, float, float, str]]] = {kind: [] for kind in kinds}
+    spans: dict[str, list[Span]] = {kind: [] for kind in kinds}
 
     def add(kind: str, worker: int, begun_s: float, length_s: float, label: str) -> None:
         if worker < _MOST_DRAWN and length_s > 0:
@@ -247,21 +237,13 @@ def workers_chart(state: SearchState, num_workers: int) -> Chart:
         if record.ended_s is not None:
             held_out_s, label = record.held_out_s, f"trial {record.trial}: held-out split"
             add("evaluating", record.worker, record.ended_s - held_out_s, held_out_s, label)
-    traces = []
-    for kind, shade in kinds.items():
-        rows, begins, lengths, texts = zip(*spans[kind], strict=True) if spans[kind] else ((), (), (), ())
-        traces.append(bars(rows, begins, lengths, kind, shade, texts))
-    x = {"title": {"text": "seconds since the first trial began; gaps are idle"}}
-    layout = {"xaxis": x, "yaxis": {"autorange": "reversed"}, "height": 120 + 34 * min(num_workers, _MOST_DRAWN)}
-    return Chart("Timeline of the workers", traces, layout)
-
-
-def _trials(state: SearchState) -> list[tuple[Cell, ...]]:
-    """Return the values of each trial in the order of the headings; accuracies are ratios."""
-    return [_trial(record, state) for record in state.trials.values()]
+    traces = [bars(spans[kind], kind, shade) for kind, shade in kinds.items()]
+    x, height = titled("seconds since the first trial began; gaps are idle"), 120 + 34 * min(num_workers, _MOST_DRAWN)
+    return Chart("Timeline of the workers", traces, {"xaxis": x, "yaxis": {"autorange": "reversed"}, "height": height})
 
 
 def _trial(record: TrialRecord, state: SearchState) -> tuple[Cell, ...]:
+    """Return the values of a trial in the order of the headings; accuracies are ratios."""
     totals, hyper = state.totals_of(record), record.hyperparameters
     settings = [f"batch {hyper.batch_size}", f"rate {digits(hyper.learning_rate)}"]
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
@@ -279,13 +261,3 @@ def _trial(record: TrialRecord, state: SearchState) -> tuple[Cell, ...]:
         ", ".join(settings) + (" (TPE)" if record.tuned else ""),
         record.reason,
     )
-
-
-def _archive(directory: SearchDirectory) -> Path:
-    target = directory.path / "logs.tar.gz"
-    part = target.with_suffix(".part")
-    with tarfile.open(part, "w:gz") as archive:
-        for name in _LOGS:
-            if (directory.path / name).exists():
-                archive.add(directory.path / name, arcname=f"{directory.name}/{name}")
-    return part.replace(target)

@@ -43,14 +43,9 @@ def _progress(state: SearchState, scheduler: Scheduler) -> Group:
     limit, most = scheduler.schedule.max_duration, scheduler.schedule.max_trials
     head = Table.grid(padding=(0, 3))
     head.add_row("time", "score", "error", "regulated", "idle", "search error", style="dim")
-    head.add_row(
-        duration(state.clock_s) + ("" if limit is None else f" of {duration(limit)}"),
-        _operations(point.score),
-        _ratio(point.error),
-        _operations(point.regulated_score),
-        _ratio(used.idle_share),
-        _ratio(point.search_error),
-    )
+    scores = (_operations(point.score), _ratio(point.error), _operations(point.regulated_score))
+    clock = duration(state.clock_s) + ("" if limit is None else f" of {duration(limit)}")
+    head.add_row(clock, *scores, _ratio(used.idle_share), _ratio(point.search_error))
     counts = _counts(dict(Counter(record.status for record in state.trials.values()))) or "none yet"
     ready = counted(len(scheduler.ready), "network")
     trials = f"trials: {counts}{'' if most is None else f'; {most} at most'}; {ready} ready"

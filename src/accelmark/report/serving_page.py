@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 from accelmark.report.charts import Chart, LoadCurve, LoadPoint, latency_chart, timeline_chart, tradeoff_chart
-from accelmark.results.schema import (
-    LATENCIES,
-    PERCENTILES,
-    Distribution,
-    Quantile,
-    RoundResult,
-    ServingRound,
-    ServingStage,
-)
+from accelmark.results.schema import LATENCIES, PERCENTILES, Quantile, RoundResult, ServingRound, ServingStage
 from accelmark.spec.log.serving import TokenScenarioResult
 from accelmark.spec.number_format import NOTHING, digits, percent
 from accelmark.spec.settings.serving import Slo
@@ -58,44 +51,8 @@ class Column(NamedTuple):
     cell: Callable[[ServingStage], Cell]
 
 
-class StageRow(NamedTuple):
-    """One stage of the table."""
-
-    label: str
-    is_headline: bool
-    is_search: bool
-    cells: list[Cell]
-
-
-class LatencyRow(NamedTuple):
-    """One latency of the headline stage."""
-
-    title: str
-    explanation: str
-    samples: str
-    cells: list[tuple[str, str]]
-    """(value, interval or reason) of each percentile."""
-
-
-class ServingView(NamedTuple):
-    """The values of ``run/serving.html`` for one case."""
-
-    round: int
-    serving: ServingRound
-    columns: list[Column]
-    rows: list[StageRow]
-    headline: str
-    latencies: list[LatencyRow]
-    percentiles: list[str]
-    tradeoffs: list[tuple[str, str, Chart]]
-    """(title, explanation, chart)."""
-    distributions: list[tuple[str, Chart]]
-    timeline: Chart | None
-    facts: list[tuple[str, str]]
-
-
-def serving_view(result: RoundResult | None) -> ServingView | None:
-    """Return the view of a round; None for other tasks."""
+def serving_view(result: RoundResult | None) -> dict[str, Any] | None:
+    """Return the values of ``run/serving.html`` for a round; None for other tasks."""
     if result is None or result.serving is None:
         return None
     serving = result.serving
@@ -107,27 +64,36 @@ def serving_view(result: RoundResult | None) -> ServingView | None:
         )
         for name in _CHARTED
     }
-    return ServingView(
-        round=result.round,
-        serving=serving,
-        columns=columns,
-        rows=[
-            StageRow(
-                stage.label,
-                stage.stage == serving.headline,
-                stage.is_search,
-                [column.cell(stage) for column in columns],
-            )
+    return {
+        "round": result.round,
+        "serving": serving,
+        "columns": columns,
+        "rows": [
+            {
+                "label": stage.label,
+                "is_headline": stage.stage == serving.headline,
+                "is_search": stage.is_search,
+                "cells": [column.cell(stage) for column in columns],
+            }
             for stage in serving.stages
         ],
-        headline=headline.label if headline else "",
-        latencies=[_latency(name, spread) for name in _TITLES if headline and (spread := headline.latencies.get(name))],
-        percentiles=list(PERCENTILES),
-        tradeoffs=list(_tradeoffs(measured)),
-        distributions=[(title, chart) for title, chart in distributions.items() if chart is not None],
-        timeline=timeline_chart(serving.timeline, headline.window_s if headline else None),
-        facts=list(_facts(serving)),
-    )
+        "headline": headline.label if headline else "",
+        "latencies": [
+            {
+                "title": title,
+                "explanation": LATENCIES[name],
+                "samples": f"{spread.count:,}",
+                "cells": [_shown(spread.quantiles[share]) for share in PERCENTILES if share in spread.quantiles],
+            }
+            for name, title in _TITLES.items()
+            if headline and (spread := headline.latencies.get(name))
+        ],
+        "percentiles": list(PERCENTILES),
+        "tradeoffs": list(_tradeoffs(measured)),
+        "distributions": [(title, chart) for title, chart in distributions.items() if chart is not None],
+        "timeline": timeline_chart(serving.timeline, headline.window_s if headline else None),
+        "facts": list(_facts(serving)),
+    }
 
 
 def _columns(serving: ServingRound) -> Iterator[Column]:
@@ -139,8 +105,8 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
         return Cell(f"{stage.window_s[0]:.1f}–{stage.window_s[1]:.1f}")
 
     def requests(stage: ServingStage) -> Cell:
-        in_window = "" if stage.window_s is None else f"{stage.num_measured:,}"
-        return Cell(in_window or f"{stage.num_requests:,}", f"{stage.num_requests:,} in the whole stage")
+        number = stage.num_requests if stage.window_s is None else stage.num_measured
+        return Cell(f"{number:,}", f"{stage.num_requests:,} in the whole stage")
 
     def failed(stage: ServingStage) -> Cell:
         kinds = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in stage.errors.items())
@@ -159,22 +125,20 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
 
     def field(name: str, stage: ServingStage) -> Cell:
         value = getattr(stage, name)
-        return (
-            Cell(NOTHING if value is None else percent(value, 3)) if name.endswith(("mfu", "mbu")) else _number(value)
-        )
+        if value is not None and name.endswith(("mfu", "mbu")):
+            return Cell(percent(value, 3))
+        return _number(value)
 
     def is_known(name: str) -> bool:
         return any(getattr(stage, name) is not None for stage in serving.stages)
 
-    behind = "the server fell behind"
+    def request_rate(stage: ServingStage) -> Cell:
+        return _number(stage.request_rate, note="the server fell behind" if stage.is_saturated else "")
+
     yield Column("Window, s", "Steady state, since the stage began", window)
     yield Column("Requests", "Due in the window; without a window, in the whole stage", requests)
     yield Column("Failed", "Requests of the whole stage", failed)
-    yield Column(
-        "Requests/s",
-        "Answered in the window",
-        lambda stage: _number(stage.request_rate, note=behind if stage.is_saturated else ""),
-    )
+    yield Column("Requests/s", "Answered in the window", request_rate)
     yield Column("Tokens/s", "Output tokens", partial(field, "output_token_rate"))
     if serving.num_devices > 1:
         yield Column("Tokens/s per device", "Output tokens", partial(field, "token_rate_per_device"))
@@ -182,8 +146,8 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
         if is_known(name):
             yield Column(head, note, partial(field, name))
     yield Column("Tokens/s per user", "1 / median TPOT", partial(field, "token_rate_per_user"))
-    yield Column("TTFT p50 · p99, ms", "Median and 99th percentile", lambda stage: _pair(stage, "ttft"))
-    yield Column("TPOT p50 · p99, ms", "Median and 99th percentile", lambda stage: _pair(stage, "tpot"))
+    yield Column("TTFT p50 · p99, ms", "Median and 99th percentile", partial(_pair, "ttft"))
+    yield Column("TPOT p50 · p99, ms", "Median and 99th percentile", partial(_pair, "tpot"))
     yield Column("ITL p99, ms", "99th percentile", lambda stage: _number(stage.quantile("itl", "p99")))
     if is_known("slo_share"):
         yield Column("In SLO", "Share of the requests that held all limits", slo_share)
@@ -197,12 +161,12 @@ def _number(value: float | None, significant: int = 4, note: str = "") -> Cell:
     return Cell(NOTHING if value is None else digits(value, significant), note)
 
 
-def _pair(stage: ServingStage, latency: str) -> Cell:
+def _pair(latency: str, stage: ServingStage) -> Cell:
     """Return median and p99, with their intervals on hover."""
     distribution = stage.latencies.get(latency)
-    shown = {name: _shown(distribution.quantiles[name]) for name in ("p50", "p99")} if distribution is not None else {}
-    if not shown:
+    if distribution is None:
         return Cell(NOTHING)
+    shown = {name: _shown(distribution.quantiles[name]) for name in ("p50", "p99")}
     notes = (f"{name} {interval}" for name, (_, interval) in shown.items() if interval)
     return Cell(" · ".join(value for value, _ in shown.values()), "; ".join(notes))
 
@@ -217,50 +181,32 @@ def _shown(quantile: Quantile) -> tuple[str, str]:
     return digits(quantile.value), interval
 
 
-def _latency(name: str, found: Distribution) -> LatencyRow:
-    cells = [_shown(found.quantiles[percentile]) for percentile in PERCENTILES if percentile in found.quantiles]
-    return LatencyRow(_TITLES[name], LATENCIES[name], f"{found.count:,}", cells)
-
-
 def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, Chart]]:
-    both = len({stage.concurrency is None for stage in stages}) > 1
-    kinds = " Filled: open load." if both else ""
-    latency = tradeoff_chart(
-        [
-            LoadCurve(f"{_TITLES[name]} {share}", number, dash, list(_latency_points(stages, name, share)))
-            for name, share, number, dash in _TRADEOFF
-        ],
-        "output tokens/s",
-        "Latency",
-        is_latency=True,
-    )
-    if latency is not None:
-        yield (
-            "Throughput and latency",
-            f"One point per stage, with 95 % intervals; better to the lower right.{kinds}",
-            latency,
-        )
-    pareto = tradeoff_chart(
-        [LoadCurve("stages", 0, "solid", list(_pareto_points(stages)))],
-        "output tokens/s per user",
-        "Output tokens/s per device",
-        is_latency=False,
-    )
-    if pareto is not None:
+    """Yield title, explanation and chart."""
+    kinds = " Filled: open load." if len({stage.concurrency is None for stage in stages}) > 1 else ""
+    stages = sorted(stages, key=_load)
+    latencies = [
+        LoadCurve(f"{_TITLES[name]} {share}", number, dash, list(_latency_points(stages, name, share)))
+        for name, share, number, dash in _TRADEOFF
+    ]
+    if latency := tradeoff_chart(latencies, "output tokens/s", "Latency", is_latency=True):
+        lead = f"One point per stage, with 95 % intervals; better to the lower right.{kinds}"
+        yield "Throughput and latency", lead, latency
+    rates = [LoadCurve("stages", 0, "solid", list(_pareto_points(stages)))]
+    if pareto := tradeoff_chart(rates, "output tokens/s per user", "Output tokens/s per device", is_latency=False):
         yield "Speed for one user and for the device", f"One point per stage; better to the upper right.{kinds}", pareto
 
 
 def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> Iterator[LoadPoint]:
-    for stage in sorted(stages, key=_load):
+    for stage in stages:
         quantile = stage.latencies[name].quantiles.get(share) if name in stage.latencies else None
-        if quantile is None or quantile.value is None or stage.output_token_rate is None:
+        rate = stage.output_token_rate
+        if quantile is None or quantile.value is None or rate is None:
             continue
-        at = f"{digits(quantile.value)} ms at {digits(stage.output_token_rate)} tokens/s"
-        text = f"{stage.label}: {_TITLES[name]} {share} {at}"
+        text = f"{stage.label}: {_TITLES[name]} {share} {digits(quantile.value)} ms at {digits(rate)} tokens/s"
         highest = "p99" if stage.quantile("ttft", "p99") is not None else "p50"
         label = _name(stage, stages) if (name, share) == ("ttft", highest) else ""
         is_open = stage.concurrency is None
-        rate = stage.output_token_rate
         yield LoadPoint(rate, quantile.value, limits_of(quantile), label, text, is_open, stage.lengths)
 
 
@@ -271,15 +217,15 @@ def limits_of(quantile: Quantile) -> tuple[float, float] | None:
 
 def _name(stage: ServingStage, stages: Sequence[ServingStage]) -> str:
     """Return the load of a stage, for its point; the last point of each line also has the lengths, if they differ."""
-    alike = [other for other in sorted(stages, key=_load) if other.lengths == stage.lengths]
+    alike = [other for other in stages if other.lengths == stage.lengths]
     is_last = len(alike) < len(stages) and alike[-1] is stage
     return f"{stage.short_label} ({stage.lengths})" if is_last and stage.lengths else stage.short_label
 
 
 def _pareto_points(stages: Sequence[ServingStage]) -> Iterator[LoadPoint]:
-    for stage in sorted(stages, key=_load):
-        if stage.token_rate_per_user is not None and stage.token_rate_per_device is not None:
-            per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
+    for stage in stages:
+        per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
+        if per_user is not None and per_device is not None:
             text = f"{stage.label}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
             label, is_open = _name(stage, stages), stage.concurrency is None
             yield LoadPoint(per_user, per_device, None, label, text, is_open, stage.lengths)
@@ -289,13 +235,9 @@ def _load(stage: ServingStage) -> tuple[bool, float]:
     return stage.concurrency is None, stage.concurrency or stage.rate or 0.0
 
 
-def slo_text(slo: Slo) -> str:
-    """Return an SLO in words."""
-    limits = [
-        f"{title} ≤ {limit:g} ms"
-        for title, limit in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms), ("end to end", slo.e2e_ms))
-        if limit is not None
-    ]
+def _slo_text(slo: Slo) -> str:
+    named = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "end to end": slo.e2e_ms}
+    limits = [f"{title} ≤ {limit:g} ms" for title, limit in named.items() if limit is not None]
     return f"{', '.join(limits)} for {percent(slo.share, 3)} of the requests" if limits else "none"
 
 
@@ -330,7 +272,7 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
     is_pinned = serving.output_length == "pinned"
     yield "Length of answers", "pinned to the requested number of tokens" if is_pinned else "natural"
     yield "Tokens counted by", "the model's own tokenizer" if serving.has_tokenizer else "the server (usage)"
-    yield "SLO", slo_text(serving.slo)
+    yield "SLO", _slo_text(serving.slo)
     if answers.agreement is not None:
         least = f"at least {percent(answers.min_agreement, 4)} required"
         agreeing = f"{percent(answers.agreement, 4)} of the tokens of {answers.num_compared} answers under load"
@@ -343,8 +285,7 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
     for result in serving.scenarios:
         yield f"LoadGen {result.scenario}", _scenario_text(result)
     yield "Prompts", f"{prompts.num_unique:,} different in {prompts.num_requests:,} requests"
-    lags = [(stage.lag_p99_ms, stage.label) for stage in serving.stages if stage.lag_p99_ms is not None]
-    if lags:
+    if lags := [(stage.lag_p99_ms, stage.label) for stage in serving.stages if stage.lag_p99_ms is not None]:
         lag_ms, label = max(lags)
         busiest = percent(max(stage.client_cpu_share for stage in serving.stages))
         yield "Client", f"timers {digits(lag_ms, 3)} ms late (p99, {label}), busiest process {busiest} of a core"
@@ -354,10 +295,8 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
 
 def _cores(cores: Sequence[int]) -> str:
     """Return numbers of cores, with ranges: ``0-6, 9``."""
-    ranges: list[list[int]] = []
-    for core in cores:
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    return ", ".join(str(begin) if begin == end else f"{begin}-{end}" for begin, end in ranges)
+    ranges = []
+    for _, run in groupby(enumerate(cores), key=lambda pair: pair[1] - pair[0]):
+        numbers = [core for _, core in run]
+        ranges.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ", ".join(ranges)

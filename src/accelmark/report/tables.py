@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -65,32 +64,25 @@ _OPTIONAL: Final = ("variant", "role")
 _SHORT_TITLES: Final = {F.THROUGHPUT_STEADY: "Throughput", F.PEAK_DEVICE_MEMORY: "Peak memory"}
 
 
-def shown_columns(rows: Sequence[Row]) -> tuple[list[str], list[FigureName]]:
-    """Return the column titles, and the figures that at least one row has."""
-    first: set[FigureName] = set()
+def shown_figures(rows: Sequence[Row]) -> dict[str, FigureName]:
+    """Return the figures of each task that at least one row has, by title."""
+    shown: set[FigureName] = set()
     for task in _LAYOUTS:
         part = [row for row in rows if row["task"] == task]
-        first.update([name for name in HEADLINES if any(row[name.value] is not None for row in part)][:_MAX_FIGURES])
-    names = [name for name in HEADLINES if name in first]
-    titles = [_SHORT_TITLES.get(name, title_of(name, "unit")) for name in names]
-    return [*(title for title, _ in _shown_facts(rows)), *titles], names
+        shown.update([name for name in HEADLINES if any(row[name.value] is not None for row in part)][:_MAX_FIGURES])
+    return {_SHORT_TITLES.get(name, title_of(name, "unit")): name for name in HEADLINES if name in shown}
 
 
-def _shown_facts(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return (title, column) of the columns that are not figures."""
+def shown_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles of the columns, and the cells of each row."""
     absent = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
-    return [(title, name) for title, name in _FACTS if name not in absent]
-
-
-def shown_rows(rows: Sequence[Row]) -> list[list[str]]:
-    """Return the cells of each row for :func:`shown_columns`."""
-    facts, names = _shown_facts(rows), shown_columns(rows)[1]
+    facts, figures = {title: name for title, name in _FACTS if name not in absent}, shown_figures(rows)
     shown = []
     for row in rows:
-        texts = {name: NOTHING if row[name] is None else str(row[name]) for _, name in facts}
+        texts = {name: NOTHING if row[name] is None else str(row[name]) for name in facts.values()}
         texts["verdict"] = with_marks(texts["verdict"], filter(None, str(row["marks"]).split(", ")))
-        shown.append([*texts.values(), *(figure_cell(row, name) for name in names)])
-    return shown
+        shown.append([*texts.values(), *(figure_cell(row, name) for name in figures.values())])
+    return [*facts, *figures], shown
 
 
 def figure_cell(row: Row, name: FigureName) -> str:
@@ -99,9 +91,7 @@ def figure_cell(row: Row, name: FigureName) -> str:
     if not isinstance(value, float | int):
         return NOTHING
     text = format_figure(name, float(value), str(row["unit"]))
-    if not isinstance(half, float | int) or not value:
-        return text
-    return f"{text} ± {percent(relative_half(float(half), float(value)))}"
+    return f"{text} ± {percent(relative_half(half, value))}" if isinstance(half, float | int) and value else text
 
 
 def group_title(by: Sequence[str], values: Iterable[Cell]) -> str:
@@ -113,9 +103,9 @@ def markdown(rows: Sequence[Row], group_by: Sequence[str] = ()) -> str:
     """Return the table in Markdown with a heading for each group."""
     parts = []
     for values, part in grouped(rows, group_by).items():
-        title = f"### {escaped(group_title(group_by, values))}\n\n" if group_by else ""
-        parts.append(title + plain_markdown(shown_columns(part)[0], shown_rows(part)))
-    return "\n".join(parts) or plain_markdown(shown_columns(rows)[0], [])
+        title = f"### {_escaped(group_title(group_by, values))}\n\n" if group_by else ""
+        parts.append(title + plain_markdown(*shown_table(part)))
+    return "\n".join(parts) or plain_markdown(*shown_table(rows))
 
 
 def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -124,7 +114,7 @@ def plain_markdown(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "".join(_line(line) for line in (heads, ["---"] * len(heads), *cells))
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """Escape a cell of Markdown: one line, no HTML, no terminal control characters."""
     return printable(" ".join(text.splitlines())).replace("|", "\\|").replace("<", "&lt;")
 
@@ -135,10 +125,12 @@ def adaptation_rows(cost: AdaptationCost) -> list[tuple[str, str, str]]:
     for hook in cost.hooks:
         place = hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines"
         rows.append(("hook", hook.name, place))
-    code = ("code", "extern/", cost.extern), ("kernel", "csrc/", cost.kernels), ("engine", "", cost.engines)
-    rows += [
-        (kind, f"{folder}{file}", f"{lines} lines") for kind, folder, files in code for file, lines in files.items()
-    ]
+    for kind, folder, files in (
+        ("code", "extern/", cost.extern),
+        ("kernel", "csrc/", cost.kernels),
+        ("engine", "", cost.engines),
+    ):
+        rows += [(kind, f"{folder}{file}", f"{lines} lines") for file, lines in files.items()]
     rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
     rows += [("variable", name, "set by vendor.yaml") for name in cost.vendor_environment]
     if cost.framework_module is not None:
@@ -160,15 +152,12 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
 
 
 def training_table(cases: Sequence[LoadedCase]) -> str:
-    """Return a Markdown table with a row for each training case."""
+    """Return a Markdown table with a row for each training case, at least one."""
     return _table(_LAYOUTS["train"], cases, name_cases=True)
 
 
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
-    """Replace the text between the markers of a README by the results of ``model``.
-
-    Raises RunError if the file cannot be read or has no markers.
-    """
+    """Replace the text between the markers of a README by the results of ``model``."""
     with raising(RunError, f"{readme}: cannot be read", OSError):
         text = readme.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
@@ -183,44 +172,42 @@ def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) ->
     metrics = {case.first.metric_title or "" for case in cases if case.first}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
     measured = {name for name in FigureName if any(case.result.mean_of(name) is not None for case in cases)}
-    figures = [(title.format(metric=metric), name) for title, name in layout.columns if name in measured]
-    left, right = "---", "---:"
-    columns: list[tuple[str, str, Callable[[LoadedCase], str]]] = [
-        *([("Case", left, lambda case: case.result.key.case)] if name_cases else []),
-        ("Machine", left, _machine),
-        ("Software", left, _software),
-        ("Scale and settings", left, _scale),
-        ("Precision", left, lambda case: case.first.precision if case.first else NOTHING),
-        *([(layout.software, left, _engine)] if layout.software else []),
-        ("Rounds", right, lambda case: str(case.result.num_rounds)),
-        *(
-            (title, right, functools.partial(lambda name, case: figure_cell(row_of(case), name), name))
-            for title, name in figures
-        ),
-        ("Verdict", left, lambda case: with_marks(case.result.verdict, case.result.marks)),
-        ("Date", left, lambda case: case.run.summary.started_at[:10] or NOTHING),
-    ]
-    titles, aligned, cells = zip(*columns, strict=True)
-    return "".join(map(_line, [titles, aligned, *([cell(case) for cell in cells] for case in cases)]))
+    figures = {title.format(metric=metric): name for title, name in layout.columns if name in measured}
+    rows = []
+    for case in cases:
+        result, first, row = case.result, case.first, row_of(case)
+        started = first.environment.started if first else {}
+        software = (started.get("framework") or result.key.framework, started.get("framework_version"))
+        rows.append(
+            ({"Case": result.key.case} if name_cases else {})
+            | {
+                "Machine": _machine(case),
+                "Software": " ".join(filter(None, software)),
+                "Scale and settings": _scale(case),
+                "Precision": first.precision if first else NOTHING,
+            }
+            | ({layout.software: _engine(case)} if layout.software else {})
+            | {"Rounds": str(result.num_rounds)}
+            | {title: figure_cell(row, name) for title, name in figures.items()}
+            | {
+                "Verdict": with_marks(result.verdict, result.marks),
+                "Date": case.run.summary.started_at[:10] or NOTHING,
+            }
+        )
+    titles = list(rows[0])
+    aligned = ["---:" if title == "Rounds" or title in figures else "---" for title in titles]
+    return "".join(map(_line, [titles, aligned, *(row.values() for row in rows)]))
 
 
 def _machine(case: LoadedCase) -> str:
     """Return the chip; for a run on CPUs also the processor and its cores."""
     hardware, hosts = case.result.key.hardware, case.first.environment.hosts if case.first else ()
-    if not hosts or hosts[0].get("devices"):
+    cpu = hosts[0].get("cpu") if hosts and not hosts[0].get("devices") else None
+    if not isinstance(cpu, dict):
         return hardware
-    described = hosts[0].get("cpu")
-    cpu: dict[str, Any] = described if isinstance(described, dict) else {}
     parts = [str(cpu["model"])] if cpu.get("model") else []
     parts += [f"{cpu['logical_cores']} cores"] if cpu.get("logical_cores") else []
     return f"{hardware} ({', '.join(parts)})" if parts else hardware
-
-
-def _software(case: LoadedCase) -> str:
-    started = case.first.environment.started if case.first else {}
-    return " ".join(
-        filter(None, (started.get("framework") or case.result.key.framework, started.get("framework_version")))
-    )
 
 
 def _scale(case: LoadedCase) -> str:
@@ -243,4 +230,4 @@ def _engine(case: LoadedCase) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(escaped, cells)) + " |\n"
+    return "| " + " | ".join(map(_escaped, cells)) + " |\n"

@@ -26,38 +26,23 @@ def text_of(name: str) -> str:
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return a template of ``report/templates`` filled with values, which are escaped.
-
-    Raises RequestError if a package of pages is not installed.
-    """
+    """Return a template of ``report/templates`` filled with values, which are escaped."""
     return _environment().get_template(template).render(**values)
 
 
-def page(
-    template: str,
-    *scripts: str,
-    charts: bool = False,
-    served: bool = False,
-    **values: Any,
-) -> str:
+def page(template: str, *scripts: str, charts: bool = False, served: bool = False, **values: Any) -> str:
     """Return a whole page: self-contained, or ``served`` with the server's style sheet, scripts and navigation.
 
     A page with ``charts`` has Plotly. A self-contained page has it compressed (2 MB in place of 4.9), and draws its
     charts once it is loaded; ``scripts`` are further files of ``report/templates`` for it.
-
-    Raises RequestError if a package of pages is not installed.
     """
     names = ("theme.js", *(("charts.js",) if charts else ()), *scripts)
     embedded: dict[str, Markup] = {}
     if not served:
-        embedded = {"style": _raw(text_of("page.css")), "script": _raw("".join(map(text_of, names)))}
-        embedded["plotly"] = _raw(_compressed(plotly()) if charts else "")
+        texts = {"style": text_of("page.css"), "script": "".join(map(text_of, names))}
+        texts["plotly"] = _compressed(plotly()) if charts else ""
+        embedded = {name: Markup(text) for name, text in texts.items()}  # noqa: S704 - no text of a run
     return fill(template, served=served, charts=charts, **({"version": accelmark.__version__} | embedded | values))
-
-
-def _raw(text: str) -> Markup:
-    """Return a file of this package, or a library's, to embed without escaping."""
-    return Markup(text)  # noqa: S704 - no text of a run
 
 
 def plotly() -> str:
@@ -71,7 +56,7 @@ def _compressed(script: str) -> str:
     return b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
-def plain(value: Any) -> str:
+def _plain(value: Any) -> str:
     """Return a setting's value as YAML has it."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | tuple | dict | None) else str(value)
 
@@ -88,7 +73,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent, "plain": plain}
+    environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent, "plain": _plain}
     environment.filters["mark_text"] = mark_text
     environment.globals["NOTHING"] = NOTHING
     return environment

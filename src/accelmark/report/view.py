@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -27,8 +27,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from accelmark.report.charts import TrendPoint, scaling_chart, trend_chart
-from accelmark.report.tables import figure_cell, shown_columns
+from accelmark.report.charts import scaling_chart, trend_chart
+from accelmark.report.tables import figure_cell, shown_figures
 from accelmark.report.templating import fill, page, plotly, text_of
 from accelmark.results.figures import FigureName, title_of, unit_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
@@ -37,6 +37,9 @@ from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, has_ende
 from accelmark.results.table import HALF, Row, rows_of
 from accelmark.spec.errors import AccelmarkError, RequestError, raising
 from accelmark.spec.number_format import NOTHING, digits, duration, percent, quantity, signed_percent
+
+if TYPE_CHECKING:
+    from accelmark.run.display.summary import RunStatus
 
 _MAX_AGE_S: Final = 2.0
 _Stamp = tuple[int, int]
@@ -67,33 +70,26 @@ class RunIndex:
         self._taken_s = 0.0
 
     def snapshot(self) -> Snapshot:
-        """Return the runs, at most a few seconds old."""
+        """Return the runs, at most a few seconds old; a run is read again only where it changed."""
         with self._lock:
-            if self._snapshot is None or time.monotonic() - self._taken_s > _MAX_AGE_S:
-                read: list[LoadedRun] = []
-                unfinished: dict[str, Path] = {}
-                known: dict[Path, tuple[_Stamp, LoadedRun | str]] = {}
-                paths, problems = find_sources(self.directory)
-                for path in paths:
-                    name = self._name(path)
-                    stamp = _stamp(path)
-                    if stamp is None:
-                        unfinished[name] = path
-                        continue
-                    before = self._known.get(path)
-                    known[path] = before if before is not None and before[0] == stamp else (stamp, _load(path))
-                    run = known[path][1]
-                    if isinstance(run, str):
-                        problems.append(run)
-                    else:
-                        read.append(run)
-                self._known = known
-                kept = without_copies(read)
-                runs = {self._name(run.path): run for run in kept}
-                problems += round_problems(read, kept)
-                below = [problem.replace(f"{self.directory}/", "") for problem in problems]
-                self._snapshot = Snapshot(runs, unfinished, below, rows_of(runs.values()))
-                self._taken_s = time.monotonic()
+            if self._snapshot is not None and time.monotonic() - self._taken_s <= _MAX_AGE_S:
+                return self._snapshot
+            paths, problems = find_sources(self.directory)
+            stamps = {path: _stamp(path) for path in paths}
+            unfinished = {self._name(path): path for path, stamp in stamps.items() if stamp is None}
+            before, self._known = self._known, {}
+            for path, stamp in stamps.items():
+                if stamp is not None:
+                    known = before.get(path)
+                    self._known[path] = known if known is not None and known[0] == stamp else (stamp, _load(path))
+            read = [run for _, run in self._known.values() if not isinstance(run, str)]
+            problems += [problem for _, problem in self._known.values() if isinstance(problem, str)]
+            kept = without_copies(read)
+            problems += round_problems(read, kept)
+            below = [problem.replace(f"{self.directory}/", "") for problem in problems]
+            runs = {self._name(run.path): run for run in kept}
+            self._snapshot = Snapshot(runs, unfinished, below, rows_of(runs.values()))
+            self._taken_s = time.monotonic()
             return self._snapshot
 
     def name_of(self, row: Row) -> str:
@@ -113,61 +109,38 @@ def _load(path: Path) -> LoadedRun | str:
 
 def _stamp(path: Path) -> _Stamp | None:
     """Return modification time and size of the file that is written when a run ends; None before, and when resumed."""
+    file = path / (SEARCH_REPORT if is_search(path) else SUMMARY_FILE) if path.is_dir() else path
+    if file.name == SUMMARY_FILE and not has_ended(path):
+        return None
     try:
-        if path.is_file():
-            state = path.stat()
-        elif is_search(path):
-            state = (path / SEARCH_REPORT).stat()
-        elif has_ended(path):
-            state = (path / SUMMARY_FILE).stat()
-        else:
-            return None
+        state = file.stat()
     except OSError:
         return None
     return state.st_mtime_ns, state.st_size
 
 
-class LiveJob(NamedTuple):
-    """One round of a run in progress."""
-
-    name: str
-    state: str
-    share: float | None
-    facts: dict[str, str]
-
-
-class LiveRun(NamedTuple):
-    """A run that has not ended."""
-
-    name: str
-    running: bool
-    """Whether a coordinator on this machine drives it."""
-    problem: str
-    jobs: Sequence[LiveJob] = ()
-
-
-def live_runs(unfinished: Mapping[str, Path]) -> list[LiveRun]:
-    """Return the progress of every unfinished run, running ones first; a run that cannot be read has a problem."""
-    return sorted((live_run(name, path) for name, path in unfinished.items()), key=lambda run: not run.running)
-
-
-def live_run(name: str, path: Path) -> LiveRun:
-    """Return the progress of a run or a search."""
+def _live_runs(unfinished: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Return the progress of every unfinished run, those with a coordinator first."""
     from accelmark.run.display.summary import read_status
 
-    try:
-        if is_search(path):
-            return _live_search(name, path)
-        run = read_status(path)
-    except (AccelmarkError, OSError) as error:
-        return LiveRun(name, False, str(error).replace(f"{path.parent}/", ""))
+    runs = []
+    for name, path in unfinished.items():
+        problem = ""
+        try:
+            running, jobs = _live_search(path) if is_search(path) else _live_jobs(read_status(path))
+        except (AccelmarkError, OSError) as error:
+            running, jobs, problem = False, [], str(error).replace(f"{path.parent}/", "")
+        runs.append({"name": name, "running": running, "problem": problem, "jobs": jobs})
+    return sorted(runs, key=lambda run: not run["running"])
+
+
+def _live_jobs(run: RunStatus) -> tuple[bool, list[dict[str, Any]]]:
     units = {job.directory: f"{job.job.work.unit}s/s" for job in run.directory.plan.jobs}
-    jobs: list[LiveJob] = []
+    jobs = []
     for directory, status in run.statuses.items():
-        progress = run.progress.get(directory)
         facts = {"reason": status.reason} if status.reason else {}
         share: float | None = 1.0 if status.ended else None
-        if progress is not None:
+        if (progress := run.progress.get(directory)) is not None:
             share = progress.share
             total = f" of {progress.total_steps:,}" if progress.total_steps else ""
             facts = {
@@ -182,11 +155,11 @@ def live_run(name: str, path: Path) -> LiveRun:
             if progress.metric is not None:
                 facts[progress.metric[0].replace("_", " ")] = progress.metric_text
         shown = {name: value for name, value in facts.items() if value != NOTHING}
-        jobs.append(LiveJob(directory, status.state.replace("_", " "), share, shown))
-    return LiveRun(name, run.coordinator is not None, "", jobs)
+        jobs.append({"name": directory, "state": status.state.replace("_", " "), "share": share, "facts": shown})
+    return run.coordinator is not None, jobs
 
 
-def _live_search(name: str, path: Path) -> LiveRun:
+def _live_search(path: Path) -> tuple[bool, list[dict[str, Any]]]:
     from accelmark.automl.journal import SearchDirectory
     from accelmark.automl.scoring.score import summarise
 
@@ -202,11 +175,11 @@ def _live_search(name: str, path: Path) -> LiveRun:
         "held-out error": quantity(summary.final.error, "ratio"),
         "idle": percent(summary.utilisation.idle_share),
     }
-    job = LiveJob("search", summary.outcome, min(max(shares), 1.0) if shares else None, facts)
-    return LiveRun(name, summary.status == "running", "", [job])
+    share = min(max(shares), 1.0) if shares else None
+    return summary.status == "running", [{"name": "search", "state": summary.outcome, "share": share, "facts": facts}]
 
 
-FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
+_FILTERS: Final = (("Case", "case"), ("Chip", "chip"), ("Scale", "scale"), ("Verdict", "verdict"))
 _MAX_COLUMNS: Final = 4
 """Figures that get a column each; more, as of different tasks, share one column and show their titles."""
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
@@ -252,47 +225,44 @@ class Pages:
     def runs(self, request: Request) -> Response:
         """Return the list of runs, filtered."""
         snapshot, query = self._index.snapshot(), request.query_params
-        wanted = {name: query[name] for _, name in FILTERS if query.get(name)}
+        wanted = {name: query[name] for _, name in _FILTERS if query.get(name)}
         rows = [row for row in snapshot.rows if all(str(row[name]) == value for name, value in wanted.items())]
         text = query.get("q", "").strip().lower()
         if text:
             rows = [row for row in rows if text in f"{self._index.name_of(row)} {row['case']}".lower()]
         rows = rows[::-1]
-        heads, names = shown_columns(rows)
-        heads = heads[len(heads) - len(names) :]
+        figures = shown_figures(rows)
         # A figure and half its interval are shown on two lines.
         cells = [
-            [(head, *figure_cell(row, name).partition(" ± ")[::2]) for head, name in zip(heads, names, strict=True)]
-            for row in rows
+            [(head, *figure_cell(row, name).partition(" ± ")[::2]) for head, name in figures.items()] for row in rows
         ]
         choices = [
             (title, name, sorted({str(row[name]) for row in snapshot.rows}), wanted.get(name, ""))
-            for title, name in FILTERS
+            for title, name in _FILTERS
         ]
-        body = page(
-            "runs/runs.html", served=True, title="Runs", heads=heads if len(heads) <= _MAX_COLUMNS else [],
+        return respond(page(
+            "runs/runs.html", served=True, title="Runs", heads=list(figures) if len(figures) <= _MAX_COLUMNS else [],
             rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
             choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
-            live=live_runs(snapshot.unfinished), directory=self._index.directory.name,
-        )  # fmt: skip
-        return respond(body)
+            live=_live_runs(snapshot.unfinished), directory=self._index.directory.name,
+        ))  # fmt: skip
 
     def live(self, request: Request) -> Response:
         """Return the progress of one run or of all runs in progress, as a part of a page."""
         unfinished = self._index.snapshot().unfinished
         wanted = request.query_params.getlist("run")
         chosen = {name: path for name, path in unfinished.items() if not wanted or name in wanted}
-        return respond(fill("run/live.html", live=live_runs(chosen)))
+        return respond(fill("run/live.html", live=_live_runs(chosen)))
 
     def run(self, request: Request) -> Response:
         """Return the page of one run, or its progress until it ends."""
         name, snapshot = request.path_params["name"], self._index.snapshot()
         if name in snapshot.runs:
             return respond(_run_page(snapshot.runs[name]), inline=True)
-        if name in snapshot.unfinished:
-            live = [live_run(name, snapshot.unfinished[name])]
-            return respond(page("run/progress.html", served=True, title=name, name=name, live=live))
-        raise HTTPException(404)
+        if name not in snapshot.unfinished:
+            raise HTTPException(404)
+        live = _live_runs({name: snapshot.unfinished[name]})
+        return respond(page("run/progress.html", served=True, title=name, name=name, live=live))
 
     def compare(self, request: Request) -> Response:
         """Compare the chosen runs with the oldest of them."""
@@ -346,10 +316,9 @@ class Pages:
         numbers = [float(row[name.value] or 0.0) for row in rows]
         changes = change_points(numbers)
         segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
-        halves = (row[f"{name.value}{HALF}"] for row in rows)
         points = [
-            TrendPoint(str(row["started_at"] or NOTHING), number, float(half) if half else None)
-            for row, number, half in zip(rows, numbers, halves, strict=True)
+            (str(row["started_at"] or NOTHING), number, float(row[f"{name.value}{HALF}"] or 0.0))
+            for row, number in zip(rows, numbers, strict=True)
         ]
         shifts = [
             (_minute(rows[begin]), self._index.name_of(rows[begin]), quantity(before, shown_unit),
@@ -398,7 +367,7 @@ def _run_page(run: LoadedRun) -> str:
     return render_search(SearchDirectory(run.path))
 
 
-COOKIE: Final = "accelmark_token"
+_COOKIE: Final = "accelmark_token"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 _STATIC: Final = {
     "page.css": "text/css",
@@ -410,30 +379,6 @@ _MAX_BODY: Final = 4096
 _SHUTDOWN_S: Final = 3
 
 
-class Access(NamedTuple):
-    """Who may read the pages: any process on this machine, or any client that presents the token."""
-
-    token: str | None
-    hosts: frozenset[str] | None
-    """Host names that a request may use (protection from DNS rebinding); None: any, since a token is required."""
-
-    @classmethod
-    def to(cls, host: str, token: str | None) -> Access:
-        """Return the access rules of a server that listens on ``host``."""
-        names = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_loopback(host) else None
-        return cls(token, names)
-
-    def accepts(self, token: str) -> bool:
-        """Compare with the token in constant time."""
-        return self.token is None or hmac.compare_digest(token.encode(), self.token.encode())
-
-    def names_this_machine(self, request: Request) -> bool:
-        """Return whether the Host header is one that this server may be called by."""
-        host = request.headers.get("host", "").lower()
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        return self.hosts is None or name in self.hosts
-
-
 def is_loopback(host: str) -> bool:
     """Return whether an address can be reached from this machine only."""
     try:
@@ -442,19 +387,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def token_of(request: Request) -> str:
-    """Return the token of a request's Authorization header or cookie; empty where it has none."""
-    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return bearer.strip()
-    return request.cookies.get(COOKIE, "")
-
-
 def read_or_create_token(path: Path) -> str:
-    """Return the token in ``path``; a missing file is created with a new one, readable by its owner only.
-
-    Raises RequestError if the file cannot be read or written, is readable by other users, or has no token.
-    """
+    """Return the token in ``path``; a missing file is created with a new one, readable by its owner only."""
     with raising(RequestError, f"{path}: cannot be used as the token file", OSError, UnicodeDecodeError):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -471,28 +405,54 @@ def read_or_create_token(path: Path) -> str:
     return token
 
 
-def make_app(index: RunIndex, access: Access) -> Starlette:
-    """Return the application: GET and HEAD of pages, and the POST that signs in."""
+def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
+    """Return the application of a server that listens on ``host``: GET and HEAD of pages, and the POST that signs in.
+
+    With ``token``, a client must present it. On a loopback address, requests must name this machine, which protects
+    from DNS rebinding.
+    """
     pages = Pages(index)
-    routes = [
-        Route("/static/{name:path}", _static),
-        Route("/sign-in", _sign_in(access), methods=["POST"]),
-        Route("/run/{name:path}", pages.run),
-        *(Route(path, endpoint) for path, endpoint in pages.endpoints.items()),
-    ]
+    hosts = {"localhost", "127.0.0.1", "::1", host.lower()} if is_loopback(host) else None
+
+    def accepts(presented: str) -> bool:
+        return token is None or hmac.compare_digest(presented.encode(), token.encode())  # in constant time
 
     async def check(request: Request, proceed: RequestResponseEndpoint) -> Response:
-        if not access.names_this_machine(request):
+        named = request.headers.get("host", "").lower()
+        name = named[1:].partition("]")[0] if named.startswith("[") else named.partition(":")[0]
+        if hosts is not None and name not in hosts:
             return message("Misdirected request", "This server answers only to the names of this machine.", 421)
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        presented = bearer.strip() if scheme.lower() == "bearer" else request.cookies.get(_COOKIE, "")
         is_open = request.url.path == "/sign-in" or request.url.path.startswith("/static/")
-        if not is_open and not access.accepts(token_of(request)):
+        if not is_open and not accepts(presented):
             reply = respond(page("sign_in.html", served=True, title="Sign in", wrong=False), status=401)
             reply.headers["WWW-Authenticate"] = "Bearer"
             return reply
         return await proceed(request)
 
+    async def sign_in(request: Request) -> Response:
+        if token is None:
+            raise HTTPException(405)
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY:
+                return message("Request too large", "A token has at most 256 characters.", 413)
+        typed = (parse_qs(body.decode("utf-8", errors="replace")).get("token") or [""])[0].strip()
+        if not accepts(typed):
+            return respond(page("sign_in.html", served=True, title="Sign in", wrong=True), status=403)
+        reply = Response(status_code=303, headers={"Location": "/"})
+        reply.set_cookie(_COOKIE, typed, httponly=True, samesite="strict")
+        return reply
+
     return Starlette(
-        routes=routes,
+        routes=[
+            Route("/static/{name:path}", _static),
+            Route("/sign-in", sign_in, methods=["POST"]),
+            Route("/run/{name:path}", pages.run),
+            *(Route(path, endpoint) for path, endpoint in pages.endpoints.items()),
+        ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={
             HTTPException: _http_error,
@@ -525,25 +485,6 @@ def _static(request: Request) -> Response:
     if name not in _STATIC:
         raise HTTPException(404)
     return respond(text_of(name), _STATIC[name])
-
-
-def _sign_in(access: Access) -> Callable[[Request], object]:
-    async def sign_in(request: Request) -> Response:
-        if access.token is None:
-            raise HTTPException(405)
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY:
-                return message("Request too large", "A token has at most 256 characters.", 413)
-        token = (parse_qs(body.decode("utf-8", errors="replace")).get("token") or [""])[0].strip()
-        if not access.accepts(token):
-            return respond(page("sign_in.html", served=True, title="Sign in", wrong=True), status=403)
-        reply = Response(status_code=303, headers={"Location": "/"})
-        reply.set_cookie(COOKIE, token, httponly=True, samesite="strict")
-        return reply
-
-    return sign_in
 
 
 def _http_error(request: Request, error: Exception) -> Response:
