@@ -108,7 +108,7 @@ def test_damaged_data_fails_the_run_by_name(
 
 @pytest.mark.heavy
 def test_a_truncated_jpeg_fails_the_run_or_is_replaced_and_marks_it(tmp_path: Path) -> None:
-    short = FEW_STEPS | TWO_CLASSES | {f"model.stage{number}_blocks": 1 for number in (1, 2, 3, 4)}
+    short = {**FEW_STEPS, **TWO_CLASSES, **{f"model.stage{number}_blocks": 1 for number in (1, 2, 3, 4)}}
     short |= {"batch_size": 4, "end.max_epochs": 2, "evaluate.every_epochs": 1, "checkpoint.every_steps": 2}
     data = tiny_data.imagenet(tmp_path)["imagenet"]
     damaged, another = data / "train/n01440764/n01440764_5.JPEG", data / "train/n01443537/n01443537_2.JPEG"
