@@ -58,22 +58,6 @@ CASES = {
 for _ in range(3):
     os.system("touch pwned")
 """
-CONFIG = """
-from config_common import *
-vendor = "nvidia"
-dist_backend = "nccl"
-train_batch_size = 4 * 3
-learning_rate = 3.5e-4
-fp16 = True
-seed = 9031
-max_steps = 500
-opt_something = 3
-"""
-HOST = """
-VENDOR: nvidia
-HOSTS: ["127.0.0.1"]
-CASES: {"resnet50:pytorch_1.13": /raid/imagenet/val}
-"""
 
 
 def write(directory: Path, **files: str) -> list[Path]:
@@ -85,9 +69,16 @@ def write(directory: Path, **files: str) -> list[Path]:
     return paths
 
 
-def test_every_setting_of_a_cluster_file_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_of_a_cluster_file_is_used_and_nothing_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     converted = convert(write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=TEST))
+    left = left_in(converted)
+    assert not (tmp_path / "pwned").exists()
+    assert "is an expression" in left["FLAGPERF_LOG_PATH"]
+    assert "is code, not a setting" in left.values()
+    assert "hosts need no clone" in left["FLAGPERF_PATH"]
     assert converted.cluster == {
         "hosts": [
             {"address": "10.1.2.3", "service_ports": [2222]},
@@ -117,14 +108,9 @@ def test_every_setting_of_a_cluster_file_is_used(tmp_path: Path, monkeypatch: py
     }
 
 
-def test_a_vendor_with_another_name_here_is_converted(tmp_path: Path) -> None:
-    assert site(tmp_path, 'VENDOR = "dcu"\n').cluster["vendor"] == "hygon"
-
-
 def test_the_frameworks_on_top_of_pytorch_become_pytorch_or_the_trainer(tmp_path: Path) -> None:
-    table = {"llama2_7b:deepspeed_0.10:A100:1:8:1": None, "llama3_1_8b:flagscale:A100:1:8:1": None}
-    table |= {"llama3_1_8b:megatron_core060:A100:2:8:1": None, "bert:deepspeed:A100:1:8:1": None}
-    table |= {"aquila2_7b:flagscale:A100:1:8:1": None}
+    keys = ("llama2_7b:deepspeed_0.10", "llama3_1_8b:flagscale", "aquila2_7b:flagscale")
+    table = {f"{key}:A100:1:8:1": None for key in keys} | {"llama3_1_8b:megatron_core060:A100:2:8:1": None}
     converted = convert(
         write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=f'VENDOR = "nvidia"\nCASES = {table}\n')
     )
@@ -140,39 +126,6 @@ def test_the_frameworks_on_top_of_pytorch_become_pytorch_or_the_trainer(tmp_path
     assert "becomes llama2_7b:pytorch:A100:1:8:1: parallelism is deepspeed; zero.stage is 3" in left
     assert "FlagScale trains with Megatron-LM" in left
     assert "aquila2_7b:flagscale:A100:1:8:1: a run would refuse aquila2_7b:megatron-lm:A100:1:8:1" in left
-
-
-def test_nothing_is_executed_and_non_data_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    left = {problem.key: problem.what for problem in convert(write(tmp_path, test_conf__py=TEST)).left_over}
-    assert not (tmp_path / "pwned").exists()
-    assert "is an expression" in left["FLAGPERF_LOG_PATH"]
-    assert "is code, not a setting" in left.values()
-    assert "hosts need no clone" in left["FLAGPERF_PATH"]
-
-
-def test_a_scale_configuration_becomes_settings(tmp_path: Path) -> None:
-    converted = convert(write(tmp_path, config_A100x1x8__py=CONFIG))
-    assert converted.configs == {
-        "config_A100x1x8.yaml": {
-            "batch_size": 12,
-            "optimizer": {"lr": 3.5e-4},
-            "precision": "fp16",
-            "seed": 9031,
-            "end": {"max_steps": 500},
-        }
-    }
-    left = {problem.key for problem in converted.left_over}
-    assert left == {"", "line 2", "vendor", "dist_backend", "opt_something"}
-
-
-def test_an_inference_host_file_is_read_and_runs_here(tmp_path: Path) -> None:
-    converted = convert(write(tmp_path, host__yaml=HOST))
-    assert converted.cluster == {"vendor": "nvidia", "hosts": [{"address": "127.0.0.1"}], "launcher": "local"}
-    assert converted.run["cases"] == [{"key": "resnet50:pytorch", "data": "/raid", "task": "infer"}]
-    (problem,) = converted.left_over
-    assert "pytorch 1.13 is not installed here" in problem.what
-    assert "data /raid/imagenet/val: becomes the directory that contains imagenet/" in problem.what
 
 
 # The settings of the examples of FlagPerf's documents, without their comments.
@@ -334,9 +287,11 @@ CASES:
     "resnet50:pytorch_1.13": "/raid/dataset/ImageNet/imagenet/val"
 """
     converted = convert(write(tmp_path, host__yaml=host))
-    assert converted.cluster["vendor"] == "nvidia"
+    assert converted.cluster == {"vendor": "nvidia", "hosts": [{"address": "127.0.0.1"}], "launcher": "local"}
     assert converted.run["cases"] == [{"key": "resnet50:pytorch", "data": "/raid/dataset/ImageNet", "task": "infer"}]
-    assert "is no YAML" in left_in(converted)["line 4"]
+    left = left_in(converted)
+    assert "is no YAML" in left["line 4"]
+    assert "pytorch 1.13 is not installed here" in left["CASES"]
 
 
 @pytest.mark.parametrize(

