@@ -45,12 +45,10 @@ def plan(
 
 
 def test_remote_hosts_without_a_vendor_are_not_taken_for_this_machines_chips(plugins: Path) -> None:
-    with pytest.raises(
-        RequestError,
-        match=r"run.yaml: cluster 'local' names no vendor.*add 'vendor: NAME'.*acme is this machine's",
-    ):
-        plan({"cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None})
-    assert plan({"vendor": "acme", "cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, options={"vendor": None}).jobs
+    run = {"cases": ["toy:pytorch:X1:2:1"]}
+    with pytest.raises(RequestError, match=r"run.yaml: cluster 'local' names no vendor.*acme is this machine's"):
+        plan(run, hosts=2, options={"vendor": None})
+    assert plan(run | {"vendor": "acme"}, hosts=2, options={"vendor": None}).jobs
 
 
 def test_a_key_becomes_a_job_for_each_round_with_a_seed_of_its_own(plugins: Path) -> None:
@@ -95,44 +93,17 @@ def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
     assert sorted(warning.partition(": ")[0] for warning in planned.warnings) == sorted(unread)
 
 
-def test_devices_that_cannot_be_read_are_reported_before_a_start(plugins: Path) -> None:
-    unread = "acme-smi is not installed"
-    (warning,) = plan({"cases": [{"key": "toy"}]}, problem=unread).warnings
-    assert warning.endswith(f"cannot be read, so that chip and telemetry are unknown: {unread}")
-    assert plan({"cases": [{"key": "toy:pytorch:X1:2:1"}]}, hosts=2, problem=unread).warnings == ()
-
-
 def test_all_problems_of_every_key_are_reported_at_once(plugins: Path) -> None:
-    run = {
-        "cases": [
-            {"key": "tou"},
-            {"key": "toy:pytorhc"},
-            {"key": "toy:pytorch:X1:2:1"},
-            {"key": "toy:pytorch:X1:1:9"},
-            {"key": "toy:pytorch:X1:1:2", "settings": {"seed": 9}},
-            {"key": "toy:pytorch:X1:1:1:0"},
-        ]
-    }
+    fixed = {"key": "toy:pytorch:X1:1:2", "settings": {"seed": 9}}
+    keys = ["tou", "toy:pytorhc", "toy:pytorch:X1:2:1", "toy:pytorch:X1:1:9", fixed, "toy:pytorch:X1:1:1:0"]
     with pytest.raises(SpecError) as caught:
-        plan(run)
-    text = str(caught.value)
-    for expected in (
-        "did you mean 'toy'?",
-        "did you mean 'pytorch'?",
-        "requests 2 hosts, the cluster 'local' has 1",
-        "requests 9 devices a host, this one has 2",
-        "seed: is not mutable",
-        "repeat '0'",
-    ):
-        assert expected in text
-    assert len(caught.value.problems) == 6
-
-
-def test_an_open_plan_says_so_in_every_job(plugins: Path) -> None:
-    planned = plan({"open": True, "cases": [{"key": "toy", "settings": {"model": {"width": 8}}}]})
-    assert planned.open
-    assert planned.jobs[0].job.open
-    assert planned.jobs[0].job.provenance["model.width"].forced
+        plan({"cases": keys})
+    expected = (
+        "did you mean 'toy'?", "did you mean 'pytorch'?", "requests 2 hosts, the cluster 'local' has 1",
+        "requests 9 devices a host, this one has 2", "seed: is not mutable", "repeat '0'",
+    )  # fmt: skip
+    assert all(said in str(caught.value) for said in expected)
+    assert len(caught.value.problems) == len(expected)
 
 
 RULES = {
@@ -152,10 +123,10 @@ def test_the_rules_of_a_run_state_target_and_mutable_settings_in_place_of_the_ca
     assert job.rules.name == "own"
     weaker = RULES | {"target": {**RULES["target"], "value": 0.1}}  # type: ignore[dict-item]
     assert plan({"rules": weaker, "cases": [key]}).jobs[0].job.work != job.work, "the case's own target is stricter"
-    with pytest.raises(
-        SpecError, match=r"precision: is not mutable.*rules own fixes it; may change: model\.width, batch_size"
-    ):
+    with pytest.raises(SpecError, match=r"precision: is not mutable.*rules own fixes it; may change: model\.width, ba"):
         plan({"rules": RULES, "cases": [{"key": "toy", "settings": {"precision": "fp16"}}]})
+    with pytest.raises(SpecError, match="the rules own are of training"):
+        plan({"rules": RULES, "cases": [{"key": "toy", "task": "infer"}]})
 
 
 @pytest.mark.parametrize(
@@ -170,11 +141,6 @@ def test_a_mistake_in_the_rules_of_a_run_is_one_error(changed: dict[str, Any], m
     with pytest.raises(SpecError, match=message) as caught:
         plan({"rules": RULES | changed, "cases": [{"key": "toy"}]})
     assert len(caught.value.problems) == 1
-
-
-def test_rules_of_training_are_refused_for_another_task(plugins: Path) -> None:
-    with pytest.raises(SpecError, match="the rules own are of training"):
-        plan({"rules": RULES, "cases": [{"key": "toy", "task": "infer"}]})
 
 
 def test_another_hosts_address_is_not_measured_here(plugins: Path) -> None:
@@ -201,7 +167,6 @@ def test_a_plan_that_allows_missing_data_has_all_settings_and_lists_what_is_miss
     ("settings", "key", "hint"),
     [
         ({"parallelism": "fsdp2", "channels_last": True}, "channels_last", "parallelism=ddp"),
-        ({"compile": "reduce-overhead", "gradient_accumulation_steps": 2}, "compile", "compile=default"),
         ({"compile": "max-autotune", "gradient_accumulation_steps": 2}, "compile", "compile=default"),
         ({"precision": "fp8"}, "precision", "precision=bf16"),
         ({"parallelism": "deepspeed", "precision": "fp16"}, "precision", "precision=bf16"),
@@ -213,11 +178,9 @@ def test_a_plan_that_allows_missing_data_has_all_settings_and_lists_what_is_miss
 def test_settings_that_pytorch_cannot_combine_are_refused(
     plugins: Path, settings: dict[str, Any], key: str, hint: str
 ) -> None:
-    run = {"open": True, "cases": [{"key": "toy", "settings": settings}]}
     with pytest.raises(SpecError) as refused:
-        plan(run)
-    problems = {problem.key: problem for problem in refused.value.problems}
-    assert hint in (problems[key].hint or "")
+        plan({"open": True, "cases": [{"key": "toy", "settings": settings}]})
+    assert any(hint in problem.hint for problem in refused.value.problems if problem.key == key)
     alone = {name: value for name, value in settings.items() if name != key}
     assert plan({"open": True, "cases": [{"key": "toy", "settings": alone}]}).jobs
 
@@ -386,18 +349,9 @@ def test_settings_of_a_pipeline_go_with_pp_only() -> None:
 def test_ranks_of_a_pipeline_and_of_split_layers_have_the_same_samples() -> None:
     mesh = Mesh(dp=2, pp=2, fsdp=2, tp=2)
     assert [mesh.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
-
-
-def test_ranks_that_share_samples_count_once_in_the_global_batch() -> None:
     assert settings("fsdp=2,tp=4").samples_per_step(8) == 2 * 2
     assert settings("fsdp2").samples_per_step(8) == 2 * 8
-
-
-def test_names_are_meshes_over_all_ranks_or_those_of_a_host() -> None:
-    assert mesh_of("ddp", 8, 4) == Mesh(dp=8)
-    assert mesh_of("fsdp2", 8, 4) == Mesh(dp=1, fsdp=8)
     assert mesh_of("hsdp", 8, 4) == Mesh(dp=2, fsdp=4)
-    assert mesh_of(Mesh(tp=2), 8, 4) == Mesh(dp=4, tp=2)
 
 
 def zero(**given: Any) -> Mapping[str, Any]:

@@ -52,7 +52,6 @@ def build_plan(
     """Resolve ``request``, a run file's (``where``), and the dotted settings of ``command_line`` into a plan.
 
     ``allow_missing_data``: list missing data, devices and framework versions in the plan instead of raising.
-
     Raises SpecError with all problems of all keys, RequestError if no case can run on this vendor's chips.
     """
     launcher = load_launcher(cluster.launcher)
@@ -111,7 +110,6 @@ class _Planner:
     """Plans keys one by one and collects their problems."""
 
     run: RunRequest
-
     problems: list[Problem]
     warnings: list[str]
     missing: list[Problem] = field(default_factory=list)
@@ -127,7 +125,6 @@ class _Planner:
         where = self.run.where
         try:
             key = CaseKey.parse(request.key, hardware=self.run.detected.hardware, where=where)
-
             self.problems.extend(self._scale_problems(key, request.key))
             if self.run.options.rules is not None and request.task != "train":
                 what = f"the rules {self.run.options.rules.name} are of training"

@@ -13,7 +13,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import DataError, Problem, SpecError
 from accelmark.spec.job import Work
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Layer, Provenance
+from accelmark.spec.layers import Layer, Provenance, flatten
 from accelmark.spec.log.records import Ceilings
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import Folder, adaptations, folders, load_case
@@ -118,17 +118,15 @@ class KeyRequest:
         A relative path starts at the directory of the run file, or at the current one. ``files`` maps settings that
         name a file to whether they may also be another word, which is kept where no such file exists.
         """
-        layers = [Layer.of(self.where, self.request.settings), Layer("command line", dict(command_line))]
-        made = []
-        for layer in layers:
-            values = dict(layer.values)
-            for key in files.keys() & values:
-                if isinstance(values[key], str):
+        layers = []
+        for name, given in ((self.where, flatten(self.request.settings)), ("command line", dict(command_line))):
+            for key in files.keys() & given:
+                if isinstance(value := given[key], str):
                     # The parent of "command line" as a path is the current directory.
-                    path = (Path(layer.name).parent / Path(values[key]).expanduser()).absolute()
-                    values[key] = values[key] if files[key] and not path.is_file() else str(path)
-            made.append(Layer(layer.name, values))
-        return made
+                    path = (Path(name).parent / Path(value).expanduser()).absolute()
+                    given[key] = value if files[key] and not path.is_file() else str(path)
+            layers.append(Layer(name, given))
+        return layers
 
     def data_dirs(self, case: CaseSpec, given: Path | None) -> Mapping[str, Path]:
         """Return the directories of a case's data; append to ``missing`` where the user must name one."""

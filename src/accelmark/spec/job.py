@@ -116,12 +116,19 @@ class ReplayedPair(Spec):
     num_steps: PositiveInt
 
 
-class EvaluateJob(BaseWork):
+class _OfTraining(BaseWork):
+    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
+    train: TrainJob
+
+    @property
+    def _settings(self) -> TrainSettings:
+        return self.train.settings
+
+
+class EvaluateJob(_OfTraining):
     """Evaluate trained weights, replay steps from a checkpoint, or both, with the standard case and no vendor code."""
 
-    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["evaluate"] = "evaluate"
-    train: TrainJob
     weights: tuple[str, ...] = ()
     replays: tuple[ReplayedPair, ...] = ()
     others: tuple[ReplayedPair, ...] = ()
@@ -133,18 +140,11 @@ class EvaluateJob(BaseWork):
     sha256_on_hosts: dict[int, dict[str, str]] = Field(default_factory=dict)
     """The same for checkpoints that a further host keeps itself, by the first rank of that host."""
 
-    @property
-    def _settings(self) -> TrainSettings:
-        return self.train.settings
 
-
-class CompareJob(BaseWork):
+class CompareJob(_OfTraining):
     """Take the first optimizer steps of a case from given weights on given batches, and record each step's results."""
 
-    rank_module: ClassVar[str] = "accelmark.train.loop.rank"
     kind: Literal["compare"] = "compare"
-    train: TrainJob
-    """The training whose steps are taken; its optimizer steps have ``num_batches`` batches over all ranks."""
     inputs: Path
     results: Path
     reference: Path | None = None
@@ -152,10 +152,6 @@ class CompareJob(BaseWork):
     num_steps: PositiveInt
     num_batches: PositiveInt
     """Batches of an optimizer step: each rank takes an equal share, and accumulates its gradients."""
-
-    @property
-    def _settings(self) -> TrainSettings:
-        return self.train.settings
 
 
 class InferJob(BaseWork):

@@ -10,20 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, final
 
-from accelmark.compat.flagperf.parse import (
-    TABLES,
-    Given,
-    Parsed,
-    Task,
-    Values,
-    case_of_model,
-    equivalent,
-    flag,
-    parse_file,
-    text,
-    texts,
-    whole,
-)
+from accelmark.compat.flagperf import parse
+from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Task, Values, case_of_model, equivalent, parse_file
 from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem, SpecError, nearest
@@ -35,10 +23,10 @@ from accelmark.spec.plugins.requirements import installed_version
 from accelmark.spec.plugins.vendor import ContainerDefaults
 
 _PLAIN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
-    "SSH_PORT": ("ssh_port", whole),
-    "MASTER_PORT": ("master_port", whole),
-    "CLEAR_CACHES": ("clear_caches", flag),
-    "ACCE_VISIBLE_DEVICE_ENV_NAME": ("visible_devices_env", text),
+    "SSH_PORT": ("ssh_port", parse.whole),
+    "MASTER_PORT": ("master_port", parse.whole),
+    "CLEAR_CACHES": ("clear_caches", parse.flag),
+    "ACCE_VISIBLE_DEVICE_ENV_NAME": ("visible_devices_env", parse.text),
 }
 _KNOWN: Final = frozenset(_PLAIN) | {
     "VENDOR", "HOSTS", "HOSTS_PORTS", "SHM_SIZE", "PIP_SOURCE", "ACCE_CONTAINER_OPT", "FLAGPERF_LOG_LEVEL",
@@ -57,14 +45,11 @@ _ONCE: Final = frozenset({"--gpus", "--pid", "--runtime"})
 def add_settings(parsed: Parsed, given: dict[str, Given], cases: list[Given], left_over: list[Problem]) -> None:
     """Add a file's settings to ``given``, replacing those of earlier files, and its cases to ``cases``."""
     for item in parsed.settings():
-        before = given.get(item.key)
         if item.key not in _KNOWN:
             left_over.append(item.left(TABLES["no_equivalent"].get(item.key, "AccelMark has no such setting")))
         elif item.is_set and item.key == "CASES":
             cases.append(item)
         elif item.is_set:
-            if before is not None and before.value != item.value:
-                left_over.append(before.left(f"{item.file} has another value and is read later"))
             given[item.key] = item
 
 
@@ -72,9 +57,9 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
     """Return the cluster file, empty without settings for it; raise SpecError if it is invalid."""
     cluster: Values = {}
     if "HOSTS" in given:
-        hosts: list[Values] = [{"address": address} for address in given["HOSTS"].read(texts)]
+        hosts: list[Values] = [{"address": address} for address in given["HOSTS"].read(parse.texts)]
         cluster["hosts"] = hosts
-        ports = list(map(whole, given["HOSTS_PORTS"].read(texts))) if "HOSTS_PORTS" in given else []
+        ports = list(map(parse.whole, given["HOSTS_PORTS"].read(parse.texts))) if "HOSTS_PORTS" in given else []
         if len(ports) in (1, len(hosts)):
             for number, host in enumerate(hosts):
                 host["service_ports"] = [ports[number % len(ports)]]
@@ -84,7 +69,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
     cluster |= {name: given[key].read(kind) for key, (name, kind) in _PLAIN.items() if key in given}
     own = ContainerDefaults()
     if "VENDOR" in given:
-        vendor = given["VENDOR"].read(text)
+        vendor = given["VENDOR"].read(parse.text)
         vendor = TABLES["vendors"].get(vendor, vendor)
         if vendor in folders("vendors"):
             cluster["vendor"] = vendor
@@ -93,7 +78,7 @@ def cluster_of(given: Mapping[str, Given], left_over: list[Problem]) -> Values:
             hint = nearest(vendor, folders("vendors"))
             left_over.append(given["VENDOR"].left(f"AccelMark has no such vendor ({hint})"))
     plain = {"SHM_SIZE": "shm_size", "PIP_SOURCE": "pip_source"}
-    container = {name: given[key].read(text) for key, name in plain.items() if key in given}
+    container = {name: given[key].read(parse.text) for key, name in plain.items() if key in given}
     if "ACCE_CONTAINER_OPT" in given:
         _take_options(given["ACCE_CONTAINER_OPT"], own, container, left_over)
     if container or "ACCE_CONTAINER_OPT" in given:
@@ -122,7 +107,7 @@ def _take_options(written: Given, own: ContainerDefaults, container: Values, lef
     mounted = {_target(mount) for mount in own.mounts}
     options: dict[tuple[str, str | None], _Option] = {}
     mounts: list[str] = []
-    for option in _options_in(written.read(lambda value: shlex.split(text(value)))):
+    for option in _options_in(written.read(lambda value: shlex.split(parse.text(value)))):
         name, value, words = option
         why = ""
         if not name or any(sign in word for word in words for sign in "$`"):
@@ -229,7 +214,7 @@ def entries_of(cases: Sequence[Given], cluster: ClusterSpec, left_over: list[Pro
 def _table(value: Any) -> dict[str, str | None]:
     if not isinstance(value, Mapping):
         raise TypeError("is not a table of keys and data directories")
-    return {text(key): text(data) if data is not None else None for key, data in value.items()}
+    return {parse.text(key): parse.text(data) if data is not None else None for key, data in value.items()}
 
 
 def _entry(origin: Given, written: str, data: str | None, cluster: ClusterSpec) -> Entry:

@@ -227,7 +227,7 @@ class LogSeal(Spec):
     sha256: str
 
     @classmethod
-    def of(cls, content: bytes) -> Self:
+    def of(cls, content: bytes) -> LogSeal:
         """Seal a log."""
         return cls(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 

@@ -213,14 +213,11 @@ def folders(kind: Kind) -> dict[str, Folder]:
 @cache
 def _folders(kind: Kind, plugins: str) -> dict[str, Folder]:
     by_name: dict[str, Folder] = {}
-    problems: list[Problem] = []
     for folder in _search(kind, plugins):
         other = by_name.setdefault(folder.name, folder)
         if other.path != folder.path:
             what = f"two {kind} have the name {folder.name!r}: {other.path} ({other.origin}) and here"
-            problems.append(Problem(str(folder.path), "", what, "rename or uninstall one"))
-    if problems:
-        raise SpecError(problems)
+            raise SpecError([Problem(str(folder.path), "", what, "rename or uninstall one")])
     return dict(sorted(by_name.items()))
 
 
@@ -244,8 +241,8 @@ def extensions(vendor: str) -> list[Path]:
 
 def adaptations(vendor: str, case: str) -> list[Path]:
     """Return the vendor's folders for a case, then those of its extensions; the last one's code applies."""
-    own, *more = (path / "cases" / case for path in (find("vendors", vendor).path, *extensions(vendor)))
-    return [own, *filter(Path.is_dir, more)]
+    more = (path / "cases" / case for path in extensions(vendor))
+    return [find("vendors", vendor).path / "cases" / case, *filter(Path.is_dir, more)]
 
 
 def unread_files(folder: Path) -> list[Path]:
@@ -268,9 +265,8 @@ def unread_plugins() -> list[str]:
                 is_extension = kind == "vendors" and path.name in folders("vendors")
                 if path.is_dir() and path.name not in SKIPPED and path not in known and not is_extension:
                     problems.append(f"{path}: is not read: it has no {kind[:-1]}.yaml")
-    for case in (
-        case for vendor in folders("vendors") for path in extensions(vendor) for case in sorted(path.glob("cases/*"))
-    ):
+    extended = [path for vendor in folders("vendors") for path in extensions(vendor)]
+    for case in (case for path in extended for case in sorted(path.glob("cases/*"))):
         if case.name.rpartition("-")[0] not in folders("cases") or not case.is_dir():
             problems.append(f"{case}: is not read: no case has this name")
         else:
