@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from accelmark.ledger.check import check_ledger
-from accelmark.ledger.record import Evidence, Measured, Record, RecordedCase, read_ledger, write_record
+from accelmark.ledger.ledger import Evidence, Measured, Record, RecordedCase, check_ledger, read_ledger, write_record
 from accelmark.report.ledger_page import render_ledger
 from accelmark.results.figures import FigureName
 from accelmark.spec.key import CaseKey

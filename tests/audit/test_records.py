@@ -20,8 +20,7 @@ from accelmark.audit.verify import verify_run
 from accelmark.cli.help import Verb
 from accelmark.cli.results import report, results, verify
 from accelmark.results.schema import CaseResult
-from accelmark.results.store.bundle import unpack, write_bundle
-from accelmark.results.store.signature import Trust
+from accelmark.results.store.bundle import Trust, unpack, write_bundle
 from accelmark.run.record.directory import measure_run
 from accelmark.run.record.registry import register, register_end
 from accelmark.spec.log.records import ClockReading

@@ -8,7 +8,7 @@ import pytest
 
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.rounds.timeline import read_timeline
-from accelmark.results.rounds.training import times_of_ranks, why_unknown
+from accelmark.results.rounds.training import times_of_ranks
 from accelmark.spec.plugins.catalog import FolderRef
 from tests.frameworks.rank_jobs import SMALL_LLAMA, rank_job, run_job, values, write_plays
 
@@ -92,8 +92,8 @@ def test_a_rank_that_computes_longer_is_named(framework: str, tmp_path: Path) ->
     node = NodeDir(job.parent, "n1", 0, None, None)
     timeline = read_timeline(node.rank_logs())
     assert timeline is not None
-    found = times_of_ranks(timeline, [node])
-    assert found is not None, why_unknown(timeline)
+    found, why = times_of_ranks(timeline, [node])
+    assert found is not None, why
     fast, slow = found.ranks
     assert slow.own_ms > 2 * fast.own_ms, found
     assert fast.wait_ms > (slow.own_ms - fast.own_ms) / 2, found
@@ -108,4 +108,4 @@ def test_a_run_of_jax_too_short_for_a_traced_step_says_so(tmp_path: Path) -> Non
     run_job(job, num_ranks=2)
     timeline = read_timeline(NodeDir(job.parent, "n1", 0, None, None).rank_logs())
     assert timeline is not None
-    assert "no step was traced" in (why_unknown(timeline) or "")
+    assert "no step was traced" in (times_of_ranks(timeline, [])[1] or "")

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelmark.results.store.bundle import write_manifest
-from accelmark.results.store.signature import KEY_VARIABLE
+from accelmark.results.store.bundle import KEY_VARIABLE, write_manifest
 from accelmark.spec.errors import SpecError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find, look_again
 from accelmark.spec.plugins.framework import LaunchRecord

@@ -11,8 +11,8 @@ import torch
 
 from accelmark.infer.language_model import CausalModel, Costs
 from accelmark.results.read.requests import requests_of
-from accelmark.results.rounds.generation import ModelCosts, generation_stage
 from accelmark.results.rounds.load import measured_stage
+from accelmark.results.rounds.serving import ModelCosts, generation_stage
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings

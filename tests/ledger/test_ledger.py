@@ -14,12 +14,9 @@ from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
 from accelmark.cli.main import app
-from accelmark.ledger import check
-from accelmark.ledger.check import add_bundle, add_result, check_ledger, withdraw
-from accelmark.ledger.record import SIGNERS, parties, read_ledger
+from accelmark.ledger.ledger import SIGNERS, add_bundle, add_result, check_ledger, parties, read_ledger, withdraw
 from accelmark.report.ledger_page import render_ledger
-from accelmark.results.store.bundle import SUFFIX, write_bundle
-from accelmark.results.store.signature import KEY_VARIABLE
+from accelmark.results.store.bundle import KEY_VARIABLE, SUFFIX, write_bundle
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
 from tests.made_run import Made, make_run
@@ -76,6 +73,11 @@ def files(root: Path) -> set[Path]:
     return {path for path in root.rglob("*") if path.is_file()}
 
 
+def git(place: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", place, *who, *arguments], check=True, capture_output=True)
+
+
 def test_a_bundle_is_added_and_verified_again(bundles: Path, ledger: Path) -> None:
     path = add_bundle(ledger, bundle(bundles, "by-alice"), by="Alice")
     (entry,) = read_ledger(ledger).entries
@@ -110,34 +112,18 @@ def test_a_run_that_does_not_pass_is_refused(bundles: Path, ledger: Path, name: 
 
 
 def test_a_changed_byte_is_refused(bundles: Path, ledger: Path, tmp_path: Path) -> None:
-    raw = bytearray(bundle(bundles, "by-alice").read_bytes())
-    place = raw.index(b'"figures"')
-    place += raw[place:].index(b"1")
-    raw[place : place + 1] = b"2"
+    raw = bundle(bundles, "by-alice").read_bytes()
+    before, figures, after = raw.partition(b'"figures"')
     edited = tmp_path / f"edited{SUFFIX}"
-    edited.write_bytes(raw)
-    before = files(ledger)
+    edited.write_bytes(before + figures + after.replace(b"1", b"2", 1))
     with pytest.raises(AccelmarkError, match="changed"):
         add_bundle(ledger, edited, by="Alice")
-    assert files(ledger) == before
 
 
 def test_a_signature_of_an_unknown_key_is_refused(bundles: Path, ledger: Path) -> None:
     (ledger / SIGNERS).write_text(f"bob {(bundles / 'bob.pub').read_text()}")
     with pytest.raises(RunError, match="allowed_signers"):
         add_bundle(ledger, bundle(bundles, "by-alice"), by="Alice")
-
-
-def test_a_bundle_of_another_version_is_refused(bundles: Path, ledger: Path, tmp_path: Path) -> None:
-    run = tmp_path / "old"
-    shutil.copytree(bundles / "unsigned", run)
-    summary = run / "summary.json"
-    summary.write_text(summary.read_text().replace('"schema_version": 1', '"schema_version": 99', 1))
-    (run / "MANIFEST.sha256").unlink()
-    write_bundle(run, tmp_path / f"old{SUFFIX}")
-    with pytest.raises(RunError, match="version 99"):
-        add_bundle(ledger, tmp_path / f"old{SUFFIX}", by="Alice")
-    assert not (ledger / "records").exists()
 
 
 def test_a_second_record_of_a_run_is_refused(bundles: Path, ledger: Path) -> None:
@@ -189,30 +175,25 @@ def test_a_verdict_of_another_version_is_kept_but_no_new_record_may_rely_on_it(
     with pytest.raises(RunError, match="with the AccelMark that ran"):
         add_bundle(ledger, packed, by="Alice")
     with monkeypatch.context() as patch:  # the version that ran gives this verdict
-        patch.setattr(check, "verify_run", lambda *given: verify_run(*given)._replace(verdict_differences=()))
+        patch.setattr(
+            "accelmark.ledger.ledger.verify_run", lambda *given: verify_run(*given)._replace(verdict_differences=())
+        )
         add_bundle(ledger, packed, by="Alice")
     checked = check_ledger(ledger)
     assert (checked.problems, checked.num_verified, checked.num_other_version) == ([], 1, 1)
-    commands = (["init"], ["commit", "--allow-empty", "-m", "first"], ["add", "."])
-    for command in commands:
-        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", "-C", ledger, *who, *command], check=True, capture_output=True)
+    for command in (["init"], ["commit", "--allow-empty", "-m", "first"], ["add", "."]):
+        git(ledger, *command)
     (problem,) = check_ledger(ledger, since="HEAD").problems
     assert "recomputed INVALID" in problem
 
 
 def test_records_are_only_added(bundles: Path, ledger: Path) -> None:
-    def git(*arguments: str) -> None:
-        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", "-C", ledger, *who, *arguments], check=True, capture_output=True)
-
     first = add_bundle(ledger, bundle(bundles, "by-alice"), by="Alice")
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "first")
+    for command in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        git(ledger, *command)
     back = withdraw(ledger, first.stem, by="Alice", why="a fan was broken")
     add_bundle(ledger, bundle(bundles, "by-bob"), by="Bob")
-    git("add", ".")
+    git(ledger, "add", ".")
     checked = check_ledger(ledger, since="HEAD")
     assert (checked.problems, checked.num_withdrawn) == ([], 1)
     assert read_ledger(ledger).withdrawn[first.stem].why == "a fan was broken"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from accelmark.ledger.record import read_ledger, write_record
+from accelmark.ledger.ledger import read_ledger, write_record
 from accelmark.report.ledger_page import render_ledger
 from benchmarks.ledger import made_up
 from tests.report.conftest import IN_CHROMIUM

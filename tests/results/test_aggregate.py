@@ -18,13 +18,6 @@ from accelmark.spec.layers import Provenance
 from tests.results.compared_runs import loaded
 
 
-@pytest.mark.parametrize(
-    ("degrees", "quantile"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (9, 2.26216), (29, 2.04523), (100, 1.98397)]
-)
-def test_the_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
-    assert student_t(degrees) == pytest.approx(quantile, rel=1e-5)
-
-
 def test_an_interval_is_the_one_worked_out_by_hand() -> None:
     found = spread([Figure(value=value) for value in (98.0, 100.0, 102.0)])
     half = 4.30265 * 2 / math.sqrt(3)
@@ -39,18 +32,19 @@ def test_the_recommended_number_of_rounds_is_the_least_sufficient() -> None:
     assert student_t(17) * 2 / math.sqrt(18) <= 1 < student_t(16) * 2 / math.sqrt(17)
 
 
-def test_one_round_has_no_interval() -> None:
-    found = spread([Figure(value=5.0)])
-    assert (found.mean, found.stdev, found.ci95, found.rounds_needed, found.num_rounds) == (5.0, None, None, None, 1)
-
-
-def test_a_figure_nobody_measured_keeps_its_reason() -> None:
-    found = spread([Figure(value=None, reason="no counter")] * 2)
-    assert (found.mean, found.num_rounds, found.reason) == (None, 0, "no counter")
-
-
-def test_no_rounds_at_all_say_so() -> None:
-    assert spread([]).reason == "no round succeeded"
+@pytest.mark.parametrize(
+    ("figures", "spread_of"),
+    [
+        ([Figure(value=5.0)], (5.0, None, 1, None)),
+        ([Figure(value=None, reason="no counter")] * 2, (None, None, 0, "no counter")),
+        ([], (None, None, 0, "no round succeeded")),
+    ],
+)
+def test_fewer_than_two_values_have_no_interval(
+    figures: list[Figure], spread_of: tuple[float | None, None, int, str | None]
+) -> None:
+    found = spread(figures)
+    assert (found.mean, found.ci95, found.num_rounds, found.reason) == spread_of
 
 
 def test_a_warning_of_several_rounds_is_shown_once() -> None:
@@ -80,21 +74,13 @@ def noisy(*segments: tuple[float, int]) -> list[float]:
     return [level * (1 + noise.gauss(0, 0.01)) for level, count in segments for _ in range(count)]
 
 
-def test_a_stable_figure_has_a_narrow_interval() -> None:
-    alarms = 0
-    for seed in range(40):
-        noise = random.Random(seed)
-        alarms += change_points([100 + noise.gauss(0, 1) for _ in range(40)]) != []
-    assert alarms <= 2
-
-
 def test_changes_are_found_where_they_were_made() -> None:
     values = noisy((100, 12), (110, 9), (95, 14))
     assert change_points(values) == [12, 21]
     assert [(begin, end) for begin, end, _ in levels(values, [12, 21])] == [(0, 12), (12, 21), (21, 35)]
 
 
-@pytest.mark.parametrize("count", [6, 8, 12, 20])
+@pytest.mark.parametrize("count", [6, 20])
 def test_outliers_over_many_series_are_ignored_and_shifts_are_found(count: int) -> None:
     num_series = 200
     alarms = outliers = found = 0
@@ -123,13 +109,6 @@ def test_efficiency_is_the_speed_up_over_the_ratio_of_ranks(tmp_path: Path) -> N
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 10 / 11.25, 0.8], rel=1e-6)
     assert [point.speedup for point in curve.points] == pytest.approx([1, 20 / 11.25, 3.2], rel=1e-6)
     assert curve.same_batch
-
-
-def test_efficiency_has_an_interval_over_rounds(tmp_path: Path) -> None:
-    [curve] = scaling_curves([loaded(tmp_path / "one"), loaded(tmp_path / "two", nproc=2)])
-    assert curve.points[0].half95 is None
-    assert curve.points[1].half95 is not None
-    assert 0 < curve.points[1].half95 < 1
 
 
 def test_scales_with_other_settings_are_not_one_curve_except_batch_size(tmp_path: Path) -> None:

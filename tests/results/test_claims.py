@@ -31,10 +31,6 @@ def test_a_shipped_claim_has_a_source_and_a_unit_that_fits(name: str) -> None:
     assert claim.tolerance.why
 
 
-def test_enough_claims_are_shipped() -> None:
-    assert len(list(CLAIMS.glob("*.yaml"))) >= 25
-
-
 def test_a_run_that_was_easier_than_the_claim_does_not_beat_it() -> None:
     found = checked("llm-foundry-1.3b-h100", LLAMA)
     assert found.verdict == "NOT COMPARABLE"
@@ -125,7 +121,6 @@ def test_the_command_line_checks_a_result_and_writes_page_and_json(tmp_path: Pat
         ({"source": None}, "source"),
         ({"unit": "images/s"}, "unit"),
         ({"value": -1}, "value"),
-        ({"figure": "speed"}, "figure"),
         ({"tolerance": {"ratio": 0.05}}, "tolerance.why"),
     ],
 )

@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from accelmark.report.comparison import buyer_lines, lines_of, render_comparison, summary_line
 from accelmark.report.run_page import render_page
-from accelmark.results.comparison import ContextDifference, compare, context_lines
+from accelmark.results.comparison import compare, context_lines
 from accelmark.results.figures import FigureName
 from accelmark.results.prices import Prices, costs_of, read_prices
 from accelmark.results.schema import Figure, InferenceRound
@@ -20,8 +18,6 @@ from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.number_format import THIN
 from tests.results.compared_runs import loaded, made
-
-VALUES = st.lists(st.floats(min_value=1, max_value=1000), min_size=2, max_size=8)
 
 
 def test_the_interval_is_welchs() -> None:
@@ -33,23 +29,8 @@ def test_the_interval_is_welchs() -> None:
     assert interval == pytest.approx((-3.3654832, 0.2054832), abs=1e-7)
 
 
-@settings(max_examples=40, deadline=None)
-@given(VALUES, VALUES)
-def test_the_interval_changes_sign_with_its_sides_and_holds_the_difference(
-    first: list[float], second: list[float]
-) -> None:
-    difference, interval = mean_difference(first, second)
-    opposite, turned = mean_difference(second, first)
-    assert interval is not None
-    assert turned is not None
-    assert (opposite, *turned) == pytest.approx((-difference, -interval[1], -interval[0]), rel=1e-9, abs=1e-9)
-    assert interval[0] <= difference <= interval[1]
-
-
 def test_a_single_round_has_no_interval() -> None:
     assert mean_difference([1.0], [2.0, 3.0]) == (1.5, None)
-    with pytest.raises(ValueError, match="need a value"):
-        mean_difference([], [1.0])
 
 
 def with_figure(run: LoadedRun, name: FigureName, values: tuple[float, ...]) -> LoadedRun:
@@ -83,13 +64,6 @@ def test_a_figure_around_zero_has_an_absolute_difference(
     assert "%" not in line.change + line.interval
     [same] = compare([with_figure(run, name, before), with_figure(run, name, before)]).pairs
     assert {one.effect for one in same.differences if one.figure == name} <= {"within noise", "equal"}
-
-
-def test_the_same_run_twice_is_within_noise_everywhere(tmp_path: Path) -> None:
-    run = loaded(tmp_path / "a")
-    [pair] = compare([run, run]).pairs
-    assert {found.effect for found in pair.differences} <= {"within noise", "equal"}
-    assert pair.differing == ()
 
 
 def test_a_slower_run_is_worse_and_a_faster_one_better(tmp_path: Path) -> None:
@@ -138,6 +112,10 @@ def test_incomparable_runs_are_refused_and_marked_when_forced(
         compare(runs)
     [pair] = compare(runs, force=True).pairs
     assert any(reason in why for why in pair.not_comparable)
+    if "nproc" in changes:
+        [pair] = compare(runs, across_scales=True).pairs
+        assert pair.not_comparable == ()
+        assert ("hardware", "scale") in {(fact.area, fact.name) for fact in pair.differing}
 
 
 def test_another_version_of_the_case_is_refused(tmp_path: Path) -> None:
@@ -146,12 +124,6 @@ def test_another_version_of_the_case_is_refused(tmp_path: Path) -> None:
         result.write_text(result.read_text().replace('"case_version":1', '"case_version":2'))
     with pytest.raises(RequestError, match="version 2 of the case, baseline version 1"):
         compare([loaded(tmp_path / "a"), load_run(other)])
-
-
-def test_scales_are_compared_when_asked(tmp_path: Path) -> None:
-    [pair] = compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", nproc=2)], across_scales=True).pairs
-    assert pair.not_comparable == ()
-    assert ("hardware", "scale") in {(fact.area, fact.name) for fact in pair.differing}
 
 
 def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
@@ -176,35 +148,23 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
     assert any("warning: thermal" in line and "warning: power" in line for line in context_lines(pair.differing))
 
 
-def test_a_line_of_a_difference_has_at_most_two_values_of_a_side() -> None:
-    many = ContextDifference(area="audit", name="busy-at-start", baseline=("a", "b", "c", "d"), other=())
-    assert context_lines([many]) == ["audit: busy-at-start: a · b · 2 more -> –"]
-
-
 def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no case in common"):
         compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", model="other")])
 
 
-def test_a_figure_of_one_side_only_is_shown_with_its_reason(tmp_path: Path) -> None:
-    [pair] = compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", telemetry=False)]).pairs
-    assert any(line.startswith("Energy") or "power" in line.lower() for line in pair.one_sided)
-
-
 def test_a_directory_of_runs_expands_to_its_runs(tmp_path: Path) -> None:
-    made(tmp_path / "many" / "a", rounds=1)
-    made(tmp_path / "many" / "b", rounds=1)
+    for name in ("a", "b"):
+        made(tmp_path / "many" / name, rounds=1)
     (tmp_path / "many" / "half").mkdir()
     (tmp_path / "many" / "half" / "plan.json").write_text("{}")
-    runs, problems = open_sources([tmp_path / "many"])
+    (tmp_path / "file.txt").touch()
+    runs, (problem,) = open_sources([tmp_path / "many"])
     assert [run.summary.run for run in runs] == ["a", "b"]
-    assert len(problems) == 1
-    assert "in progress, or was interrupted" in problems[0]
-    with pytest.raises(RequestError, match="is no run"):
-        open_sources([tmp_path / "gone"])
-    (tmp_path / "file.txt").write_text("")
-    with pytest.raises(RequestError, match="is no run"):
-        open_sources([tmp_path / "file.txt"])
+    assert "in progress, or was interrupted" in problem
+    for name in ("gone", "file.txt"):
+        with pytest.raises(RequestError, match="is no run"):
+            open_sources([tmp_path / name])
 
 
 def together(*runs: LoadedRun) -> LoadedRun:
@@ -250,13 +210,7 @@ def test_inferences_are_matched_by_batch_and_precision_before_the_engine(tmp_pat
         ("eager fp32 batch 16", "engine fp32 batch 16"),
     ]
     assert [pair.not_comparable for pair in told.pairs] == [(), ()]
-
-
-def test_inferences_in_another_batch_or_precision_are_not_comparable(tmp_path: Path) -> None:
-    runs = [inferred(tmp_path / "a", "engine", 1), inferred(tmp_path / "b", "engine", 16, "bf16")]
-    with pytest.raises(RequestError, match="batch_size 16, baseline 1"):
-        compare(runs)
-    [pair] = compare(runs, force=True).pairs
+    [pair] = compare([few[0], inferred(tmp_path / "other", "engine", 16, "bf16")], force=True).pairs
     assert pair.not_comparable == ("precision bf16, baseline fp32", "batch_size 16, baseline 1")
 
 
@@ -308,9 +262,7 @@ def test_page_and_comparison_have_costs_and_a_buyer_s_answers(tmp_path: Path) ->
     ("text", "key"),
     [
         ("{currency: EUR, devices: {X1: {per_hour: -1}}}", "devices.X1.per_hour"),
-        ("{currency: EUR, power_per_kwh: -0.1, devices: {X1: {per_hour: 1}}}", "power_per_kwh"),
         ("{currency: EUR, devices: {X1: {price: 1000}}}", "devices.X1"),
-        ("{currency: EUR, pue: 0.5, devices: {X1: {per_hour: 1}}}", "pue"),
         ("devices: {X1: {per_hour: 1}}", "currency"),
     ],
 )

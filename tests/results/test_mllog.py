@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "run"
 
 
-def test_the_figures_of_a_real_run_flow_into_its_lines(trained: Path) -> None:
+def test_the_figures_of_a_real_run_flow_into_its_lines_and_the_checker_passes(trained: Path, tmp_path: Path) -> None:
     (path,) = write_mllog(trained)
     values = {line["key"]: line["value"] for line in lines_of(path)}
     assert (values["train_samples"], values["eval_samples"]) == (512, 101)
@@ -64,11 +64,6 @@ def test_the_figures_of_a_real_run_flow_into_its_lines(trained: Path) -> None:
     assert accuracies == [1, 2, 2.5]
     times = [line["time_ms"] for line in lines_of(path)]
     assert times == sorted(times)
-
-
-def test_the_checker_passes_on_a_real_run_that_names_the_benchmark_to_be_checked_as(
-    trained: Path, tmp_path: Path
-) -> None:
     (path,) = write_mllog(trained, benchmark="resnet")
     done = check(path, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -182,15 +177,5 @@ def test_an_old_run_has_the_figures_of_its_log_and_is_open(tmp_path: Path) -> No
     assert (result.unit, result.num_steps, result.num_samples, result.num_devices) == ("sequence", 3397, 869632, 8)
     assert result.curves["throughput"][0].value == 822.455385237589
 
-
-@pytest.mark.parametrize(
-    ("case", "key"),
-    [
-        ("bert:pytorch_1.8:A100:1:8:1", "bert:pytorch_1.8:A100:1:8:1"),
-        ("swin_transformer:pytorch_1.8:BI-V100:1:8:1", "swin:pytorch_1.8:BI-V100:1:8:1"),
-    ],
-)
-def test_a_directory_named_by_a_key_names_the_case(tmp_path: Path, case: str, key: str) -> None:
-    assert f"{RUN}/{key.rpartition(':1:8:1')[0].replace(':', '-')}x1x8/round1/result.json" in read_run(
-        old_run(tmp_path, case)
-    )
+    key = old_run(tmp_path / "by_key", "swin_transformer:pytorch_1.8:BI-V100:1:8:1")
+    assert f"{RUN}/swin-pytorch_1.8-BI-V100x1x8/round1/result.json" in read_run(key)

@@ -22,7 +22,7 @@ from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
 from accelmark.results.read.telemetry import Samples
-from accelmark.results.rounds.consumption import consumption_figures, device_memory, integrate
+from accelmark.results.rounds.consumption import device_memory, integrate
 from accelmark.results.rounds.curves import histogram, telemetry_series, thin
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.rounds.timeline import WarmUp, warm_up
@@ -135,13 +135,11 @@ def test_memory_of_a_device_is_that_of_the_ranks_where_the_driver_reports_it() -
 
 def test_more_ranks_and_hosts_add_up(tmp_path: Path) -> None:
     result = result_of(tmp_path, Made(nnodes=2, nproc=2))
-    values = {name: figure.value for name, figure in result.figures.items()}
-    assert values[F.THROUGHPUT_TRAIN] == pytest.approx(4 * 12800)
-    assert values[F.THROUGHPUT_PER_DEVICE] == pytest.approx(12800)
-    assert values[F.MFU] == pytest.approx(0.064)
-    assert values[F.MEAN_POWER] == pytest.approx(800)
-    assert values[F.ENERGY] == pytest.approx(1600)
-    assert values[F.TELEMETRY_CPU_TIME] == pytest.approx(0.25)
+    expected = {
+        F.THROUGHPUT_TRAIN: 4 * 12800, F.THROUGHPUT_PER_DEVICE: 12800, F.MFU: 0.064, F.MEAN_POWER: 800,
+        F.ENERGY: 1600, F.TELEMETRY_CPU_TIME: 0.25,
+    }  # fmt: skip
+    assert {name: result.figures[name].value for name in expected} == pytest.approx(expected)
 
 
 def test_figures_agree_with_what_a_real_rank_counted_itself() -> None:
@@ -168,19 +166,22 @@ def test_an_unknown_chip_has_no_mfu_and_says_so(tmp_path: Path) -> None:
     assert result.figures[F.ACHIEVED_TFLOPS].value == pytest.approx(6.4)
 
 
-def test_time_to_target_is_that_of_the_first_evaluation_that_met_it(tmp_path: Path) -> None:
-    assert result_of(tmp_path, Made(metrics=(0.91, 0.4))).figures[F.TIME_TO_TARGET].value == pytest.approx(1.0)
-
-
-def test_a_case_without_a_target_is_neither_converged_nor_not(tmp_path: Path) -> None:
-    assert result_of(tmp_path, Made(target=None)).converged is None
-
-
-def test_synthetic_data_has_no_accuracy(tmp_path: Path) -> None:
-    result = result_of(tmp_path, Made(synthetic=True))
-    assert result.converged is None
-    assert "synthetic" in result.marks
-    assert reason(result, F.FINAL_METRIC) == "synthetic data has no accuracy"
+@pytest.mark.parametrize(
+    ("changes", "figure", "value", "is_converged"),
+    [
+        ({"metrics": (0.91, 0.4)}, F.TIME_TO_TARGET, 1.0, True),
+        ({"target": None}, F.FINAL_METRIC, "the case states no target", None),
+        ({"synthetic": True}, F.FINAL_METRIC, "synthetic data has no accuracy", None),
+        ({"precision": "fp32"}, F.MFU, 0.64, True),
+    ],
+)
+def test_target_data_and_precision_decide_over_figures(
+    tmp_path: Path, changes: dict[str, Any], figure: F, value: float | str, is_converged: bool | None
+) -> None:
+    result = result_of(tmp_path, Made(**changes))
+    found = result.figures[figure]
+    assert found.reason == value if isinstance(value, str) else found.value == pytest.approx(value)
+    assert result.converged is is_converged
 
 
 def test_no_telemetry_leaves_its_figures_null_with_the_reason(tmp_path: Path) -> None:
@@ -235,59 +236,34 @@ def test_power_that_its_counter_contradicts_is_warned_of(tmp_path: Path) -> None
     assert [finding.actual.partition(" ")[0] for finding in result.findings] == ["node00:", "energy"]
 
 
-def test_precision_is_the_one_that_ran(tmp_path: Path) -> None:
-    assert result_of(tmp_path, Made(precision="fp32")).figures[F.MFU].value == pytest.approx(0.64)
-
-
 def test_curves_are_thinned_and_figures_are_not(tmp_path: Path) -> None:
     made = Made(windows=100, steps_per_window=50, eval_windows=(), metrics=(), target=None, interval_s=5)
     result = result_of(tmp_path, made)
     assert len(result.curves["loss"]) <= 1000
     assert result.num_steps == 5000
     assert sum(count for _, count in result.step_ms_histogram) == 5000
-
-
-NAN = math.nan
-
-
-def test_the_integral_of_a_constant_is_exact_with_interpolated_ends() -> None:
-    found = integrate([0, 1, 2, 3], [10, 10, 10, 10], [(0.5, 2.5)], 5)
-    assert (found.value, found.mean) == (20, 10)
-
-
-def test_a_missing_value_is_bridged_up_to_the_largest_gap() -> None:
-    assert integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 5).value == 20
-    assert "a gap of 2.0 s" in (integrate([0, 1, 2], [10, NAN, 10], [(0, 2)], 1.5).reason or "")
-
-
-def test_samples_that_end_early_leave_energy_null() -> None:
-    assert integrate([0, 1, 2], [1, 1, 1], [(0, 10)], 5).value is None
-
-
-def test_no_samples_and_no_time_have_reasons() -> None:
-    assert integrate([], [], [(0, 1)], 5).reason == "no sample has a value"
-    assert integrate([0.0], [NAN], [(0, 1)], 5).reason == "no sample has a value"
-    assert integrate([0.0], [1.0], [], 5).reason == "nothing was measured"
-
-
-def _samples(**header: bool) -> Samples:
-    """Ten seconds of a host whose CPUs are 25 % busy and whose device is 80 % busy at 120 W."""
-    columns = {"utilisation": array("d", [0.8] * 11), "power_w": array("d", [119.0, 121.0] * 5 + [119.0])}
-    host = {"cpu": array("d", [0.25] * 11), "rapl_j": array("d", [50.0 * i for i in range(11)])}
-    return Samples(header=dict(header), t=array("d", range(11)), host=host, devices={0: columns})
+    bins = histogram(np.concatenate([np.linspace(1, 2, 990), np.full(10, 50.0)]).astype(np.float32))
+    assert sum(count for _, count in bins) == 1000
+    assert (bins[0], bins[-1][0]) == ((1.0, 0), 50.0)
 
 
 @pytest.mark.parametrize(
-    ("header", "utilisation", "power_w"),
-    [({"devices_are_cpus": False}, 0.8, 120.0), ({"devices_are_cpus": True}, 0.25, 50.0), ({}, 0.25, 50.0)],
+    ("times", "values", "span", "gap_s", "total", "reason"),
+    [
+        ([0, 1, 2, 3], [10, 10, 10, 10], (0.5, 2.5), 5, 20, ""),
+        ([0, 1, 2], [10, math.nan, 10], (0, 2), 5, 20, ""),
+        ([0, 1, 2], [10, math.nan, 10], (0, 2), 1.5, None, "a gap of 2.0 s"),
+        ([0, 1, 2], [1, 1, 1], (0, 10), 5, None, "does not cover"),
+        ([0.0], [math.nan], (0, 1), 5, None, "no sample has a value"),
+        ([0.0], [1.0], (0, 0), 5, None, "nothing was measured"),
+    ],
 )
-def test_a_vendor_whose_framework_computes_on_cpu_has_the_figures_of_its_own_devices(
-    header: dict[str, bool], utilisation: float, power_w: float
+def test_an_integral_has_interpolated_ends_and_bridges_short_gaps(
+    times: list[float], values: list[float], span: tuple[float, float], gap_s: float, total: float | None, reason: str
 ) -> None:
-    figures, _ = consumption_figures({"here": (_samples(**header), [(1.0, 9.0)])}, 100, "cpu", "")
-    assert figures[F.DEVICE_UTILISATION].value == pytest.approx(utilisation)
-    assert figures[F.MEAN_POWER].value == pytest.approx(power_w)
-    assert figures[F.CPU_UTILISATION].value == pytest.approx(0.25)
+    found = integrate(times, values, [span], gap_s)
+    assert found.value == total
+    assert reason in found.reason
 
 
 @settings(max_examples=60, deadline=None)
@@ -301,14 +277,6 @@ def test_thinning_keeps_the_ends_and_the_peaks(count: int, most: int, rng: objec
     assert (np.diff(kept) > 0).all()
     assert values[kept].max() == values.max()
     assert values[kept].min() == values.min()
-
-
-def test_a_histogram_holds_every_step() -> None:
-    steps = np.concatenate([np.linspace(1, 2, 990), np.full(10, 50.0)]).astype(np.float32)
-    bins = histogram(steps)
-    assert sum(count for _, count in bins) == 1000
-    assert bins[0] == (1.0, 0)
-    assert bins[-1][0] == 50.0
 
 
 def test_telemetry_of_a_load_begins_and_ends_with_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,15 @@ from accelmark.results.rounds.load import (
     distribution,
     interval_ranks,
     measured_stage,
-    prompt_use,
     share_interval,
     steady_window,
     timeline_of,
 )
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult, ServingStage
-from accelmark.serving.client.client import Client
-from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeFinished
 from accelmark.spec.settings.serving import ServeSettings
 from tests.served_run import ROUND, Queue, Served, Stage, make_served_run
-from tests.serving.scripted_server import Peer, scripted_server
 
 STEADY = Queue(slots=4, service_s=lambda noise: 0.2, prefill_share=0.25, tokens=16)
 """Every request takes 0.2 s in its slot: TTFT 50 ms, TPOT 10 ms."""
@@ -71,8 +66,7 @@ def test_malformed_lines_are_counted_and_named(tmp_path: Path) -> None:
     assert len(requests) == 2
     assert requests.gaps_us.tolist() == [10, 20, 10, 20]
     assert report.malformed == 3
-    assert [problem.partition(":")[0] for problem in report.first_problems] == ["line 2", "line 3", "line 4"]
-    assert "number: is missing" in report.first_problems[0]
+    assert report.first_problem.startswith("line 2: number: is missing")
 
 
 def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> None:
@@ -86,17 +80,10 @@ def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> None:
         {"ttft": 500, "sent_to_first": 300, "queued": 200, "itl": 100, "tpot": 100, "e2e": 900, "server_queue": None}
     )
     assert stage.latencies["server_queue"].quantiles["p50"].reason == "the server does not state it"
-
-
-def test_the_time_in_the_queue_is_that_of_the_requests_for_which_the_server_states_it(tmp_path: Path) -> None:
-    queue_s = (0.1, None, 0.3, 0.2, 9.0)
-    records = [record(number, number, number + 0.5, number + 0.9, queue_s=each) for number, each in enumerate(queue_s)]
-    stage = stage_of(tmp_path, records)
-    found = stage.latencies["server_queue"]
-    assert found.count == 3, "the last request is after the window"
-    assert found.at("p50") == pytest.approx(200)
+    stated = [record(number, number, number + 0.5, number + 0.9, queue_s=0.1 * number) for number in range(5)]
+    assert stage_of(tmp_path, stated).latencies["server_queue"].count == 4, "the last request is after the window"
     timeline = timeline_of(read_requests(tmp_path / "requests.jsonl")[0])
-    assert [each.queue_s for each in timeline] == list(queue_s)
+    assert [each.queue_s for each in timeline] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_tokens_count_when_their_output_arrived_and_rates_are_over_the_window(tmp_path: Path) -> None:
@@ -118,12 +105,9 @@ def test_tokens_count_when_their_output_arrived_and_rates_are_over_the_window(tm
 
 
 def test_the_window_of_a_closed_load_has_neither_ramp_up_nor_drain(tmp_path: Path) -> None:
-    path = tmp_path / "requests.jsonl"
     times = [(0.0, 2.0), (0.5, 2.5), (1.0, 3.0), (2.0, 4.0), (2.5, 4.5)]
-    path.write_text(
-        "".join(record(i, due, due + 0.1, end).model_dump_json() + "\n" for i, (due, end) in enumerate(times))
-    )
-    requests, _ = read_requests(path)
+    stage_of(tmp_path, [record(number, due, due + 0.1, end) for number, (due, end) in enumerate(times)])
+    requests, _ = read_requests(tmp_path / "requests.jsonl")
     assert steady_window(requests, 3) == SteadyWindow(1.0, 2.5)
     assert "never reached: at most 3" in str(steady_window(requests, 4))
     assert steady_window(requests, None) == SteadyWindow(0.0, 2.5)
@@ -148,45 +132,20 @@ def test_the_ranks_around_a_percentile_have_the_binomial_probability_of_95_perce
     assert sum(chances[high:]) <= 0.025 < sum(chances[high - 1 :])
 
 
-@pytest.mark.parametrize("share", [0.5, 0.99, 0.999])
-def test_the_ranks_among_a_billion_samples_take_no_time_or_memory_for_each(share: float) -> None:
-    count = 10**9
-    low, high = interval_ranks(count, share)
-    half = 1.959964 * math.sqrt(count * share * (1 - share))
-    assert low == pytest.approx(count * share - half, abs=2)
-    assert high == pytest.approx(count * share + half, abs=2)
-
-
-def _coverage(p: str, truth: float, make: Any, times: int = 100) -> float:
-    held = 0
-    for seed in range(times):
-        values, blocks = make(np.random.default_rng(seed))
-        found = distribution(values, blocks, "").quantiles[p]
-        held += (found.low is None or found.low <= truth) and (found.high is None or found.high >= truth)
-    return held / times
-
-
-def test_intervals_of_independent_samples_cover_the_percentile(tmp_path: Path) -> None:
-    def make(rng: np.random.Generator) -> Any:
-        return rng.exponential(1.0, 600), blocks_of(np.arange(600.0))
-
-    assert _coverage("p50", math.log(2), make) > 0.92
-    assert _coverage("p95", -math.log(0.05), make) > 0.92
-
-
-def test_intervals_of_samples_that_depend_on_their_neighbours_cover_it_too(tmp_path: Path) -> None:
+def test_intervals_of_samples_that_depend_on_their_neighbours_cover_the_percentile() -> None:
     """The gaps of one request have a speed in common: as independent samples they would give far too narrow limits."""
-
-    def make(rng: np.random.Generator) -> Any:
+    covered, num_seeds = {"independent": 0, "dependent": 0}, 100
+    for seed in range(num_seeds):
+        rng = np.random.default_rng(seed)
         speeds = np.repeat(rng.normal(0.0, 1.0, 300), 100)
-        return speeds + 0.1 * rng.normal(0.0, 1.0, 30_000), np.repeat(blocks_of(np.arange(300.0)), 100)
-
-    assert _coverage("p50", 0.0, make) > 0.9
-    rng = np.random.default_rng(1)
-    values, blocks = make(rng)
-    together = distribution(values, blocks, "").quantiles["p50"]
-    apart = distribution(values, np.zeros(len(values), dtype=np.int64), "").quantiles["p50"]
-    assert together.num_independent < 1000 < apart.num_independent == 30_000
+        dependent = speeds + 0.1 * rng.normal(0.0, 1.0, 30_000), np.repeat(blocks_of(np.arange(300.0)), 100)
+        independent = rng.normal(0.0, 1.0, 600), blocks_of(np.arange(600.0))
+        for kind, samples in (("independent", independent), ("dependent", dependent)):
+            found = distribution(*samples, "").quantiles["p50"]
+            assert found.low is not None
+            assert found.high is not None
+            covered[kind] += found.low <= 0.0 <= found.high
+    assert min(covered.values()) > 0.9 * num_seeds
 
 
 def test_the_share_of_good_requests_has_wilsons_interval() -> None:
@@ -250,13 +209,6 @@ def test_figures_are_those_of_the_fastest_stage_that_holds_the_slo(tmp_path: Pat
     assert found.serving.stages[2].slo_share == pytest.approx(0.0, abs=0.02)
 
 
-def test_without_an_slo_goodput_is_null_with_its_reason(tmp_path: Path) -> None:
-    found = result(tmp_path, Served((Stage(STEADY, 40, concurrency=4),)))
-    assert found.figures[F.GOODPUT].value is None
-    assert found.figures[F.GOODPUT].reason == "the SLO has no limits"
-    assert found.figures[F.TTFT_P99].reason == "needs 100 samples, 36 were measured"
-
-
 def test_an_endpoint_has_no_figures_from_telemetry(tmp_path: Path) -> None:
     settings = {"server": None, "endpoint": "http://127.0.0.1:1"}
     found = result(tmp_path, Served((Stage(STEADY, 40, concurrency=4),), settings=settings))
@@ -287,56 +239,3 @@ def test_a_server_that_fails_gives_a_failed_round_with_the_reason(
 def test_a_round_that_completed_no_stage_failed(tmp_path: Path) -> None:
     found = result(tmp_path, Served(()))
     assert (found.state, found.reason) == ("failed", "no stage of the load was measured")
-
-
-FIRST_S, GAP_S, TOKENS = 0.03, 0.01, 6
-PAUSE = threading.Event()
-
-
-def _slow(peer: Peer) -> None:
-    """Answer six tokens with delays; the tenth prompt is refused."""
-    if peer.body["prompt"] == "prompt 9":
-        peer.error("503 Service Unavailable")
-        return
-    peer.begin()
-    PAUSE.wait(FIRST_S)
-    peer.token("a")
-    for _ in range(TOKENS - 2):
-        PAUSE.wait(GAP_S)
-        peer.token("a")
-    PAUSE.wait(GAP_S)
-    peer.token("a", "length")
-    peer.event({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": TOKENS}})
-    peer.end()
-
-
-def test_records_of_the_client_give_the_servers_figures(tmp_path: Path) -> None:
-    path = tmp_path / "requests.jsonl"
-    requests = [PlannedRequest(i, i % 20, f"prompt {i}", requested_tokens=TOKENS, input_tokens=2) for i in range(40)]
-    records: list[RequestRecord] = []
-    with scripted_server(_slow) as url, Client(Endpoint(url, "tiny"), 1) as client:
-        load = Load(0, 60.0, 60.0, "closed", 4)
-        done = client.run_stage(requests, load, lambda _, record, text: records.append(record))
-    path.write_text("".join(record.model_dump_json() + "\n" for record in records))
-    found, report = read_requests(path)
-    assert (len(found), report.malformed) == (40, 0)
-    slo = {"slo": {"e2e_ms": 60_000}}
-    stage = measured_stage(found, done, ServeSettings.model_validate(slo), 1, done.duration_s)
-    assert (stage.num_implausible, stage.num_missing, stage.num_wrong_length) == (0, 0, 0), records
-    assert stage.errors == {"http_error 503": 1}
-    assert stage.window_s is not None, stage.reasons
-    ttft, e2e = (stage.quantile(name, "p50") for name in ("ttft", "e2e"))
-    assert ttft is not None
-    assert e2e is not None
-    assert ttft >= 1000 * FIRST_S
-    assert e2e >= 1000 * (FIRST_S + (TOKENS - 1) * GAP_S)
-    assert stage.latencies["itl"].count == (TOKENS - 1) * stage.latencies["ttft"].count
-    assert stage.tokens_per_output == 1
-    assert stage.output_token_rate is not None
-    assert 0 < stage.output_token_rate <= 4 * TOKENS / (FIRST_S + (TOKENS - 1) * GAP_S)
-    assert stage.mean_concurrency is not None
-    assert 3 < stage.mean_concurrency <= 4.001, "four at a time, without the gaps between two requests"
-    assert stage.slo_share is not None
-    assert stage.slo_share <= 1
-    use = prompt_use(found)
-    assert (use.num_requests, use.num_unique, use.num_repeated) == (40, 20, 20)

@@ -227,7 +227,7 @@ def test_a_rank_that_computes_longer_is_named_and_the_others_wait_for_it(
     node = NodeDir(ran.node_dir, "n1", 0, None, None)
     timeline = read_timeline(node.rank_logs())
     assert timeline is not None, ran.output
-    found = times_of_ranks(timeline, [node])
+    found, _ = times_of_ranks(timeline, [node])
     assert found is not None, ran.output
     fast, slow, *others = found.ranks
     lost_ms = 100 * num_passes  # passes of 150 ms, less what a load may cost

@@ -16,7 +16,7 @@ from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation,
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
-from accelmark.results.store.bundle import check_manifest
+from accelmark.results.store.bundle import SignatureState, Trust, check_manifest, check_signature
 from accelmark.results.store.loaded_run import (
     MANIFEST_FILE,
     RESULT_FILE,
@@ -25,7 +25,6 @@ from accelmark.results.store.loaded_run import (
     load_summary,
     require_ended,
 )
-from accelmark.results.store.signature import SignatureState, Trust, check_signature
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
 

@@ -37,7 +37,7 @@ def add(
     as_json: options.AsJson = False,
 ) -> Output:
     """Verify a bundle and add its record. Refuses edited, unregistered and INVALID runs, and unknown signers."""
-    from accelmark.ledger.check import add_bundle, add_result
+    from accelmark.ledger.ledger import add_bundle, add_result
 
     path = (add_result if unverified else add_bundle)(ledger, bundle, by=by, at=at, note=note)
     return Output({"record": path.stem, "path": str(path)}, lambda: typer.echo(str(path)))
@@ -52,7 +52,7 @@ def check(
     as_json: options.AsJson = False,
 ) -> Output:
     """Verify all records of a ledger again. Recomputes each from its bundle."""
-    from accelmark.ledger.check import check_ledger
+    from accelmark.ledger.ledger import check_ledger
 
     checked = check_ledger(ledger, since)
 
@@ -81,7 +81,7 @@ def site(
     as_json: options.AsJson = False,
 ) -> Output:
     """Write a static page of a ledger: table, charts, history, and two chips side by side."""
-    from accelmark.ledger.check import open_ledger
+    from accelmark.ledger.ledger import open_ledger
     from accelmark.report.ledger_page import render_ledger
     from accelmark.results.prices import read_prices
     from accelmark.results.store.files import make_directory, write_atomic
@@ -102,7 +102,7 @@ def withdraw(
     as_json: options.AsJson = False,
 ) -> Output:
     """Withdraw a record. Adds a second record; nothing is removed."""
-    from accelmark.ledger.check import withdraw as take_back
+    from accelmark.ledger.ledger import withdraw as take_back
 
     path = take_back(ledger, record, by=by, why=why)
     return Output({"record": path.stem, "path": str(path)}, lambda: typer.echo(str(path)))

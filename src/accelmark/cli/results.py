@@ -92,9 +92,8 @@ def report(
 
 def _require_unedited(run: Path) -> None:
     """Raise RequestError for a run whose files changed since its end, or that could not be signed again."""
-    from accelmark.results.store.bundle import edits
+    from accelmark.results.store.bundle import KEY_VARIABLE, SIGNATURE_FILE, edits, signing_key
     from accelmark.results.store.loaded_run import MANIFEST_FILE
-    from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
 
     if (run / MANIFEST_FILE).is_file() and (changed := edits(run)):
         what = f"its files changed since its end: {_some(changed, 3, '; ')}"
@@ -127,8 +126,7 @@ def verify(
 ) -> Output:
     """Recompute and audit the results of a run. Compares figures with its records, checks hashes and signature."""
     from accelmark.audit.verify import verify_run
-    from accelmark.results.store.bundle import unpack
-    from accelmark.results.store.signature import Trust
+    from accelmark.results.store.bundle import Trust, unpack
 
     if key is not None and allowed_signers is not None:
         raise RequestError("--key and --allowed-signers: give one of the two")
@@ -254,7 +252,7 @@ def evaluate(
     run: options.RunPath = options.LATEST, offline: options.Offline = False, as_json: options.AsJson = False
 ) -> Output:
     """Evaluate the final weights of a run again. A fresh process uses the case's own code, and replays steps."""
-    from accelmark.results.store.signature import KEY_VARIABLE, SIGNATURE_FILE, signing_key
+    from accelmark.results.store.bundle import KEY_VARIABLE, SIGNATURE_FILE, signing_key
     from accelmark.run.record.directory import measure_run
 
     run = options.own_run(run)

@@ -22,7 +22,7 @@ _ROTARY: Final = "inv_freq"
 
 
 class Costs(NamedTuple):
-    """The model and prompts of generation; see :mod:`accelmark.results.rounds.generation`."""
+    """The model and prompts of generation; see :mod:`accelmark.results.rounds.serving`."""
 
     body_parameters: int
     """Weights of the matrix products of all layers."""

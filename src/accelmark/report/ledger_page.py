@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from accelmark.ledger.record import Entry, Ledger, RecordedCase, parties
+from accelmark.ledger.ledger import Entry, Ledger, RecordedCase, parties
 from accelmark.report.charts import embed_json
 from accelmark.report.templating import page
 from accelmark.results.figures import RATES, FigureName, unit_of

@@ -10,9 +10,9 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from accelmark.results.comparison import value_text
 from accelmark.results.figures import FigureName, unit_of
-from accelmark.results.rounds.summary import spread
-from accelmark.results.schema import Figure, Mark, RoundResult, Spread
-from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
+from accelmark.results.rounds.summary import aggregate, spread
+from accelmark.results.schema import CaseResult, Figure, Mark, RoundResult, Spread, Summary
+from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_round
 from accelmark.spec.errors import Problem, RequestError, RunError, SpecError, nearest
 from accelmark.spec.model import FiniteSpec, Spec, parse, read_yaml
 from accelmark.spec.number_format import counted, digits, percent, quantity
@@ -20,21 +20,12 @@ from accelmark.spec.plugins.catalog import load_case, plugin_directories
 from accelmark.spec.settings.training import Scalar
 
 CLAIMS: Final = Path(__file__).parents[1] / "claims"
-"""The claims that AccelMark ships."""
 
 Favoured = Literal["run", "claim", "unknown"]
 Kind = Literal[
-    "model",
-    "precision",
-    "data",
-    "recomputation",
-    "compilation",
-    "scale",
-    "batch",
-    "parallelism",
-    "power limit",
+    "model", "precision", "data", "recomputation", "compilation", "scale", "batch", "parallelism", "power limit",
     "software",
-]
+]  # fmt: skip
 _COSTS: Final[dict[Kind, str]] = {
     "model": "speed changes as the work per unit does",
     "precision": "at most the ratio of the chip's peak rates",
@@ -54,7 +45,6 @@ _PARTS: Final[tuple[tuple[str, Kind], ...]] = (
     ("scenarios", "model"), ("compiler", "software"), ("server", "software"), ("parallelism", "parallelism"),
     ("zero.", "parallelism"), ("tensor", "parallelism"),
 )  # fmt: skip
-"""Prefix of a setting -> what differs where it differs."""
 _ORDERED: Final[dict[str, tuple[Any, ...]]] = {
     "activation_checkpointing": ("full", "selective", "off"),
     "compile": ("off", "default", "reduce-overhead", "max-autotune"),
@@ -69,9 +59,7 @@ class Source(FiniteSpec):
     """Repository and path, or title and publisher."""
     url: str = Field(pattern=r"^https?://\S+$")
     commit: str | None = None
-    """Commit of the document that was read."""
     place: str | None = None
-    """Table, row or line."""
     date: str | None = None
     """When it was measured or published, as the document states it."""
 
@@ -109,7 +97,6 @@ class Claim(FiniteSpec):
     case: str
     """AccelMark's case that comes closest."""
     framework: str = "pytorch"
-    """Framework of that run."""
     task: Literal["train", "infer", "serve"]
     hardware: str
     """The chip, as in keys."""
@@ -138,7 +125,6 @@ class Claim(FiniteSpec):
     """Conditions that no run of the case can meet."""
     source: Source
     not_stated: tuple[str, ...] = ()
-    """What the source does not state."""
     tolerance: Tolerance
 
     @model_validator(mode="after")
@@ -183,11 +169,9 @@ class Reproduction(Spec):
     advantage: float | None
     """Speed of the run over the claimed speed, minus 1; where lower is better, the inverse ratio."""
     interval: tuple[float, float] | None
-    """Its 95 % interval over rounds."""
     interval_reason: str | None
     tolerance: Tolerance
     reasons: tuple[str, ...]
-    """Why it is not comparable."""
     differences: tuple[Difference, ...]
     """By expected cost; those that can explain the verdict first."""
     not_stated: tuple[str, ...]
@@ -205,10 +189,7 @@ def claim_files() -> dict[str, Path]:
 
 
 def load_claim(name: str) -> tuple[str, Claim]:
-    """Read a claim by its name or the path of its file; return its name and content.
-
-    Raises RequestError for an unknown name, SpecError with all problems of the file.
-    """
+    """Read a claim by its name or the path of its file; raises RequestError or SpecError."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         known = claim_files()
@@ -233,10 +214,7 @@ def require_unit(claim: Claim, where: str) -> None:
 
 
 def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
-    """Compare a run with a claim; of several cases, the closest.
-
-    Raises RequestError where the run has no case of the claim's model and task.
-    """
+    """Compare a run with a claim; of several cases, the closest."""
     cases = [
         case
         for case in run.without_trials
@@ -250,31 +228,28 @@ def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
 def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
     measured = _spread(claim, case)
     differences = list(_differences(claim, case.rounds[0], case.result.key.world_size, case.result.marks))
-    ratio = measured.mean and (measured.mean / claim.value if claim.is_rate else claim.value / measured.mean)
-    advantage = None if ratio is None else ratio - 1
-    interval = None
-    if measured.ci95 is not None and min(measured.ci95) > 0:
-        bounds = [(bound / claim.value if claim.is_rate else claim.value / bound) - 1 for bound in measured.ci95]
-        interval = (min(bounds), max(bounds))
+
+    def speed(figure: float) -> float:
+        return (figure / claim.value if claim.is_rate else claim.value / figure) - 1
+
+    advantage = None if measured.mean is None else speed(measured.mean) if measured.mean else -1.0
+    bounds = sorted(map(speed, measured.ci95)) if measured.ci95 is not None and min(measured.ci95) > 0 else []
     reasons = [*_unfit(claim, case), *([] if measured.mean else [measured.reason or "the figure was not measured"])]
     verdict: Verdict = "NOT COMPARABLE"
+    limit = claim.tolerance.ratio
     if not reasons and advantage is not None:
-        limit = claim.tolerance.ratio
         verdict = "SHORT" if advantage < -limit else "BETTER" if advantage > limit else "REPRODUCED"
         eased = [gap for gap in differences if gap.favours == "run" and not (gap.at_most or 1) <= limit]
         if verdict != "SHORT" and eased:
-            verdict = "NOT COMPARABLE"
-            reasons = [
-                f"the run was easier than the claim's: {gap.kind}: {gap.measured}, claimed {gap.claimed}"
-                for gap in eased
-            ]
-    size = "" if advantage is None else f" BY {digits(100 * abs(advantage), 3)} %"
-    ranks = {"run": 0, "unknown": 1, "claim": 2} if (advantage or 0) > 0 else {"claim": 0, "unknown": 1, "run": 2}
+            verdict, easier = "NOT COMPARABLE", "the run was easier than the claim's"
+            reasons = [f"{easier}: {gap.kind}: {gap.measured}, claimed {gap.claimed}" for gap in eased]
+    explaining = ["run", "unknown", "claim"] if (advantage or 0) > 0 else ["claim", "unknown", "run"]
     kinds = list(_COSTS)
 
     def rank(gap: Difference) -> tuple[object, ...]:
-        return (ranks[gap.favours], (gap.at_most or 1) <= claim.tolerance.ratio, kinds.index(gap.kind))
+        return (explaining.index(gap.favours), (gap.at_most or 1) <= limit, kinds.index(gap.kind))
 
+    size = "" if advantage is None else f" BY {digits(100 * abs(advantage), 3)} %"
     return Reproduction(
         claim=name,
         title=claim.title,
@@ -285,10 +260,8 @@ def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
         measured=measured.mean,
         unit=claim.unit,
         advantage=advantage,
-        interval=interval,
-        interval_reason=None
-        if interval
-        else f"{measured.num_rounds} round{'s' if measured.num_rounds != 1 else ''}; an interval needs two",
+        interval=(bounds[0], bounds[1]) if bounds else None,
+        interval_reason=None if bounds else f"{counted(measured.num_rounds, 'round')}; an interval needs two",
         tolerance=claim.tolerance,
         reasons=tuple(reasons),
         differences=tuple(sorted(differences, key=rank)),
@@ -352,8 +325,12 @@ def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iter
         synthetic="synthetic" in marks,
         peaks={name: value for name, value in peaks.items() if isinstance(value, float)},
     )
-    flops, units = first.value_of(FigureName.FLOPS_PER_SAMPLE), _units(first)
-    if claim.flops_per_unit and flops and units:
+    flops, rate, seconds = (
+        first.value_of(name)
+        for name in (FigureName.FLOPS_PER_SAMPLE, FigureName.THROUGHPUT_TRAIN, FigureName.TRAIN_NO_EVAL_TIME)
+    )
+    if claim.flops_per_unit and flops and rate and seconds:
+        units = rate * seconds
         work = flops * first.num_samples / units
         ratio = work / claim.flops_per_unit
         if abs(ratio - 1) > 1e-3:
@@ -377,11 +354,6 @@ def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iter
     ours_text = f"{first.environment.started.get('framework', first.key.framework)} {version or ''}".strip()
     if claim.software is not None and claim.software.casefold() != ours_text.casefold():
         yield Difference(kind="software", claimed=claim.software, measured=ours_text, favours="unknown")
-
-
-def _units(result: RoundResult) -> float | None:
-    rate, seconds = (result.value_of(name) for name in (FigureName.THROUGHPUT_TRAIN, FigureName.TRAIN_NO_EVAL_TIME))
-    return rate * seconds if rate and seconds else None
 
 
 def planned_differences(
@@ -418,30 +390,18 @@ def planned_differences(
         if stated is None or value == stated:
             continue
         kind: Kind = next((part for prefix, part in _PARTS if name.startswith(prefix)), "software")
+        favours: Favoured = "unknown"
+        if (order := _ORDERED.get(name, ())) and value in order and stated in order:
+            favours = "run" if order.index(value) > order.index(stated) else "claim"
+        elif kind == "batch" and isinstance(value, int | float) and isinstance(stated, int | float):
+            favours = "run" if value > stated else "claim"
         yield Difference(
-            kind=kind, claimed=f"{name} {value_text(stated)}", measured=f"{name} {value_text(value)}",
-            favours=_favoured(name, kind, value, stated),
-        )  # fmt: skip
-
-
-def _favoured(name: str, kind: Kind, ours: Any, stated: Any) -> Favoured:
-    if name in _ORDERED and ours in _ORDERED[name] and stated in _ORDERED[name]:
-        order = _ORDERED[name]
-        return "run" if order.index(ours) > order.index(stated) else "claim"
-    if kind == "batch" and isinstance(ours, int | float) and isinstance(stated, int | float):
-        return "run" if ours > stated else "claim"
-    return "unknown"
+            kind=kind, claimed=f"{name} {value_text(stated)}", measured=f"{name} {value_text(value)}", favours=favours
+        )
 
 
 def load_result(path: Path) -> LoadedRun:
-    """Return a run of one case from the ``result.json`` of its only round, which no manifest covers.
-
-    Raises RunError if the file cannot be read.
-    """
-    from accelmark.results.rounds.summary import aggregate
-    from accelmark.results.schema import CaseResult, Summary
-    from accelmark.results.store.loaded_run import load_round
-
+    """Return a run of one case from the ``result.json`` of its only round, which no manifest covers."""
     result = load_round(path)
     name = f"{result.key.slug}/round{result.round}"
     synthetic = "synthetic" in result.marks

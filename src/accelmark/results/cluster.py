@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -24,7 +24,6 @@ from accelmark.spec.model import Spec
 CLUSTER_FILE: Final = "cluster.json"
 SCALING_DIR: Final = "scaling"
 RECOVERY_DIR: Final = "recovery"
-"""The runs that were measured, in the directory of the measurement."""
 Part = Literal["scaling", "collectives", "checkpoints", "recovery"]
 
 
@@ -85,10 +84,7 @@ class ClusterReport(Spec):
     """Hosts that are one machine, whose cores, memory and disks they share."""
 
     def doubts(self, curve: ScalingCurve) -> list[str]:
-        """Return why the efficiency of a scaling curve does not show how the cluster scales; empty where it does.
-
-        Other work makes rates lower bounds and durations upper bounds, but a ratio of two rates either.
-        """
+        """Return why the efficiency of a scaling curve does not show how the cluster scales; empty where it does."""
         doubts = ["other work on the hosts"] if self.disturbed.get("scaling") else []
         doubts += [f"{len(self.one_machine)} hosts are one machine"] if self.one_machine else []
         return doubts + (["above 100\u202f%"] if curve.is_superlinear else [])
@@ -107,12 +103,9 @@ def checkpoint_writes(round_dir: Path) -> CheckpointWrites:
                 num_bytes = saved.num_bytes or num_bytes if rank == 0 else num_bytes
     if not durations or not num_bytes:
         raise RunError(f"{round_dir}: no checkpoint was written")
-    duration_s = median(durations.values())
+    took_s = median(durations.values())
     return CheckpointWrites(
-        num_checkpoints=len(durations),
-        num_bytes=num_bytes,
-        duration_s=duration_s,
-        mb_per_s=num_bytes / duration_s / 1e6,
+        num_checkpoints=len(durations), num_bytes=num_bytes, duration_s=took_s, mb_per_s=num_bytes / took_s / 1e6
     )
 
 
@@ -125,40 +118,21 @@ def disturbances_of(round_dirs: Iterable[Path]) -> tuple[str, ...]:
 def hosts_of_one_machine(round_dir: Path) -> tuple[str, ...]:
     """Return the hosts of a round whose agents ran since the same boot of a machine, such as containers on it."""
     boots = {node.host: read_json(node.path / "agent.pid").get("boot_id") for node in node_dirs(round_dir)}
-    shared = {boot for boot, number in Counter(boots.values()).items() if boot is not None and number > 1}
-    return tuple(host for host, boot in boots.items() if boot in shared)
-
-
-class Kill(NamedTuple):
-    """The planned kill of a rank."""
-
-    host: str
-    time_s: float
-    """Unix time, by the clock of the rank's host."""
-    step: int
-    """Optimizer steps that the rank had taken."""
-
-
-def kill_of(attempt_dir: Path, rank: int) -> Kill | None:
-    """Return how ``rank`` ended itself in an attempt at a job that measures the recovery; None where it did not."""
-    logs = {number: (node.host, log) for node in node_dirs(attempt_dir) for number, log in node.rank_logs()}
-    host, log = logs.get(rank, ("", None))
-    warnings = [record for record in PerfLogReader(log) if record.event == Event.WARNING] if log is not None else []
-    record = warnings[-1] if warnings else None
-    if record is None or "global_steps" not in record.value:
-        return None
-    return Kill(host, record.time_ms / 1e3, int(record.value["global_steps"]))
+    number = Counter(boots.values())
+    return tuple(host for host, boot in boots.items() if boot is not None and number[boot] > 1)
 
 
 def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
-    """Return how the only job of a run, in ``directory``, went on after ``rank`` was killed in its first attempt.
-
-    Raises RunError: the rank was not killed, or the job was not resumed.
-    """
+    """Return how the only job of a run went on after ``rank`` was killed in its first attempt. Raises RunError."""
     round_dir = run / directory
-    killed = kill_of(round_dir / "attempt1", rank)
-    if killed is None:
-        raise RunError(f"{round_dir}: rank {rank} was not killed: {_reason(run)}")
+    reasons = [str(event["reason"]) for event in ledger_events(run) if event.get("reason")]
+    why = reasons[-1] if reasons else "no reason was recorded"
+    logs = ((node.host, rank_log) for node in node_dirs(round_dir / "attempt1") for rank_log in node.rank_logs())
+    host, log = next(((host, log) for host, (number, log) in logs if number == rank), ("", None))
+    warnings = [record for record in PerfLogReader(log) if record.event == Event.WARNING] if log is not None else []
+    if not warnings or "global_steps" not in warnings[-1].value:
+        raise RunError(f"{round_dir}: rank {rank} was not killed: {why}")
+    killed_s, killed_step = warnings[-1].time_ms / 1e3, int(warnings[-1].value["global_steps"])
     states = {
         (event.get("attempt"), event.get("state")): datetime.fromisoformat(str(event["at"])).timestamp()
         for event in ledger_events(run)
@@ -172,19 +146,10 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     )
     ended, restarted = states.get((1, "failed")), states.get((2, "running"))
     if ended is None or restarted is None or start is None or step is None:
-        raise RunError(f"{round_dir}: no step was taken after rank {rank} was killed: {_reason(run)}")
+        raise RunError(f"{round_dir}: no step was taken after rank {rank} was killed: {why}")
     window, begun = step.value_as(StepWindow), int(start.value["global_steps"])
     first_s = (start.time_ms + window.wall_ms / (window.global_steps - begun)) / 1e3
     return Recovery(
-        rank=rank,
-        host=killed.host,
-        noticed_s=ended - killed.time_s,
-        restarted_s=restarted - ended,
-        trained_s=first_s - restarted,
-        lost_steps=killed.step - begun,
-    )
-
-
-def _reason(run: Path) -> str:
-    reasons = [str(event["reason"]) for event in ledger_events(run) if event.get("reason")]
-    return reasons[-1] if reasons else "no reason was recorded"
+        rank=rank, host=host, noticed_s=ended - killed_s, restarted_s=restarted - ended, trained_s=first_s - restarted,
+        lost_steps=killed_step - begun,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
@@ -17,18 +18,15 @@ from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.model import Spec
+from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.catalog import folders, load_framework
 
 Area = Literal["hardware", "software", "settings", "source", "audit"]
 ABSENT: Final = "–"
-_MOST_LISTED: Final = 2
-"""Values of one side in a line for a terminal."""
-
 _HOST: Final[dict[Area, tuple[str, ...]]] = {
     "hardware": ("cpu", "memory", "devices", "architecture", "cgroup", "memory_total_mib"),
     "software": ("os", "kernel", "python", "drivers", "environment", "virtualisation", "container", "accelmark"),
 }
-"""Parts of ``sys_info.json`` by area."""
 _IGNORED: Final = frozenset({
     "uuid", "bus_id", "serial", "pid", "schema_version", "ACCELMARK_NODE_DIR", "ACCELMARK_RUN", "ACCELMARK_CACHE",
 })  # fmt: skip
@@ -57,19 +55,7 @@ class ContextDifference(Spec):
     other: tuple[str, ...]
 
 
-def context_differences(baseline: Context, other: Context) -> tuple[ContextDifference, ...]:
-    """Return the values that differ, by area and name."""
-    areas = get_args(Area)
-    names = sorted(baseline.keys() | other.keys(), key=lambda item: (areas.index(item[0]), item[1]))
-    return tuple(
-        ContextDifference(area=area, name=name, baseline=before, other=after)
-        for area, name in names
-        if (before := baseline.get((area, name), ())) != (after := other.get((area, name), ()))
-    )
-
-
-def context_of(case: LoadedCase) -> Context:
-    """Return the context of a case."""
+def _context_of(case: LoadedCase) -> Context:
     context: dict[tuple[Area, str], dict[str, None]] = {}
     for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
         context.setdefault((area, name), {})[value] = None
@@ -136,31 +122,29 @@ def value_text(value: Any) -> str:
         return ABSENT
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, str):
-        return _short(value)
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list | bool) else str(value)
+    if isinstance(value, dict | list | bool):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return _short(str(value))
 
 
 def _short(text: str) -> str:
-    """Shorten a SHA-256; return other text unchanged."""
     return f"{text[:12]}…" if len(text) == 64 and set(text) <= set("0123456789abcdef") else text
 
 
 def context_lines(found: Sequence[ContextDifference]) -> list[str]:
     """Return each difference as a line for a terminal, of each side at most two values."""
-    return [f"{fact.area}: {fact.name}: {_listed(fact.baseline)} -> {_listed(fact.other)}" for fact in found]
 
+    def listed(values: Sequence[str]) -> str:
+        more = (f"{len(values) - 2} more",) if len(values) > 2 else ()
+        return " · ".join((*values[:2], *more)) or ABSENT
 
-def _listed(values: Sequence[str]) -> str:
-    more = (f"{len(values) - _MOST_LISTED} more",) if len(values) > _MOST_LISTED else ()
-    return " · ".join((*values[:_MOST_LISTED], *more)) or ABSENT
+    return [f"{fact.area}: {fact.name}: {listed(fact.baseline)} -> {listed(fact.other)}" for fact in found]
 
 
 class LoadCurvePoint(Spec):
     """One stage of the load; null: not measured."""
 
     load: str
-    """Concurrency or rate, in short."""
     is_open: bool
     lengths: str
     """Tokens of each prompt and answer, where stages differ in them; else empty."""
@@ -175,6 +159,7 @@ def load_curve(result: RoundResult | None) -> tuple[LoadCurvePoint, ...]:
     """Return the measured stages of a serving round in the order of their load; none for other tasks."""
     serving = result.serving if result is not None else None
     stages = [stage for stage in serving.stages if stage.output_token_rate is not None] if serving else []
+    stages.sort(key=lambda stage: (stage.concurrency is None, stage.concurrency or stage.rate or 0.0))
     return tuple(
         LoadCurvePoint(
             load=stage.short_label,
@@ -186,9 +171,7 @@ def load_curve(result: RoundResult | None) -> tuple[LoadCurvePoint, ...]:
             token_rate_per_user=stage.token_rate_per_user,
             token_rate_per_device=stage.token_rate_per_device,
         )
-        for stage in sorted(
-            stages, key=lambda stage: (stage.concurrency is None, stage.concurrency or stage.rate or 0.0)
-        )
+        for stage in stages
     )
 
 
@@ -244,7 +227,6 @@ class Side(Spec):
     verdict: str
     marks: tuple[Mark, ...]
     num_rounds: int
-    """Rounds that succeeded."""
     units_per_epoch: float | None = None
     changed: tuple[str, ...] = ()
     """What the vendor changed of the standard case."""
@@ -258,7 +240,6 @@ class Pair(Spec):
     baseline: Side
     other: Side
     not_comparable: tuple[str, ...]
-    """Why the two are not comparable, where the comparison was forced."""
     differences: tuple[FigureDifference, ...]
     one_sided: tuple[str, ...]
     """Figures that only one side has, with the reason why the other has none."""
@@ -276,7 +257,6 @@ class RunComparison(Spec):
     unmatched: tuple[str, ...] = ()
     """Cases that only some runs have."""
     problems: tuple[str, ...] = ()
-    """Runs and rounds that could not be read."""
 
 
 def compare(
@@ -304,16 +284,13 @@ def compare(
     for other in others:
         theirs = other.without_trials
         matches = _matches(ours, theirs)
-        for number, case in enumerate(ours):
-            if number in matches:
-                pairs.append(_pair(case, theirs[matches[number]], across_scales=across_scales))
-            else:
-                unmatched.append(f"{_name(case)}: only {first.summary.run} has it")
-        unmatched += [
-            f"{_name(case)}: only {other.summary.run} has it"
-            for number, case in enumerate(theirs)
-            if number not in matches.values()
-        ]
+        pairs += (_pair(ours[one], theirs[two], across_scales=across_scales) for one, two in sorted(matches.items()))
+        for run, cases, matched in ((first, ours, matches.keys()), (other, theirs, matches.values())):
+            unmatched += (
+                f"{case.result.key} {case.result.variant or ''}".strip() + f": only {run.summary.run} has it"
+                for number, case in enumerate(cases)
+                if number not in matched
+            )
     if not pairs:
         raise RequestError("the runs have no case in common:\n" + "\n".join(unmatched))
     refused = [f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable]
@@ -325,19 +302,6 @@ def compare(
     return RunComparison(
         baseline=first.summary.run, pairs=tuple(pairs), unmatched=tuple(unmatched), problems=tuple(problems)
     )
-
-
-def _scale(key: CaseKey) -> str:
-    hosts, devices = ("s" if number != 1 else "" for number in (key.nnodes, key.nproc))
-    return f"{key.nnodes} host{hosts}{_TIMES}{key.nproc} device{devices}"
-
-
-def _name(case: LoadedCase) -> str:
-    return " ".join(filter(None, (str(case.result.key), case.result.variant)))
-
-
-def _same_work(one: LoadedCase, two: LoadedCase) -> bool:
-    return (one.result.key.model, one.result.task) == (two.result.key.model, two.result.task)
 
 
 def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[int, int]:
@@ -359,7 +323,8 @@ def _matches(first: Sequence[LoadedCase], other: Sequence[LoadedCase]) -> dict[i
         return [one == two for one, two in zip(properties(first[pair[0]]), properties(other[pair[1]]), strict=True)]
 
     numbers = itertools.product(range(len(first)), range(len(other)))
-    possible = [(number, place) for number, place in numbers if _same_work(first[number], other[place])]
+    work = [[(case.result.key.model, case.result.task) for case in cases] for cases in (first, other)]
+    possible = [(number, place) for number, place in numbers if work[0][number] == work[1][place]]
     matches: dict[int, int] = {}
     for number, place in sorted(possible, key=similarity, reverse=True):
         if number not in matches and place not in matches.values():
@@ -380,13 +345,22 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
             spread = without.result.figures.get(name)
             why = (spread.reason if spread else None) or "was not measured"
             one_sided.setdefault(f"{without.run.summary.run}: {why}", []).append(title_of(name, unit, metric))
+    is_known = bool(case.rounds and match.rounds)
+    before_context, after_context = (_context_of(side) if is_known else {} for side in (case, match))
+    areas = get_args(Area)
+    named = sorted(before_context.keys() | after_context.keys(), key=lambda item: (areas.index(item[0]), item[1]))
+    sides = ((*item, before_context.get(item, ()), after_context.get(item, ())) for item in named)
     return Pair(
         baseline=_side(case),
         other=_side(match),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences[name] for names in in_groups(differences).values() for name in names),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
-        differing=context_differences(context_of(case), context_of(match)) if case.rounds and match.rounds else (),
+        differing=tuple(
+            ContextDifference(area=area, name=name, baseline=old, other=new)
+            for area, name, old, new in sides
+            if old != new
+        ),
         is_same_run=is_copy(case.run, match.run),
     )
 
@@ -415,17 +389,12 @@ def changes_of(cost: AdaptationCost | None) -> tuple[str, ...]:
     """Describe a vendor's changes of a case."""
     if cost is None:
         return ()
-    lines: list[str] = [
-        f"{key.key}: {value_text(key.value)} instead of {value_text(key.standard)}" for key in cost.keys
-    ]
+    lines = [f"{key.key}: {value_text(key.value)} instead of {value_text(key.standard)}" for key in cost.keys]
     lines += [f"hook {hook.name}" for hook in cost.hooks]
     for kind, files in (("extern", cost.extern), ("kernel", cost.kernels), ("engine", cost.engines)):
         lines += [f"{kind} {file}, {count} lines" for file, count in files.items()]
-    return (
-        *lines,
-        *(f"requirement {name}" for name in cost.requirements),
-        *(f"variable {name}" for name in cost.environment),
-    )
+    lines += [f"requirement {name}" for name in cost.requirements]
+    return (*lines, *(f"variable {name}" for name in cost.environment))
 
 
 def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Iterator[str]:
@@ -444,7 +413,10 @@ def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool)
             word = mark.replace("_", " ")
             yield f"{word}, baseline not" if mark in two.marks else f"not {word}, baseline is"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
-        yield f"{_scale(two.key)}, baseline {_scale(one.key)}"
+        one_scale, two_scale = (
+            _TIMES.join((counted(key.nnodes, "host"), counted(key.nproc, "device"))) for key in (one.key, two.key)
+        )
+        yield f"{two_scale}, baseline {one_scale}"
     if case.first and match.first and (workload := _WORKLOAD.get(one.task)):
         if case.first.precision != match.first.precision:
             yield f"precision {match.first.precision}, baseline {case.first.precision}"
@@ -463,6 +435,14 @@ def _difference(
 ) -> FigureDifference:
     difference, interval = mean_difference(before, after)
     relative, relative_interval = (None, None) if name.info.is_difference else relative_difference(before, after)
+    low, high = relative_interval or interval or (math.nan, math.nan)
+    effect: Effect = "different"
+    if interval is None:
+        effect = "unknown"
+    elif low <= 0 <= high:
+        effect = "equal" if low == high else "within noise"
+    elif name.info.better != "neither":
+        effect = "better" if (difference > 0) == (name.info.better == "higher") else "worse"
     return FigureDifference(
         figure=name,
         title=title,
@@ -474,18 +454,5 @@ def _difference(
         interval=interval,
         relative=relative,
         relative_interval=relative_interval,
-        effect=_effect(name, difference, relative_interval or interval),
+        effect=effect,
     )
-
-
-def _effect(name: FigureName, difference: float, interval: tuple[float, float] | None) -> Effect:
-    if interval is None:
-        return "unknown"
-    if interval == (0.0, 0.0):
-        return "equal"
-    if interval[0] <= 0 <= interval[1]:
-        return "within noise"
-    better = name.info.better
-    if better == "neither":
-        return "different"
-    return "better" if (difference > 0) == (better == "higher") else "worse"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from accelmark.results.read.rank_log import logs_of_attempts
-from accelmark.results.read.round_dir import node_dirs, read_job
-from accelmark.results.schema import RoundResult
+from accelmark.results.read.round_dir import rank_logs, read_job
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
@@ -34,7 +33,6 @@ BENCHMARKS: Final = {"resnet50": "resnet", "bert": "bert", "bert_large": "bert"}
 KNOWN_BENCHMARKS: Final = (
     "bert", "dlrm_dcnv2", "gnn", "gpt3", "llama2_70b_lora", "resnet", "ssd", "stable_diffusion", "unet3d",
 )  # fmt: skip
-"""MLPerf's benchmarks under :data:`RULESET`."""
 
 
 def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
@@ -49,22 +47,17 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         raise RequestError(f"MLPerf Training {RULESET} has no benchmark {benchmark!r} ({known})")
     exported: dict[Path, tuple[JobSpec, TrainingWork, list[PerfLogRecord]]] = {}
     for job_file in sorted(run_dir.glob("*/round*/job.json")):
-        round_dir = job_file.parent
-        job = read_job(round_dir)
-        logs = [path for node in node_dirs(round_dir) for rank, path in node.rank_logs() if rank == 0]
-        if not isinstance(job.work, TrainingWork) or not logs:
-            continue
-        events = _events(logs[0])
-        if not any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
-            continue
-        exported[round_dir / MLLOG_FILE] = job, job.work, events
+        job, logs = read_job(job_file.parent), rank_logs(job_file.parent)
+        events = _events(logs[0]) if isinstance(job.work, TrainingWork) and 0 in logs else []
+        if any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
+            assert isinstance(job.work, TrainingWork)  # noqa: S101  others have no events here
+            exported[job_file.with_name(MLLOG_FILE)] = job, job.work, events
     if not exported:
         raise RunError(f"{run_dir}: no training round was completed, so there is nothing to export as MLLOG")
     models = sorted({job.key.model for job, _, _ in exported.values()})
     if benchmark is not None and len(models) > 1:
-        cases = " and ".join(models)
         raise RequestError(
-            f"{run_dir}: has {cases}, and not all are {benchmark!r}; name the benchmark of one case only"
+            f"{run_dir}: has {' and '.join(models)}, and not all are {benchmark!r}; name the benchmark of one case only"
         )
     for path, (job, work, events) in exported.items():
         write_atomic(path, "".join(f"{line}\n" for line in mllog_lines(job, work, events, benchmark)))
@@ -73,7 +66,6 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
 
 
 def _events(log: Path) -> list[PerfLogRecord]:
-    """Return the events of a rank, including the earlier attempts that it continued."""
     kept: list[PerfLogRecord] = []
     for attempt in logs_of_attempts(log):
         events = list(PerfLogReader(attempt))
@@ -140,7 +132,6 @@ def _training(events: Sequence[PerfLogRecord], metric: str | None, epoch_samples
 
 
 def _block(first: int, begin_ms: int, samples: int, end_ms: int, epoch_samples: int | None) -> Iterator[str]:
-    """Yield the two lines of training from sample ``first`` to ``samples``; none where nothing was trained."""
     count = samples - first
     if count > 0:
         where: dict[str, Any] = {
@@ -153,7 +144,6 @@ def _block(first: int, begin_ms: int, samples: int, end_ms: int, epoch_samples: 
 
 
 def _epochs(samples: int, epoch_samples: int | None, otherwise: int) -> float:
-    """Return samples in epochs, as a fraction for a partial epoch."""
     if not epoch_samples:
         return otherwise
     epochs = samples / epoch_samples
@@ -169,18 +159,14 @@ def _line(key: str, value: Any, time_ms: int, *, kind: str = _POINT, **metadata:
 
 
 def write_flagperf_logs(run_dir: Path) -> list[Path]:
-    """Write ``rank<R>.flagperf.log`` beside the log of each rank of the training rounds; return the files.
-
-    It has the rank's events with FlagPerf's names in addition. Raises RunError if the run has no training round.
-    """
+    """Write ``rank<R>.flagperf.log``, with FlagPerf's names in addition, next to the log of each training rank."""
     written: list[Path] = []
     for job_file in sorted(run_dir.glob("*/round*/job.json")):
         work = read_job(job_file.parent).work
-        for node in node_dirs(job_file.parent) if isinstance(work, TrainingWork) else ():
-            for rank, log in node.rank_logs():
-                path = log.with_name(f"rank{rank}.flagperf.log")
-                write_atomic(path, "".join(f"{line}\n" for line in _flagperf_lines(_events(log), work.unit)))
-                written.append(path)
+        for rank, log in rank_logs(job_file.parent).items() if isinstance(work, TrainingWork) else ():
+            path = log.with_name(f"rank{rank}.flagperf.log")
+            write_atomic(path, "".join(f"{line}\n" for line in _flagperf_lines(_events(log), work.unit)))
+            written.append(path)
     if not written:
         raise RunError(f"{run_dir}: has no training round, so there are no events of FlagPerf's")
     update_manifest(run_dir, *(path.relative_to(run_dir).as_posix() for path in written))
@@ -218,35 +204,30 @@ class RoundContents(NamedTuple):
 
 def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
     """Yield every readable round of a run."""
-    for case in run.summary.cases:
-        yield from (_contents(run, name, run.rounds[name], case.verdict) for name in case.rounds if name in run.rounds)
-
-
-def _contents(run: LoadedRun, name: str, result: RoundResult, verdict: str) -> RoundContents:
-    begin = datetime.fromisoformat(result.started_at).timestamp() if result.started_at else 0.0
-    return RoundContents(
-        name=name,
-        parameters={setting: str(found.value) for setting, found in sorted(result.settings.items())},
-        figures={figure.value: found.value for figure, found in result.figures.items() if found.value is not None},
-        curves={
-            curve: tuple((point.step, begin + point.time_s, point.value) for point in points if point.value is not None)
-            for curve, points in result.curves.items()
-        },
-        tags={
-            "accelmark.run": run.summary.run, "accelmark.key": str(result.key), "accelmark.round": str(result.round),
-            "accelmark.verdict": verdict, "accelmark.state": result.state, "accelmark.vendor": result.vendor,
-            "accelmark.case_version": str(result.case_version), "accelmark.marks": ", ".join(result.marks),
-            "accelmark.version": run.summary.accelmark_version,
-        },
-    )  # fmt: skip
+    named = ((case, name) for case in run.summary.cases for name in case.rounds if name in run.rounds)
+    for case, name in named:
+        result = run.rounds[name]
+        begin = datetime.fromisoformat(result.started_at).timestamp() if result.started_at else 0.0
+        yield RoundContents(
+            name=name,
+            parameters={setting: str(found.value) for setting, found in sorted(result.settings.items())},
+            figures={figure.value: found.value for figure, found in result.figures.items() if found.value is not None},
+            curves={
+                curve: tuple((at.step, begin + at.time_s, at.value) for at in points if at.value is not None)
+                for curve, points in result.curves.items()
+            },
+            tags={
+                "accelmark.run": run.summary.run, "accelmark.key": str(result.key),
+                "accelmark.round": str(result.round), "accelmark.verdict": case.verdict,
+                "accelmark.state": result.state, "accelmark.vendor": result.vendor,
+                "accelmark.case_version": str(result.case_version), "accelmark.marks": ", ".join(result.marks),
+                "accelmark.version": run.summary.accelmark_version,
+            },
+        )  # fmt: skip
 
 
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
-    """Write the rounds of a run below ``directory``; return the directory of each.
-
-    Raises RequestError if TensorBoard is not installed, or the directory already has the round; RunError if a file
-    cannot be written.
-    """
+    """Write the rounds of a run below ``directory``; return the directory of each. Raises RequestError or RunError."""
     require("the TensorBoard export", "accelmark[tensorboard]")
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -292,24 +273,19 @@ def _events_tracking(contents: RoundContents) -> list[object]:
     ]
 
 
-_MAX_METRICS: Final = 1000
-_MAX_PARAMETERS: Final = 100
-"""Limits of one request to an MLflow server."""
+_MAX_IN_REQUEST: Final = {"params": 100, "metrics": 1000}
 _MAX_PARAMETER_LENGTH: Final = 6000
-_TIMEOUT_S: Final = 10.0
+"""Limits of an MLflow server."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
-    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids.
-
-    Raises RequestError if MLflow is not installed; RunError if the server or store fails.
-    """
+    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids."""
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default is to retry silently for minutes
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{_TIMEOUT_S:g}")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     require("the MLflow export", "accelmark[mlflow]")
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -336,10 +312,9 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
     ]
     for curve, points in contents.curves.items():
         metrics += [Metric(_UNSAFE.sub("_", curve), value, int(at * 1000), step) for step, at, value in points]
-    for begin in range(0, len(parameters), _MAX_PARAMETERS):
-        client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
-    for begin in range(0, len(metrics), _MAX_METRICS):
-        client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
+    for kind, entries in (("params", parameters), ("metrics", metrics)):
+        for begin in range(0, len(entries), _MAX_IN_REQUEST[kind]):
+            client.log_batch(run_id, **{kind: entries[begin : begin + _MAX_IN_REQUEST[kind]]})
     secrets = set(secrets_in(run.files.json("plan.json")))
     for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
         if run.files.has(name):

@@ -281,14 +281,12 @@ FIGURE_GROUPS: Final = {
     group: tuple(name for name in FigureName if name.info.group == group)
     for group in dict.fromkeys(name.info.group for name in FigureName)
 }
-"""Title of a group -> its figures, in the order of pages and tables."""
 HEADLINES: Final = tuple(sorted((name for name in FigureName if name.info.rank), key=lambda name: name.info.rank))
 """The figures that say most, in order of preference; those without a value are skipped."""
 RATES: Final = {
     "train": FigureName.THROUGHPUT_TRAIN, "infer": FigureName.INFERENCE_CORE, "serve": FigureName.OUTPUT_RATE,
     "automl": FigureName.SEARCH_SCORE,
 }  # fmt: skip
-"""Task -> the rate that is compared first."""
 WARNED_FIGURES: Final = tuple(name for name in HEADLINES if name.info.warns)
 _NUM_FIRST: Final = 3
 

@@ -15,7 +15,6 @@ from accelmark.spec.number_format import digits
 
 _HOURS_PER_YEAR: Final = 8766
 _BULK: Final = {"token": (1e6, "million tokens"), "image": (1e3, "thousand images")}
-"""Unit -> how many of it have a price, and their name."""
 
 
 class DevicePrice(FiniteSpec):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from accelmark.results.figures import FigureName
-from accelmark.results.schema import CaseResult, RoundResult
+from accelmark.results.schema import CaseResult
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 
 FIGURE: Final = FigureName.THROUGHPUT_STEADY
@@ -90,21 +90,24 @@ def scaling_curves(runs: Iterable[LoadedRun]) -> list[ScalingCurve]:
             if not case.succeeded or spread is None or not spread.mean:
                 continue
             first = case.succeeded[0]
+            kept = {name: one.value for name, one in first.settings.items() if not name.startswith(_SCALE_SETTINGS)}
             group = (
                 key.model, key.framework, key.hardware, first.precision, str(first.case_version),
-                "open" if "open" in marks else "", "synthetic" if "synthetic" in marks else "", _settings(first),
+                "open" if "open" in marks else "", "synthetic" if "synthetic" in marks else "",
+                json.dumps(kept, default=str, sort_keys=True),
             )  # fmt: skip
             groups.setdefault(group, {})[key.nnodes, key.nproc] = case
-    return [_curve(list(scales.values())) for _, scales in sorted(groups.items()) if len(scales) > 1]
-
-
-def _curve(cases: list[LoadedCase]) -> ScalingCurve:
-    ordered = sorted(cases, key=lambda case: (case.result.key.world_size, case.result.key.nnodes))
-    smallest = ordered[0].result
-    return ScalingCurve(
-        smallest.key.model, smallest.key.framework, smallest.key.hardware, ordered[0].succeeded[0].precision,
-        smallest.unit, "synthetic" in smallest.marks, tuple(_point(case, smallest) for case in ordered),
-    )  # fmt: skip
+    curves = []
+    for _, scales in sorted(groups.items()):
+        if len(scales) > 1:
+            ordered = sorted(scales.values(), key=lambda case: (case.result.key.world_size, case.result.key.nnodes))
+            smallest, key = ordered[0].result, ordered[0].result.key
+            curve = ScalingCurve(
+                key.model, key.framework, key.hardware, ordered[0].succeeded[0].precision, smallest.unit,
+                "synthetic" in smallest.marks, tuple(_point(case, smallest) for case in ordered),
+            )  # fmt: skip
+            curves.append(curve)
+    return curves
 
 
 def _point(case: LoadedCase, base: CaseResult) -> ScalePoint:
@@ -120,9 +123,3 @@ def _point(case: LoadedCase, base: CaseResult) -> ScalePoint:
         case.run.summary.run, key.nnodes, key.nproc, spread.mean or 0.0, speedup, efficiency, half,
         str(batch.value) if batch else "–", "busy_machine" in case.result.marks,
     )  # fmt: skip
-
-
-def _settings(result: RoundResult) -> str:
-    """Return the settings that must be equal at every scale, as canonical text."""
-    kept = {name: one.value for name, one in result.settings.items() if not name.startswith(_SCALE_SETTINGS)}
-    return json.dumps(kept, default=str, sort_keys=True)

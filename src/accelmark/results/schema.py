@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figures import FigureName
@@ -32,7 +32,6 @@ LATENCIES: Final = {
     "queued": "From when a request was due until it was sent",
     "server_queue": "Time in the server's queue, as the server states it",
 }
-"""Names of the distributions of a stage."""
 
 
 class Quantile(Spec):
@@ -46,7 +45,6 @@ class Quantile(Spec):
     num_independent: int = 0
     """Number of independent samples that would give an interval of this width."""
     reason: str | None = None
-    """Why there is no value."""
 
 
 class Distribution(Spec):
@@ -84,7 +82,6 @@ class ServingStage(StageLoad):
     total_token_rate: FiniteFloat | None = None
     """The same with the prompts' tokens, at the first output."""
     token_rate_per_device: FiniteFloat | None = None
-    """Output tokens per second over the number of devices."""
     token_rate_per_user: FiniteFloat | None = None
     """Output tokens per second that one request gets: 1 / median TPOT."""
     tokens_per_output: FiniteFloat | None = None
@@ -101,13 +98,11 @@ class ServingStage(StageLoad):
     is_saturated: bool = False
     """Whether many more requests were due in the window of an open load than were answered in it."""
     mean_concurrency: FiniteFloat | None = None
-    """Requests in progress, mean over the window."""
     littles_concurrency: FiniteFloat | None = None
     """The same by Little's law: rate of requests due x their mean latency."""
     mean_power_w: FiniteFloat | None = None
     joules_per_token: FiniteFloat | None = None
     tokens_per_joule: FiniteFloat | None = None
-    """Output tokens per joule, which is tokens/s per watt."""
     num_tokens_unknown: int = 0
     """Answers whose tokens neither a tokenizer nor the server counted."""
     num_wrong_length: int = 0
@@ -137,7 +132,6 @@ class ServingStage(StageLoad):
     decode_mbu: FiniteFloat | None = None
     """Bytes that decoding must read per second over the chip's memory bandwidth; null without one."""
     reasons: tuple[str, ...] = ()
-    """Why figures have no value."""
 
     @property
     def label(self) -> str:
@@ -206,7 +200,6 @@ class TimelineRequest(Spec):
     due_s: float
     sent_s: float | None
     queue_s: float | None = None
-    """Time in the server's queue; null where the server does not state it."""
     first_s: float | None
     end_s: float
     status: str
@@ -222,9 +215,7 @@ class ServingRound(Spec):
     served_model: str | None
     api: str
     command: tuple[str, ...] = ()
-    """Command line of the server."""
     start_s: float | None = None
-    """From the start of the server until it was healthy."""
     start: StartTimes | None = None
     load: StartTimes | None = None
     """Of the framework, which loads the same model to compare answers."""
@@ -244,14 +235,12 @@ class ServingRound(Spec):
     """The stage with the round's figures; null where no stage has figures."""
     headline_why: str = ""
     highest_rate: FiniteFloat | None = None
-    """Highest rate of an open load that held the SLO."""
     highest_rate_note: str = ""
     answers: AnswersCompared
     prompts: PromptUse
     scores: tuple[BenchmarkScore, ...] = ()
     """Accuracy in tasks of lm-evaluation-harness."""
     scenarios: tuple[TokenScenarioResult, ...] = ()
-    """LoadGen's scenarios with token latencies."""
     timeline: tuple[TimelineRequest, ...] = ()
     malformed_lines: int = 0
     """Lines of requests.jsonl and answers.jsonl that could not be read."""
@@ -334,7 +323,6 @@ class TelemetrySeries(Spec):
     quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "rank_memory", "host_memory"]
     unit: str
     label: str
-    """Host and device, or the aggregate where there are many."""
     points: tuple[tuple[float, float | None], ...]
     """(seconds since TRAIN_START, value), negative before it; of a load since its first stage began."""
 
@@ -343,21 +331,12 @@ class Environment(Spec):
     """Hardware and software of a run, as read from the machine."""
 
     hosts: tuple[dict[str, Any], ...] = ()
-    """``sys_info.json`` of each host."""
     started: dict[str, Any] = Field(default_factory=dict)
     """``INIT_END`` of rank 0: framework, device, model hash, hooks."""
     compiled: dict[str, int] = Field(default_factory=dict)
     """``COMPILED`` of rank 0: graphs and graph breaks; empty where nothing was to be compiled."""
     inspected: dict[str, Any] = Field(default_factory=dict)
     """Of earlier versions."""
-
-    @field_validator("started")
-    @classmethod
-    def _named(cls, started: dict[str, Any]) -> dict[str, Any]:
-        for name in ("hooks", "library_versions"):
-            if not isinstance(started.get(name) or {}, dict):
-                raise ValueError(f"{name} must be a mapping of names")
-        return started
 
 
 Verdict = Literal["VALID", "OPEN", "INVALID"]
@@ -368,7 +347,6 @@ VERDICTS: Final[dict[Verdict, str]] = {
     "INVALID": "The result does not count: a round failed, the target was missed, the data was synthetic, or records "
     "contradict each other.",
 }
-"""Verdict -> its meaning."""
 Severity = Literal["info", "warning", "open", "error"]
 
 
@@ -413,7 +391,6 @@ class ReplacedHook(Spec):
 
     name: str
     place: str
-    """``file:line``."""
     num_lines: int | None
 
 
@@ -442,7 +419,6 @@ class CaseVerdict(Spec):
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    """Every reason why the verdict is not VALID."""
     findings: tuple[Finding, ...]
     adaptation: AdaptationCost | None
 
@@ -457,10 +433,8 @@ class InferenceRound(Spec):
     """What the metric is, with its unit where it has one; empty: its name."""
     tolerance: float
     stages: tuple[StageEnd, ...] = ()
-    """The ends of the seven steps."""
     repeat_check: RepeatCheck | None = None
     answers: AnswerCheck | None = None
-    """Null where the engine's answers were not compared."""
     isolated: bool = False
     """Whether the engine had a separate process; False in runs of earlier versions."""
     crossing_share: float | None = None
@@ -500,7 +474,6 @@ class Straggler(Spec):
     share: FiniteFloat
     """Its time beyond the median of the other ranks, as a share of a step."""
     cause: Literal["data", "computation"]
-    """What takes it longer than the others."""
     is_whole_host: bool
     """Whether its host has several ranks, all slower than the ranks of other hosts by more than the limit."""
     pause_s: FiniteFloat | None = None
@@ -541,20 +514,15 @@ class RoundResult(Spec):
     """(upper edge in ms, steps); the first entry is the lower edge of the first bin, with no steps."""
     telemetry: tuple[TelemetrySeries, ...] = ()
     num_steps: int = 0
-    """Optimizer steps completed."""
     num_samples: int = 0
-    """Samples processed by all ranks."""
     num_devices: int = 1
     min_rounds: int = 1
     """Rounds that the case requires for a valid result."""
     role: TrialRole | None = None
-    """Its part in a search for the best settings; null in other runs."""
     rules: str | None = None
     """Rules of the run, with version and hash; null: the case's own."""
     inference: InferenceRound | None = None
-    """null for other tasks."""
     serving: ServingRound | None = None
-    """null for other tasks."""
     rank_times: RankTimes | None = None
     """null with one rank, and where the own part of the steps of all ranks is not known."""
     rank_times_unknown: str | None = None
@@ -615,7 +583,6 @@ class CaseResult(Spec):
     variant: str | None = None
     """Distinguishes cases of one key: engine, precision and batch size, or server and precision."""
     role: TrialRole | None = None
-    """Its part in a search for the best settings; null in other runs."""
     state: JobState
     """``succeeded`` only if every round did."""
     converged: bool | None
@@ -674,9 +641,7 @@ class Summary(Spec):
     vendor: str
     cases: tuple[CaseResult, ...]
     tuning: TuningSpec | None = None
-    """The declaration of a search for the best settings; null for other runs."""
     problems: tuple[str, ...] = ()
-    """Files that could not be read."""
 
     @property
     def measured(self) -> list[CaseResult]:

@@ -34,20 +34,21 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
         if not path.exists() or (path.is_file() and not is_bundle(path)):
             raise RequestError(f"{path}: is no run, bundle or directory of runs")
         places, unread = find_sources(path)
-        opened, bad = load_runs(places)
+        opened: list[LoadedRun] = []
+        for place in places:
+            try:
+                opened.append(load_source(place, curves=False))
+            except RunError as error:
+                unread.append(str(error))
         named.update(run.path for run in opened if run.path == path)
         runs += opened
-        problems += unread + bad if opened or bad or unread else [f"{path}: has no runs"]
+        problems += unread if opened or unread else [f"{path}: has no runs"]
     kept = without_copies(runs, named)
     return kept, problems + round_problems(runs, kept)
 
 
 def find_sources(path: Path) -> tuple[list[Path], list[str]]:
-    """Return ``path`` itself if it is a run or a bundle, else every run, bundle and published result below it, by name.
-
-    A file with a bundle's suffix is included even if it is not one, so that loading it reports it. The second list has
-    a message for each unreadable directory.
-    """
+    """Return ``path`` if it is a run or bundle, else every run, bundle and published result below it, and problems."""
     try:
         if path.is_file() or is_search(path) or any((path / name).is_file() for name in (SUMMARY_FILE, "plan.json")):
             return [path], []
@@ -77,10 +78,7 @@ def load_source(path: Path, *, curves: bool = True) -> LoadedRun:
 
 
 def _load_record(path: Path) -> LoadedRun:
-    """Load a published result: a record in ``records/`` with its notes, which state the verdict.
-
-    Raises RunError where one of them cannot be read.
-    """
+    """Load a published result: a record in ``records/`` with its notes, which state the verdict."""
     with raising(RunError, f"{path}: is not a published result with notes in {_NOTES}", *UNREADABLE, SpecError):
         notes = read_yaml(path.parent.parent / _NOTES)[path.stem]
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -107,9 +105,9 @@ def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
     if not problems:
         return run
     cases = tuple(case.model_copy(update={"marks": (*case.marks, "edited")}) for case in run.summary.cases)
-    summary = run.summary.model_copy(update={"cases": cases})
     more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
     what = f"{run.path}: {problems[0]}{more}: see 'accelmark verify {run.path}'"
+    summary = run.summary.model_copy(update={"cases": cases})
     return replace(run, summary=summary, problems=(*run.problems, what))
 
 
@@ -119,35 +117,22 @@ def is_copy(one: LoadedRun, other: LoadedRun) -> bool:
 
 
 def _unmarked(run: LoadedRun) -> Summary:
-    """Return the summary of a run as it is stored, without the mark of :func:`_marked`."""
-    cases = (
+    cases = [
         case.model_copy(update={"marks": tuple(mark for mark in case.marks if mark != "edited")})
         for case in run.summary.cases
-    )
+    ]
     return run.summary.model_copy(update={"cases": tuple(cases)})
-
-
-def load_runs(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
-    """Load the figures of every run of ``paths``; the second list names the runs that cannot be read."""
-    runs: list[LoadedRun] = []
-    unread: list[str] = []
-    for path in paths:
-        try:
-            runs.append(load_source(path, curves=False))
-        except RunError as error:
-            unread.append(str(error))
-    return runs, unread
 
 
 def round_problems(found: Iterable[LoadedRun], kept: Iterable[LoadedRun]) -> list[str]:
     """Return the unreadable rounds of the runs ``found``; an export has no rounds, so it counts only if it is kept."""
     paths = {run.path for run in kept}
-    return [problem for run in found if run.path in paths or _has_rounds(run) for problem in run.problems]
-
-
-def _has_rounds(run: LoadedRun) -> bool:
-    names = (name for case in run.summary.cases for name in case.rounds)
-    return run.packed is not None or any((run.path / name).is_dir() for name in names)
+    problems: list[str] = []
+    for run in found:
+        names = (name for case in run.summary.cases for name in case.rounds)
+        if run.path in paths or run.packed is not None or any((run.path / name).is_dir() for name in names):
+            problems += run.problems
+    return problems
 
 
 def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> list[LoadedRun]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Final
 
@@ -20,12 +20,7 @@ _MIN_NOISE: Final = 1e-3
 
 
 def mean_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
-    """Return mean(second) - mean(first) and its 95 % interval by Welch's t-test; None where a side has one value.
-
-    Raises ValueError if a side has no value.
-    """
-    if not first or not second:
-        raise ValueError("both sides need a value")
+    """Return mean(second) - mean(first) and its 95 % interval by Welch's t-test; None where a side has one value."""
     difference = _mean(second) - _mean(first)
     if min(len(first), len(second)) < 2:
         return difference, None
@@ -47,8 +42,6 @@ def relative_difference(
     It is the ratio of the geometric means minus 1, with Welch's interval of the logarithms, so that it never falls
     below -100 %. None where a value is not positive.
     """
-    if not first or not second:
-        raise ValueError("both sides need a value")
     if min(*first, *second) <= 0:
         return None, None
     difference, interval = mean_difference([math.log(x) for x in first], [math.log(x) for x in second])
@@ -56,8 +49,7 @@ def relative_difference(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean, without rounding where all values are equal."""
-    return values[0] if min(values) == max(values) else fmean(values)
+    return values[0] if min(values) == max(values) else fmean(values)  # without rounding where all are equal
 
 
 def change_points(values: Sequence[float]) -> list[int]:
@@ -66,19 +58,21 @@ def change_points(values: Sequence[float]) -> list[int]:
     Optimal partitioning (Jackson et al., IEEE Signal Processing Letters 12, 2005) of a mean that changes under
     Gaussian noise: the sum of squares within segments over the noise's variance, plus 5 ln n for each change. The
     noise is estimated from the median difference of neighbours, which changes of level do not affect. Outliers are
-    clipped first (:func:`_clipped`), since the square of one would create a level of two runs around it. O(n^2).
+    clipped first, since the square of one would create a level of two runs around it. O(n^2).
     """
     count = len(values)
     if count < 2 * MIN_SEGMENT:
         return []
     steps = [abs(after - before) for before, after in itertools.pairwise(values)]
     noise = max(_MAD_TO_SIGMA * median(steps) / math.sqrt(2), _MIN_NOISE * abs(median(values)))
-    if noise == 0:
-        noise = max(max(steps), 1.0) * _MIN_NOISE
+    noise = noise or max(max(steps), 1.0) * _MIN_NOISE
     centre = median(values)
     sums, squares = [0.0], [0.0]
-    for value in _clipped(values, _OUTLIER_SIGMA * noise):
-        scaled = (value - centre) / noise
+    for position, value in enumerate(values):
+        first = min(max(position - 1, 0), count - 3)
+        middle = median(values[first : first + 3])  # of it and its neighbours
+        limit = _OUTLIER_SIGMA * noise
+        scaled = (min(max(value, middle - limit), middle + limit) - centre) / noise
         sums.append(sums[-1] + scaled)
         squares.append(squares[-1] + scaled * scaled)
     penalty = _PENALTY * math.log(count)
@@ -98,14 +92,6 @@ def change_points(values: Sequence[float]) -> list[int]:
         changes.append(end)
         end = previous[end]
     return changes[::-1]
-
-
-def _clipped(values: Sequence[float], limit: float) -> Iterator[float]:
-    """Yield each value, clipped to within ``limit`` of the median of three: itself and its neighbours."""
-    for position, value in enumerate(values):
-        first = min(max(position - 1, 0), len(values) - 3)
-        centre = median(values[first : first + 3])
-        yield min(max(value, centre - limit), centre + limit)
 
 
 def levels(values: Sequence[float], changes: Sequence[int]) -> list[tuple[int, int, float]]:

@@ -31,18 +31,14 @@ ATTRIBUTES: Final[dict[str, type]] = {
     "vendor": str, "chip": str, "scale": str, "nnodes": int, "nproc": int, "ranks": int, "variant": str, "role": str,
     "precision": str, "rounds": int, "unit": str, "accelmark_version": str,
 }  # fmt: skip
-"""Columns that are not figures."""
 HALF: Final = "_half95"
-"""Suffix of the column with half of a figure's 95 % interval."""
 COLUMNS: Final[dict[str, type]] = ATTRIBUTES | {
     column: float for name in FigureName for column in (name.value, f"{name.value}{HALF}")
 }
 TABLE: Final = "results"
-"""Name of the table in SQL."""
 _TYPES: Final = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
 _MEMORY_LIMIT: Final = "1GB"
 _LIST_COLUMN: Final = "marks"
-"""The column whose cells list any number of values."""
 _ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
 
 
@@ -75,10 +71,7 @@ def row_of(loaded: LoadedCase) -> Row:
 
 
 def column(name: str) -> str:
-    """Return the column of a name or alias.
-
-    Raises RequestError if there is no such column; the message names the nearest.
-    """
+    """Return the column of a name or alias. Raises RequestError, with the nearest names, if there is none."""
     name = _ALIASES.get(name, name)
     if name not in COLUMNS:
         raise RequestError(f"unknown column {name!r}: {nearest(name, COLUMNS)}")
@@ -101,16 +94,16 @@ def matching(runs: Iterable[LoadedRun], filters: Iterable[tuple[str, str]]) -> l
         tests.append((name, frozenset(part.strip().lower() for part in parts)))
     filtered = []
     for run in runs:
-        rows = [(case.result, row_of(case)) for case in run.cases]
-        kept = tuple(case for case, row in rows if all(_values(name, row[name]) & accepted for name, accepted in tests))
+        kept = []
+        for case in run.cases:
+            texts = {name: "" if value is None else str(value).lower() for name, value in row_of(case).items()}
+            values = {name: {text} for name, text in texts.items()}
+            values[_LIST_COLUMN].update(texts[_LIST_COLUMN].split(", "))
+            if all(values[name] & accepted for name, accepted in tests):
+                kept.append(case.result)
         if kept:
-            filtered.append(replace(run, summary=run.summary.model_copy(update={"cases": kept})))
+            filtered.append(replace(run, summary=run.summary.model_copy(update={"cases": tuple(kept)})))
     return filtered
-
-
-def _values(name: str, value: Cell) -> frozenset[str]:
-    text = "" if value is None else str(value).lower()
-    return frozenset({text, *(text.split(", ") if name == _LIST_COLUMN else ())})
 
 
 def grouped(rows: Iterable[Row], by: Sequence[str]) -> dict[tuple[Cell, ...], list[Row]]:
@@ -119,11 +112,13 @@ def grouped(rows: Iterable[Row], by: Sequence[str]) -> dict[tuple[Cell, ...], li
     groups: dict[tuple[Cell, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return dict(sorted(groups.items(), key=lambda group: [(value is not None, _sortable(value)) for value in group[0]]))
 
+    def order(value: Cell) -> tuple[bool, int, float, str]:
+        if isinstance(value, int | float):
+            return True, 0, float(value), ""
+        return value is not None, 1, 0.0, str(value)
 
-def _sortable(value: Cell) -> tuple[int, float, str]:
-    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+    return dict(sorted(groups.items(), key=lambda group: [order(value) for value in group[0]]))
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
@@ -154,11 +149,7 @@ class QueryResult(NamedTuple):
 
 
 def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
-    """Run one SELECT over the table ``results``.
-
-    Raises RequestError if the statement is invalid, is not a single SELECT or accesses files; or DuckDB is not
-    installed.
-    """
+    """Run one SELECT over the table ``results``."""
     require("SQL over results", "accelmark[results]")
     import duckdb
 
@@ -170,11 +161,8 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
         connection.execute("SET lock_configuration = true")
         with raising(RequestError, "invalid SQL", duckdb.Error):
             statements = connection.extract_statements(sql)
-        if len(statements) != 1:
-            raise RequestError(f"a query is a single SELECT, found {len(statements)} statements")
-        if statements[0].type != duckdb.StatementType.SELECT:
-            kind = statements[0].type.name.replace("_", " ")
-            raise RequestError(f"results are read-only: use SELECT, not {kind}")
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise RequestError("results are read-only: a query is a single SELECT")
         try:
             cursor = connection.execute(statements[0])
             columns = tuple(str(entry[0]) for entry in cursor.description or ())
@@ -184,10 +172,7 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Write the table as Parquet.
-
-    Raises RunError if the file cannot be written; RequestError if DuckDB is not installed.
-    """
+    """Write the table as Parquet."""
     require("Parquet output", "accelmark[results]")
     import duckdb
 

@@ -78,13 +78,13 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
 
 def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
     value, difference = case.mean_of(figure), case.mean_of(FigureName.METRIC_DIFFERENCE)
-    eligible = is_eligible(case.state, case.findings)
+    is_valid = case.verdict == "VALID" and is_eligible(case.state, case.findings)
     return Trial(
         number,
         case.variant or "",
         NOTHING if value is None else format_figure(figure, value, case.unit),
         NOTHING if difference is None else digits(difference, 2),
-        case.verdict if eligible and case.verdict == "VALID" else _why(case),
+        case.verdict if is_valid else _why(case),
     )
 
 
@@ -105,9 +105,12 @@ def _comparison(
         f"tuned is {digits(1 + ratio, 3)} times as shipped (95 % interval {digits(low, 3)} to {digits(high, 3)}), "
         f"{len(after)} rounds each in turn"
     )
-    if (high < 1) if tuning.better == "lower" else (low > 1):
+    if tuning.better == "lower":
+        low, high = -high, -low
+    one = -1 if tuning.better == "lower" else 1
+    if low > one:
         return text, True
-    if (low > 1) if tuning.better == "lower" else (high < 1):
+    if high < one:
         return f"{text}: the settings as shipped are better", False
     longer = shipped.key.model_copy(update={"repeat": 3 * tuning.num_rounds})
     return (

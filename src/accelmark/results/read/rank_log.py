@@ -70,20 +70,16 @@ class Attempt:
     begin_ms: float
     """Start of the process, or its first event."""
     last_ms: float
-    """The last event."""
     train_start_ms: float | None = None
     train_end_ms: float | None = None
     window_steps: array[float] = field(default_factory=lambda: array("d"))
     """Optimizer steps completed at the end of each window."""
     window_samples: array[float] = field(default_factory=lambda: array("d"))
-    """Samples of all ranks at the end of each window."""
     window_ms: array[float] = field(default_factory=lambda: array("d"))
-    """Monotonic time at the end of each window."""
     window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
     window_cpu_ms: array[float] = field(default_factory=lambda: array("d"))
     """CPU time of the rank's process in each window; NaN where it was not logged."""
     window_lengths: array[float] = field(default_factory=lambda: array("d"))
-    """Steps in each window."""
     num_losses: array[float] = field(default_factory=lambda: array("d"))
     """Losses in each window: of all its steps, or of its last."""
     losses: array[float] = field(default_factory=lambda: array("d"))
@@ -91,7 +87,6 @@ class Attempt:
     step_ms: array[float] = field(default_factory=lambda: array("f"))
     """Each step with its wait for data; the mean of its window where the framework times windows only."""
     wait_ms: array[float] = field(default_factory=lambda: array("f"))
-    """The wait for data of each step."""
     window_gc_ms: array[float] = field(default_factory=lambda: array("d"))
     """Garbage collections while each window was open."""
     window_retries: array[float] = field(default_factory=lambda: array("d"))
@@ -99,7 +94,6 @@ class Attempt:
     saved_steps: set[int] = field(default_factory=set)
     """Optimizer steps after which a checkpoint was written."""
     init_cpu_s: float | None = None
-    """CPU time until the process was ready to train."""
     evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
     """With the monotonic time of the event."""
     times: EventTimes = field(default_factory=dict)
@@ -145,7 +139,6 @@ class RankEnd:
     """Malformed lines, and events whose value does not match the event's schema."""
     malformed_lines: tuple[int, ...] = ()
     truncated: bool = False
-    """The last line of its log is incomplete."""
 
 
 @final
@@ -178,24 +171,6 @@ class OwnTime:
     longest_ms: float = 0.0
     """The longest own part, or wait for data, of one step."""
 
-    def add(self, window: StepWindow, skipped: int) -> None:
-        """Add a window without its first ``skipped`` steps."""
-        waits = window.data_wait_ms[skipped:]
-        self.num_waits += len(waits)
-        self.data_wait_ms += sum(waits)
-        if window.own_ms:
-            self.num_steps += len(window.own_ms[skipped:])
-            self.step_ms += sum(window.step_ms[skipped:])
-            self.own_ms += sum(window.own_ms[skipped:])
-        self.longest_ms = max([self.longest_ms, *waits, *window.own_ms[skipped:]])
-
-    def add_traced(self, step: TracedStep) -> None:
-        """Add a step that was traced."""
-        self.num_steps += 1
-        self.step_ms += step.step_ms
-        self.own_ms += step.own_ms
-        self.longest_ms = max(self.longest_ms, step.own_ms)
-
 
 @final
 @dataclass
@@ -207,7 +182,6 @@ class TrainLog:
     step_ms: array[float] = field(default_factory=lambda: array("f"))
     """Computation of each step of all attempts; single precision halves the memory of long runs."""
     compute_ms: float = 0.0
-    """Sum over all steps."""
     data_wait_ms: float = 0.0
     marked: MarkedTime = field(default_factory=lambda: MarkedTime())
     own: OwnTime = field(default_factory=lambda: OwnTime())
@@ -219,10 +193,7 @@ class TrainLog:
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
-    """Read one rank's log, including the earlier attempts that its last attempt continued.
-
-    Raises RunError when a file cannot be read; malformed lines are counted.
-    """
+    """Read one rank's log, including the earlier attempts that its last attempt continued."""
     log = TrainLog(RankEnd(rank))
     for source in logs_of_attempts(path):
         log = _read_on(log, source)
@@ -266,7 +237,11 @@ def _add(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     if event == Event.STEP_END:
         _add_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
     elif event == Event.STEP_TRACED:
-        log.own.add_traced(record.value_as(TracedStep))
+        traced = record.value_as(TracedStep)
+        log.own.num_steps += 1
+        log.own.step_ms += traced.step_ms
+        log.own.own_ms += traced.own_ms
+        log.own.longest_ms = max(log.own.longest_ms, traced.own_ms)
     elif event == Event.EVALUATE:
         attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
     elif event == Event.CHECKPOINT:
@@ -292,7 +267,15 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
-    log.own.add(window, max(0, WARM_STEPS - int(sum(attempt.window_lengths[:WARM_STEPS]))))
+    skipped = max(0, WARM_STEPS - int(sum(attempt.window_lengths[:WARM_STEPS])))
+    waits, own_ms = window.data_wait_ms[skipped:], window.own_ms[skipped:]
+    log.own.num_waits += len(waits)
+    log.own.data_wait_ms += sum(waits)
+    if window.own_ms:
+        log.own.num_steps += len(own_ms)
+        log.own.step_ms += sum(window.step_ms[skipped:])
+        log.own.own_ms += sum(own_ms)
+    log.own.longest_ms = max([log.own.longest_ms, *waits, *own_ms])
     if window.span_ms is not None:
         log.marked.wall_s += window.wall_ms / 1e3
         log.marked.span_s += window.span_ms / 1e3
@@ -370,7 +353,6 @@ class InferLog(ProcessLog):
     scenarios: list[ScenarioResult] = field(default_factory=list)
     token_scenarios: list[TokenScenarioResult] = field(default_factory=list)
     loads: list[EndedStage] = field(default_factory=list)
-    """Stages of offline generation."""
 
     def add(self, record: PerfLogRecord) -> None:
         """Add an event; events of a phase are kept by phase."""

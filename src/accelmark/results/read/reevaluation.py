@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Optional
 from pydantic import ValidationError
 
 from accelmark.results.read.rank_log import Attempt, read_train_log, warning_text
-from accelmark.results.read.round_dir import NodeDir, node_dirs, rank_logs
+from accelmark.results.read.round_dir import node_dirs, rank_logs
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import CheckpointHashes, Evaluated, Event, Replayed, SavedCheckpoint, UpdateSquares
@@ -119,7 +119,14 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     nodes = node_dirs(place)
     if not nodes:
         return None
-    problem = next(filter(None, map(_problem_of, nodes)), None)
+    problem: str | None = None
+    for node in reversed(nodes):
+        end = node.exit
+        if end is None or end.reason is not None:
+            problem = node.problem if end is None else end.reason
+        elif end.changed_data or end.changed_code:
+            what, changed = ("data", end.changed_data) if end.changed_data else ("code", end.changed_code)
+            problem = f"{end.host}: {what} was changed while it ran: {', '.join(changed)}"
     evaluated: dict[str, Evaluated] = {}
     replayed: list[tuple[int, Replayed]] = []
     warnings: dict[str, None] = {}
@@ -141,6 +148,13 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
             problem = problem or f"{path.name}: {error}"
     attempts = {rank: read_train_log(path, rank).attempts for rank, path in logs.items()}
     lead = next(iter(attempts.values()), [])
+    starts: list[Start] = []
+    for rank, other in again.items():
+        for attempt in attempts.get(rank, ()):
+            wall, cpu, other_wall, other_cpu = attempt.init_s, attempt.init_cpu_s, other.init_s, other.init_cpu_s
+            if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
+                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.window_cpu_ms) / 1e3
+                starts.append(Start((wall, other_wall), (cpu, other_cpu), train_s))
     evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
     weights = list(evaluated.values())
     return Reevaluation(
@@ -149,7 +163,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         claimed=weights[1].metrics if len(weights) > 1 else None,
         reported=evaluations[-1].metrics if evaluations else {},
         replays=tuple(_merged(replayed, attempts)),
-        starts=tuple(_starts(attempts, again)),
+        starts=tuple(starts),
         evaluations_s=tuple(evaluation.duration_s for evaluation in evaluations),
         evaluation_s=max((value.duration_s for value in weights), default=None),
         unpaired=tuple(_unpaired(round_dir, lead)) if len(lead) > 1 else (),
@@ -158,29 +172,9 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     )
 
 
-def _starts(attempts: Mapping[int, Sequence[Attempt]], again: Mapping[int, Attempt]) -> Iterator[Start]:
-    for rank, other in again.items():
-        for attempt in attempts.get(rank, ()):
-            wall, cpu, other_wall, other_cpu = attempt.init_s, attempt.init_cpu_s, other.init_s, other.init_cpu_s
-            if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
-                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.window_cpu_ms) / 1e3
-                yield Start((wall, other_wall), (cpu, other_cpu), train_s)
-
-
-def _problem_of(node: NodeDir) -> str | None:
-    """Return why the job did not complete on a host, or with other data or code than was checked."""
-    if node.exit is None or node.exit.reason is not None:
-        return node.problem if node.exit is None else node.exit.reason
-    for what, changed in {"data": node.exit.changed_data, "code": node.exit.changed_code}.items():
-        if changed:
-            return f"{node.exit.host}: {what} was changed while it ran: {', '.join(changed)}"
-    return None
-
-
 def _merged(
     replayed: Iterable[tuple[int, Replayed]], attempts: Mapping[int, Sequence[Attempt]]
 ) -> Iterator[ReplayedSteps]:
-    """Merge the replays of all ranks, by their first checkpoint."""
     losses: dict[int, dict[int, float]] = {}
     for rank, tried in attempts.items():
         own = losses.setdefault(rank, {})

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError, first_error, raising
 from accelmark.spec.log.serving import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
 from accelmark.spec.model import Spec
@@ -25,18 +23,11 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger]
 Booleans = npt.NDArray[np.bool_]
 
-_MAX_LISTED_LINES: Final = 5
 _RECORDS_AT_ONCE: Final = 1024
-"""Records that become columns together."""
-_FIELDS: Final = (
-    "stage", "number", "prompt", "due_s", "sent_s", "first_s", "end_s", "status", "http_status", "finish_reason",
-    "input_tokens", "output_tokens", "requested_tokens", "usage_input", "usage_output", "queue_s",
-)  # fmt: skip
 _FLOATS: Final = (
     "due_s", "sent_s", "first_s", "end_s", "input_tokens", "output_tokens", "requested_tokens", "usage_input",
     "usage_output", "queue_s",
 )  # fmt: skip
-_fields_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = operator.attrgetter(*_FIELDS)
 
 
 @final
@@ -45,23 +36,14 @@ class LinesReport:
     """Lines of a file of records that could not be read."""
 
     malformed: int = 0
-    first_problems: list[str] = field(default_factory=list)
-    """Line number and cause of the first few."""
-
-    def add(self, number: int, error: ValidationError) -> None:
-        """Count a malformed line."""
-        self.malformed += 1
-        if len(self.first_problems) < _MAX_LISTED_LINES:
-            self.first_problems.append(f"line {number}: {first_error(error)}")
+    first_problem: str = ""
+    """Line number and cause."""
 
 
 @final
 @dataclass(frozen=True)
 class Requests:
-    """Requests as columns, in the order of ``requests.jsonl``; NaN where a record has null.
-
-    Times are seconds since the request's stage began.
-    """
+    """Requests as columns, as in ``requests.jsonl``; NaN: null. Times are seconds since the request's stage began."""
 
     stage: Integers
     number: Integers
@@ -150,38 +132,33 @@ class RequestTable:
 
 
 def _columns_of(records: Sequence[RequestRecord]) -> Requests:
-    rows = [_fields_of(record) for record in records]
-    columns: dict[str, Any] = dict(zip_strict(_FIELDS, zip_strict(*rows) if rows else ((),) * len(_FIELDS)))
-    columns |= {name: np.array(columns[name], dtype=np.int64) for name in ("stage", "number", "prompt")}
-    columns |= {name: np.array(columns[name], dtype=np.float64) for name in _FLOATS}
-    status, http_status = columns["status"], columns.pop("http_status")
-    columns["is_ok"] = np.array([name == "ok" for name in status], dtype=np.bool_)
-    columns["status"] = [
-        f"{name} {http}" if name == "http_error" and http is not None else name
-        for name, http in zip_strict(status, http_status)
-    ]
+    columns: dict[str, Any] = {
+        name: np.array([getattr(record, name) for record in records], dtype=np.float64) for name in _FLOATS
+    }
+    for name in ("stage", "number", "prompt"):
+        columns[name] = np.array([getattr(record, name) for record in records], dtype=np.int64)
     return Requests(
         **columns,
+        is_ok=np.array([record.status == "ok" for record in records], dtype=np.bool_),
+        status=[
+            f"{record.status} {record.http_status}"
+            if record.status == "http_error" and record.http_status is not None
+            else record.status
+            for record in records
+        ],
+        finish_reason=[record.finish_reason for record in records],
         gaps_us=np.array([gap for record in records for gap in record.gaps_us], dtype=np.int32),
         num_gaps=np.array([len(record.gaps_us) for record in records], dtype=np.int64),
     )
 
 
-class Comparisons(NamedTuple):
-    """The compared answers and scores of a run, and the number of lines that could not be read."""
-
-    answers: list[Answer]
-    scores: list[BenchmarkScore]
-    malformed: int
-
-
-def read_comparisons(node_dir: Path | None) -> Comparisons:
-    """Read ``answers.jsonl`` and ``scores.jsonl``, which may be missing. Raises RunError when one cannot be read."""
+def read_comparisons(node_dir: Path | None) -> tuple[list[Answer], list[BenchmarkScore], int]:
+    """Return the compared answers and scores of a run, which may be missing, and the number of malformed lines."""
     if node_dir is None:
-        return Comparisons([], [], 0)
+        return [], [], 0
     report = LinesReport()
     answers = list(_lines(node_dir / ANSWERS_FILE, Answer, report))
-    return Comparisons(answers, list(_lines(node_dir / SCORES_FILE, BenchmarkScore, report)), report.malformed)
+    return answers, list(_lines(node_dir / SCORES_FILE, BenchmarkScore, report)), report.malformed
 
 
 def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:
@@ -191,4 +168,5 @@ def _lines(path: Path, model: type[S], report: LinesReport) -> Iterator[S]:
             try:
                 yield model.model_validate_json(line)
             except ValidationError as error:
-                report.add(number, error)
+                report.malformed += 1
+                report.first_problem = report.first_problem or f"line {number}: {first_error(error)}"

@@ -16,7 +16,6 @@ from accelmark.spec.job import JobSpec, NodeExit
 from accelmark.spec.model import json_objects
 
 LedgerState = tuple[JobState, Optional[str]]
-"""A state that the coordinator recorded, and its reason."""
 
 _NODE: Final = re.compile(r"^(?P<host>.+)_noderank(?P<noderank>\d+)$")
 _RANK: Final = re.compile(r"^rank(?P<rank>\d+)\.out\.log$")
@@ -49,20 +48,18 @@ def node_dirs(round_dir: Path) -> list[NodeDir]:
     """Return the directories of a round's hosts, by node rank."""
     if not round_dir.is_dir():
         return []
-    matches = ((_NODE.match(path.name), path) for path in round_dir.iterdir() if path.is_dir())
-    nodes = [_node_dir(path, match["host"], int(match["noderank"])) for match, path in matches if match]
+    nodes: list[NodeDir] = []
+    for path in round_dir.iterdir():
+        if path.is_dir() and (match := _NODE.match(path.name)):
+            host, problem, end = match["host"], None, None
+            try:
+                end = NodeExit.model_validate_json((path / "exit.json").read_bytes())
+            except FileNotFoundError:
+                problem = f"{host}: the node agent wrote no exit.json"
+            except (OSError, ValidationError) as error:
+                problem = f"{host}: exit.json cannot be read: {type(error).__name__}"
+            nodes.append(NodeDir(path, host, int(match["noderank"]), end, problem))
     return sorted(nodes, key=lambda node: node.noderank)
-
-
-def _node_dir(path: Path, host: str, noderank: int) -> NodeDir:
-    file = path / "exit.json"
-    try:
-        return NodeDir(path, host, noderank, NodeExit.model_validate_json(file.read_bytes()), None)
-    except FileNotFoundError:
-        problem = f"{host}: the node agent wrote no {file.name}"
-    except (OSError, ValidationError) as error:
-        problem = f"{host}: {file.name} cannot be read: {type(error).__name__}"
-    return NodeDir(path, host, noderank, None, problem)
 
 
 def ledger_states(run_dir: Path) -> dict[str, LedgerState]:

@@ -65,13 +65,6 @@ class Samples:
         devices = self.header.get("devices") or ()
         return {int(info.get("index", 0)): info for info in devices if isinstance(info, dict)}
 
-    def keep_devices(self, indices: Sequence[int] | None, num_ranks: int) -> None:
-        """Keep the devices of the ranks: ``indices``, or the first ``num_ranks`` devices where it is None."""
-        if indices is None and len(self.devices) > num_ranks:
-            indices = sorted(self.devices)[:num_ranks]
-        if indices is not None:
-            self.devices = {index: columns for index, columns in self.devices.items() if index in indices}
-
     def times(self, columns: Mapping[str, array[float]]) -> Sequence[float]:
         """Return the times of a device's readings: ``t`` minus their age."""
         ages = columns.get("age_s")
@@ -92,20 +85,11 @@ class Samples:
 
 
 def read_samples(*paths: Path) -> Samples:
-    """Read one host's ``telemetry.jsonl`` of each attempt, in order; malformed lines are counted and skipped.
-
-    Raises RunError if a file cannot be read.
-    """
+    """Read one host's ``telemetry.jsonl`` of each attempt, in order; malformed lines are counted and skipped."""
     samples = Samples()
     for path in paths:
-        _read_on(samples, path)
-    return samples
-
-
-def _read_on(samples: Samples, path: Path) -> None:
-    with raising(RunError, f"{path}: cannot be read", OSError):
         digest, is_redacted = hashlib.sha256(), False
-        with path.open("rb") as file:
+        with raising(RunError, f"{path}: cannot be read", OSError), path.open("rb") as file:
             for line in file:
                 if line.startswith(b'{"header"'):
                     digest = hashlib.sha256()  # a recorder that was started again hashes its own lines
@@ -116,6 +100,7 @@ def _read_on(samples: Samples, path: Path) -> None:
                 if samples.footer is not None and samples.footer is not footer and not is_redacted:
                     samples.is_edited |= samples.footer.get("sha256", digest.hexdigest()) != digest.hexdigest()
                 digest.update(line)
+    return samples
 
 
 def _add(samples: Samples, line: bytes) -> bool:
@@ -135,36 +120,30 @@ def _add(samples: Samples, line: bytes) -> bool:
     elif isinstance(entry.get("note"), dict):
         samples.notes.append(str(entry["note"].get("what")))
     elif isinstance(entry.get("t"), (int, float)):
-        _append(samples, entry)
+        row = len(samples.t)
+        if row and entry["t"] <= samples.t[-1]:
+            return True
+        samples.t.append(entry["t"])
+        _append_row(samples.host, entry.get("host") or {}, row)
+        for device in entry.get("devices") or ():
+            index = int(device.get("index", 0))
+            _append_row(samples.devices.setdefault(index, {}), device, row)
+            reasons = device.get("throttle")
+            if isinstance(reasons, list):
+                samples.throttle.setdefault(index, set()).update(map(str, reasons))
+        for columns in (samples.host, *samples.devices.values()):
+            for column in columns.values():
+                if len(column) == row:
+                    column.append(_NAN)
     else:
         return False
     return True
-
-
-def _append(samples: Samples, entry: Mapping[str, Any]) -> None:
-    row = len(samples.t)
-    if row and entry["t"] <= samples.t[-1]:
-        return
-    samples.t.append(entry["t"])
-    _append_row(samples.host, entry.get("host") or {}, row)
-    for device in entry.get("devices") or ():
-        index = int(device.get("index", 0))
-        _append_row(samples.devices.setdefault(index, {}), device, row)
-        reasons = device.get("throttle")
-        if isinstance(reasons, list):
-            samples.throttle.setdefault(index, set()).update(str(reason) for reason in reasons)
-    for columns in (samples.host, *samples.devices.values()):
-        for column in columns.values():
-            if len(column) == row:
-                column.append(_NAN)
 
 
 def _append_row(columns: dict[str, array[float]], values: Mapping[str, Any], row: int) -> None:
     for name, value in values.items():
         if name == "index" or not isinstance(value, (int, float, type(None))) or isinstance(value, bool):
             continue
-        column = columns.get(name)
-        if column is None:
-            column = columns[name] = array("d", [_NAN]) * row
+        column = columns.setdefault(name, array("d", [_NAN]) * row)
         if len(column) == row:
             column.append(_NAN if value is None else value)

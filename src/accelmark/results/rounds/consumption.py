@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from accelmark.results.figures import FigureName
+from accelmark.results.figures import FigureName as F
 from accelmark.results.read.telemetry import Samples
-from accelmark.results.rounds.timeline import Column, Floats
+from accelmark.results.rounds.timeline import Column
 from accelmark.results.schema import Figure, Figures, ratio, value
 from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
 
@@ -30,11 +30,6 @@ class Integral(NamedTuple):
     reason: str = ""
 
 
-def max_gap_s(interval_s: float) -> float:
-    """Return the longest gap between samples that is interpolated."""
-    return max(GAP_INTERVALS * interval_s, MIN_GAP_S)
-
-
 def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral:
     """Integrate by trapezoids over ``spans``, with the ends interpolated between neighbouring samples.
 
@@ -50,25 +45,19 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
         return Integral(None, None, "nothing was measured")
     total = 0.0
     for begin, end in spans:
+        first = max(int(np.searchsorted(times, begin, side="right")) - 1, 0)
+        last = min(int(np.searchsorted(times, end, side="left")), len(times) - 1)
+        around = times[first : last + 1]
+        if around[0] - begin > gap_s or end - around[-1] > gap_s:
+            return Integral(None, None, "telemetry does not cover all of the measured time")
+        gaps = np.diff(around)
+        if len(gaps) and float(gaps.max()) > gap_s:
+            at = max(float(around[int(gaps.argmax())]) - begin, 0.0)
+            reason = f"telemetry has a gap of {float(gaps.max()):.1f} s, {at:.1f} s after the start"
+            return Integral(None, None, reason)
         grid = np.concatenate(([begin], times[(times > begin) & (times < end)], [end]))
-        if gap := _gap(times, begin, end, gap_s):
-            return Integral(None, None, gap)
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
     return Integral(total, total / duration)
-
-
-def _gap(points: Floats, begin: float, end: float, gap_s: float) -> str | None:
-    """Describe a gap of more than ``gap_s`` between samples in the span, if there is one."""
-    first = max(int(np.searchsorted(points, begin, side="right")) - 1, 0)
-    last = min(int(np.searchsorted(points, end, side="left")), len(points) - 1)
-    around = points[first : last + 1]
-    if around[0] - begin > gap_s or end - around[-1] > gap_s:
-        return "telemetry does not cover all of the measured time"
-    gaps = np.diff(around)
-    if len(gaps) and float(gaps.max()) > gap_s:
-        at = float(around[int(gaps.argmax())]) - begin
-        return f"telemetry has a gap of {float(gaps.max()):.1f} s, {max(at, 0.0):.1f} s after the start"
-    return None
 
 
 HostSamples = Mapping[str, tuple[Samples, Spans]]
@@ -88,8 +77,8 @@ _WHY: Final = {
 }
 
 _NAMES: Final = (
-    FigureName.PEAK_HOST_MEMORY, FigureName.DEVICE_UTILISATION, FigureName.CPU_UTILISATION, FigureName.MEAN_POWER,
-    FigureName.ENERGY, FigureName.ENERGY_PER_UNIT, FigureName.UNITS_PER_JOULE, FigureName.TELEMETRY_CPU_TIME,
+    F.PEAK_HOST_MEMORY, F.DEVICE_UTILISATION, F.CPU_UTILISATION, F.MEAN_POWER,
+    F.ENERGY, F.ENERGY_PER_UNIT, F.UNITS_PER_JOULE, F.TELEMETRY_CPU_TIME,
 )  # fmt: skip
 
 
@@ -107,11 +96,16 @@ def consumption_figures(
     if not hosts:
         return {name: value(None, no_telemetry) for name in _NAMES}, []
     is_cpu = all(samples.measures_cpus(device_type) for samples, _ in hosts.values())
+    memory = [mib for samples, _ in hosts.values() for mib in samples.host.get("mem_used_mib", ()) if mib == mib]
+    cpu_times = {host: samples.cpu_times or [None] for host, (samples, _) in hosts.items()}
+    killed = next((host for host, used in cpu_times.items() if None in used), None)
     figures: Figures = {
-        FigureName.PEAK_HOST_MEMORY: _peak_host_memory(hosts),
-        FigureName.CPU_UTILISATION: _mean_over(hosts, "cpu", _cpu),
-        FigureName.DEVICE_UTILISATION: _mean_over(hosts, *(("cpu", _cpu) if is_cpu else ("utilisation", _devices))),
-        FigureName.TELEMETRY_CPU_TIME: _telemetry_cpu_time(hosts),
+        F.PEAK_HOST_MEMORY: value(max(memory, default=None), "telemetry has no host memory"),
+        F.CPU_UTILISATION: _mean_over(hosts, "cpu", _cpu),
+        F.DEVICE_UTILISATION: _mean_over(hosts, *(("cpu", _cpu) if is_cpu else ("utilisation", _devices))),
+        F.TELEMETRY_CPU_TIME: Figure(value=sum(sum(filter(None, used)) for used in cpu_times.values()))
+        if killed is None
+        else value(None, _on(killed, hosts, "the telemetry recorder was killed before it reported it")),
     }
     warnings: list[str] = []
     alone: list[str] = []
@@ -132,10 +126,10 @@ def consumption_figures(
     per_unit_reason = reason or "nothing was measured"
     note = f"one source, nothing to compare it with: {alone[0]}" if alone else None
     figures |= {
-        FigureName.ENERGY: Figure(value=measured, reason=reason or note),
-        FigureName.MEAN_POWER: Figure(value=None if measured is None else power_w, reason=reason or note),
-        FigureName.ENERGY_PER_UNIT: ratio(measured, units, per_unit_reason),
-        FigureName.UNITS_PER_JOULE: ratio(units or None, measured, per_unit_reason),
+        F.ENERGY: Figure(value=measured, reason=reason or note),
+        F.MEAN_POWER: Figure(value=None if measured is None else power_w, reason=reason or note),
+        F.ENERGY_PER_UNIT: ratio(measured, units, per_unit_reason),
+        F.UNITS_PER_JOULE: ratio(units or None, measured, per_unit_reason),
     }
     return figures, warnings
 
@@ -145,10 +139,7 @@ def _on(host: str, hosts: HostSamples, reason: str) -> str:
 
 
 def device_memory(hosts: HostSamples, device_type: str) -> tuple[float | None, str | None]:
-    """Return the largest memory in MiB that a job used on a device, and a note where it includes other processes.
-
-    The memory of the job's own processes where the driver reports it, else all memory in use on the device.
-    """
+    """Return the largest memory in MiB of the job's processes on a device, else of all, and a note on the latter."""
     own, whole = [], []
     for samples, _ in hosts.values():
         for columns in () if samples.measures_cpus(device_type) else samples.devices.values():
@@ -158,26 +149,19 @@ def device_memory(hosts: HostSamples, device_type: str) -> tuple[float | None, s
     return max(own or whole, default=None), note
 
 
-def _peak_host_memory(hosts: HostSamples) -> Figure:
-    used = [number for samples, _ in hosts.values() for number in samples.host.get("mem_used_mib", ())]
-    return value(max((number for number in used if number == number), default=None), "telemetry has no host memory")
-
-
 Columns = Sequence[tuple[Column, Column]]
-"""(times, values) of each device."""
 
 
 def _mean_over(hosts: HostSamples, name: str, columns_of: Callable[[Samples], Columns]) -> Figure:
-    """Return the mean over devices of their time-weighted means of ``name``; null where a device has none."""
     means: list[float] = []
     for host, (samples, spans) in hosts.items():
         columns = columns_of(samples)
         if not columns:
             return value(None, _on(host, hosts, samples.reason("devices")))
         for times, column in columns:
-            integral = _none(samples, name)
+            integral = Integral(None, None, samples.reason(name))
             if any(number == number for number in column):
-                integral = integrate(times, column, spans, max_gap_s(samples.interval_s))
+                integral = integrate(times, column, spans, max(GAP_INTERVALS * samples.interval_s, MIN_GAP_S))
             if integral.mean is None:
                 return value(None, _on(host, hosts, integral.reason))
             means.append(integral.mean)
@@ -193,16 +177,14 @@ def _devices(samples: Samples) -> Columns:
 
 
 def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str], alone: list[str]) -> Integral:
-    """Return one host's energy: of its devices, or of its CPU packages where they are the devices.
-
-    Appends to ``notes``, and to ``alone`` the sources that no other source can be compared with.
-    """
     if samples.measures_cpus(device_type):
         packages = _series(samples.t, samples.host.get("rapl_j", ()))
         alone += ["the energy counter of CPU packages"] if packages else []
-        return _energy_of(samples, spans, (), packages, "CPU packages", notes) if packages else _none(samples, "rapl_j")
+        if not packages:
+            return Integral(None, None, samples.reason("rapl_j"))
+        return _energy_of(samples, spans, (), packages, "CPU packages", notes)
     if not samples.devices:
-        return _none(samples, "devices")
+        return Integral(None, None, samples.reason("devices"))
     total = mean = 0.0
     for index, columns in samples.devices.items():
         if samples.infos.get(index, {}).get("power_in") in samples.devices:
@@ -221,7 +203,6 @@ def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str], 
 
 
 def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str, notes: list[str]) -> Integral:
-    """Return the energy of one device over the spans; null where a span is not covered."""
     gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
     total = 0.0
     for part in (energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans):
@@ -237,17 +218,3 @@ def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, w
 
 def _series(times: Sequence[float], column: Sequence[float]) -> Series:
     return [(t, number) for t, number in zip(times, column) if number == number]
-
-
-def _none(samples: Samples, name: str) -> Integral:
-    return Integral(None, None, samples.reason(name))
-
-
-def _telemetry_cpu_time(hosts: HostSamples) -> Figure:
-    total = 0.0
-    for host, (samples, _) in hosts.items():
-        known = [used for used in samples.cpu_times if used is not None]
-        if not known or len(known) < len(samples.cpu_times):
-            return value(None, _on(host, hosts, "the telemetry recorder was killed before it reported it"))
-        total += sum(known)
-    return Figure(value=total)

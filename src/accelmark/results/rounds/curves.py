@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -17,10 +17,7 @@ HISTOGRAM_BINS: Final = 60
 
 
 def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
-    """Return increasing indices of at most ``limit`` points, with the minimum and maximum of each interval.
-
-    Non-finite values are kept only where a whole interval is non-finite: as one gap.
-    """
+    """Return increasing indices of at most ``limit`` points, with the minimum and maximum of each interval."""
     count = len(values)
     if count <= limit:
         return np.arange(count)
@@ -46,21 +43,16 @@ def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) 
         loss_times = np.interp(steps, np.append(0.0, ends), np.append(0.0, times))
         curves["loss"] = _points(steps, loss_times, timeline.losses)
     if len(ends):
-        curves["throughput"] = _points(ends, times, window_throughput(timeline, units_per_sample, samples_per_step))
+        trained, wall_s = np.diff(timeline.windows["samples"], prepend=0.0), timeline.windows["wall_s"]
+        by_steps = timeline.windows["lengths"] * samples_per_step  # for the first window after a restart
+        units = np.where((trained <= 0) | (trained > by_steps), by_steps, trained) * units_per_sample
+        with np.errstate(divide="ignore", invalid="ignore"):
+            curves["throughput"] = _points(ends, times, np.where(wall_s > 0, units / wall_s, np.nan))
     for timed in timeline.evaluations:
         for name, value in timed.evaluation.metrics.items():
             point = Point(step=timed.evaluation.global_steps, time_s=round(timed.time_s, 4), value=value)
             curves[name] = (*curves.get(name, ()), point)
     return curves
-
-
-def window_throughput(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> Floats:
-    """Return units per second of each window; the first window after a restart is computed from its steps."""
-    trained, wall_s = np.diff(timeline.windows["samples"], prepend=0.0), timeline.windows["wall_s"]
-    by_steps = timeline.windows["lengths"] * samples_per_step
-    units = np.where((trained <= 0) | (trained > by_steps), by_steps, trained) * units_per_sample
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(wall_s > 0, units / wall_s, np.nan)
 
 
 def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Point, ...]:
@@ -72,22 +64,20 @@ def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Poi
 
 
 def _rounded(value: float, digits: int = 7) -> float | None:
-    """Return ``value`` with enough digits for a chart, None where it is not finite."""
     return float(f"{value:.{digits}g}") if value - value == 0 else None
 
 
-def histogram(step_ms: Floats, bins: int = HISTOGRAM_BINS) -> tuple[tuple[float, int], ...]:
+def histogram(step_ms: Floats) -> tuple[tuple[float, int], ...]:
     """Return (upper edge in ms, number of steps) of bins of equal width up to p99.5, and one bin to the slowest step.
 
-    The first entry has the lower edge of the first bin and 0 steps. The number of bins follows Rice's rule, at most
-    ``bins``.
+    The first entry has the lower edge of the first bin and 0 steps. The number of bins follows Rice's rule.
     """
     if not len(step_ms):
         return ()
     low, high, slowest = float(step_ms.min()), float(np.quantile(step_ms, 0.995)), float(step_ms.max())
     if high <= low:
         return ((low, 0), (slowest, len(step_ms)))
-    edges = np.linspace(low, high, min(bins, max(8, round(2 * len(step_ms) ** (1 / 3)))) + 1)
+    edges = np.linspace(low, high, min(HISTOGRAM_BINS, max(8, round(2 * len(step_ms) ** (1 / 3)))) + 1)
     if slowest > high:
         edges = np.append(edges, slowest)
     counts, _ = np.histogram(step_ms, bins=edges.astype(np.float64))
@@ -105,7 +95,6 @@ _DEVICE: Final[dict[str, tuple[Quantity, str]]] = {
     "utilisation": ("utilisation", "ratio"), "memory_used_mib": ("memory", "MiB"), "power_w": ("power", "W"),
     "temperature_c": ("temperature", "°C"), "sm_clock_mhz": ("clock", "MHz"),
 }  # fmt: skip
-"""Column of a device -> quantity and unit."""
 _HOST: Final[dict[str, tuple[Quantity, str]]] = {
     "cpu": ("cpu", "ratio"), "rank_rss_mib": ("rank_memory", "MiB"), "mem_used_mib": ("host_memory", "MiB"),
 }  # fmt: skip
@@ -125,34 +114,26 @@ def telemetry_series(hosts: HostSamples, span_s: tuple[float, float] | None = No
     """
     if span_s is not None:
         hosts = {host: (samples, (span_s,)) for host, (samples, _) in hosts.items()}
-    series_of_hosts: list[TelemetrySeries] = []
-    for column, (quantity, unit) in _DEVICE.items():
-        lines = [
-            _line(f"device {index}" if len(hosts) == 1 else f"{host} device {index}", times, columns[column], spans)
-            for host, (samples, spans) in hosts.items()
-            for index, columns in samples.devices.items()
-            if column in columns and (times := samples.times(columns))
-        ]
-        series_of_hosts += _series(quantity, unit, lines, span_s)
-    for column, (quantity, unit) in _HOST.items():
-        lines = [
-            _line(host, samples.t, samples.host[column], spans)
-            for host, (samples, spans) in hosts.items()
-            if column in samples.host
-        ]
-        series_of_hosts += _series(quantity, unit, lines, span_s)
-    if not any(series.quantity == "power" for series in series_of_hosts):
-        series_of_hosts += _series("power", "W", list(_package_lines(hosts)), span_s)
-    return tuple(series_of_hosts)
-
-
-def _package_lines(hosts: HostSamples) -> Iterable[_Line]:
-    """Yield the power of the CPU packages, from differences of their energy counter."""
+    lines: dict[tuple[Quantity, str], list[_Line]] = {named: [] for named in (*_DEVICE.values(), *_HOST.values())}
+    packages = []
     for host, (samples, spans) in hosts.items():
+        for column, named in _DEVICE.items():
+            for index, columns in samples.devices.items():
+                label = f"device {index}" if len(hosts) == 1 else f"{host} device {index}"
+                if column in columns and (times := samples.times(columns)):
+                    lines[named].append(_line(label, times, columns[column], spans))
+        for column, named in _HOST.items():
+            if column in samples.host:
+                lines[named].append(_line(host, samples.t, samples.host[column], spans))
         counter = np.asarray(samples.host.get("rapl_j", ()), dtype=np.float64)
         if len(counter) > 1:
-            times = np.asarray(samples.t, dtype=np.float64)
-            yield _line(f"{host} CPU packages", times[1:], np.diff(counter) / np.diff(times), spans)
+            read_s = np.asarray(samples.t, dtype=np.float64)
+            power_w = np.diff(counter) / np.diff(read_s)
+            packages.append(_line(f"{host} CPU packages", read_s[1:], power_w, spans))
+    series = [one for (quantity, unit), found in lines.items() for one in _series(quantity, unit, found, span_s)]
+    if not any(one.quantity == "power" for one in series):
+        series += _series("power", "W", packages, span_s)
+    return tuple(series)
 
 
 def _line(label: str, times: Column, values: Column, spans: Spans) -> _Line:
@@ -172,9 +153,11 @@ def _line(label: str, times: Column, values: Column, spans: Spans) -> _Line:
 
 def _series(
     quantity: Quantity, unit: str, lines: list[_Line], span_s: tuple[float, float] | None
-) -> Iterable[TelemetrySeries]:
+) -> Iterator[TelemetrySeries]:
     if span_s is not None:
-        lines = [_within(line, span_s[1] - span_s[0]) for line in lines]
+        length_s = span_s[1] - span_s[0]
+        inside = [(line, (line.times >= 0) & (line.times <= length_s)) for line in lines]
+        lines = [_Line(line.label, line.times[kept], line.values[kept]) for line, kept in inside]
     lines = [line for line in lines if np.isfinite(line.values).any()]
     for line in _joined(lines) if len(lines) > MAX_LINES else lines:
         kept = thin(line.values, _MAX_TELEMETRY_POINTS)
@@ -187,13 +170,7 @@ def _series(
         )
 
 
-def _within(line: _Line, length_s: float) -> _Line:
-    kept = (line.times >= 0) & (line.times <= length_s)
-    return _Line(line.label, line.times[kept], line.values[kept])
-
-
 def _joined(lines: list[_Line]) -> list[_Line]:
-    """Interpolate lines on one grid and return their mean, minimum and maximum."""
     begin, end = min(line.times[0] for line in lines), max(line.times[-1] for line in lines)
     grid = np.linspace(begin, end, min(_GRID, max(len(line.times) for line in lines)))
     rows = []

@@ -1,22 +1,32 @@
-"""Read what the hosts of a round recorded besides the ranks' logs: telemetry, contention with other work, and exits.
+"""Read what the hosts of a round recorded besides the ranks' logs, and compare the facts and clocks of all its files.
 
-Other work is detected on a host before the round, on its devices, and by waits for CPU cores during the round.
+Other work is detected on a host before the round, on its devices, and by waits for CPU cores during the round. A file
+of another round, host or run contradicts the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
-from accelmark.results.read.round_dir import LedgerState, NodeDir, read_json
+from accelmark.results.read.rank_log import EventTime, EventTimes, MarkedTime, RankEnd
+from accelmark.results.read.round_dir import LedgerState, NodeDir, ledger_events, planned_jobs, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import HostSamples, Spans
+from accelmark.results.rounds.timeline import Timeline
 from accelmark.results.schema import Environment, Finding, JobState, Mark, RoundResult, finding
 from accelmark.spec.backports import pairwise
-from accelmark.spec.job import JobSpec, NodeExit, TrainingWork
+from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
 from accelmark.spec.log.events import FinishedBase
+from accelmark.spec.log.perflog import event_names
+from accelmark.spec.log.records import HostClocks, LogSeal
 from accelmark.spec.model import Spec
 from accelmark.spec.number_format import limit_percent, percent
+from accelmark.spec.secret import LEFT_OUT
 
 MAX_CPU_WAIT_SHARE: Final = 0.02
 """Share of a rank's time that a thread may wait for a core."""
@@ -25,12 +35,6 @@ MIN_OTHERS_SHARE: Final = 0.5
 MIN_CPU_WAIT_S: Final = 0.5
 """Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
 _ADVICE: Final = ". Use an idle host."
-_FOREIGN_PROCESS: Final = "foreign-process"
-_BUSY_AT_START: Final = "busy-at-start"
-_CPU_CONTENTION: Final = "cpu-contention"
-_OVERSUBSCRIBED: Final = "oversubscribed"
-_UNREADABLE: Final = "samples-replaced"
-
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
 _FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
 
@@ -59,9 +63,16 @@ def read_telemetry(
             missing.append((node, f"{node.host}: telemetry.jsonl has no samples"))
         if not len(samples.t) or not spans:
             continue
-        selected, num_ranks = _visible_devices(node)
+        task = read_json(node.path / "agent.json")
+        num_ranks = int(task.get("nproc") or len(node.rank_logs()))
+        variable = (task.get("visible_devices") or {}).get("variable")
+        visible = (read_json(node.path / "sys_info.json").get("environment") or {}).get(variable)
+        selected = [entry.strip() for entry in visible.split(",")] if visible and isinstance(visible, str) else None
         indices = None if selected is None else device_indices(selected[:num_ranks], samples.infos)
-        samples.keep_devices(indices, num_ranks)
+        if indices is None and len(samples.devices) > num_ranks:
+            indices = sorted(samples.devices)[:num_ranks]
+        if indices is not None:
+            samples.devices = {index: columns for index, columns in samples.devices.items() if index in indices}
         if not samples.devices:
             unmatched = selected is not None and indices == [] and samples.infos
             why = f"none of them has the UUID {', '.join(selected or ())}" if unmatched else samples.reason("devices")
@@ -69,24 +80,12 @@ def read_telemetry(
             findings.append(finding("open", "telemetry-missing", "", actual))
         hosts[node.host] = (samples, spans)
         findings += _telemetry_findings(node.host, samples)
-    lacking = [
-        what
-        for node, what in missing
-        if not (node.exit is not None and node.exit.state != "succeeded" and (not node.rank_logs()))
-    ]
-    findings += [finding("error", "telemetry-missing", "samples from every host", what) for what in lacking]
+    for node, what in missing:
+        if node.exit is None or node.exit.state == "succeeded" or node.rank_logs():
+            findings.append(finding("error", "telemetry-missing", "samples from every host", what))
     if missing:
         return {}, missing[0][1]
     return hosts, "" if hosts else "nothing was measured"
-
-
-def _visible_devices(node: NodeDir) -> tuple[list[str] | None, int]:
-    """Return the entries of the host's visible-devices variable (None if unknown) and the number of ranks."""
-    task = read_json(node.path / "agent.json")
-    num_ranks = int(task.get("nproc") or len(node.rank_logs()))
-    variable = (task.get("visible_devices") or {}).get("variable")
-    value = (read_json(node.path / "sys_info.json").get("environment") or {}).get(variable)
-    return [entry.strip() for entry in value.split(",")] if isinstance(value, str) and value else None, num_ranks
 
 
 def device_indices(entries: Iterable[str], infos: Mapping[int, Mapping[str, Any]]) -> list[int]:
@@ -114,39 +113,34 @@ def _telemetry_findings(host: str, samples: Samples) -> Iterable[Finding]:
         if note.startswith("suspended: "):
             yield finding("open", "telemetry-missing", "samples of the whole round", f"{host}: {note}")
             continue
-        rule = _FOREIGN_PROCESS if note.startswith("foreign ") else "telemetry-note"
+        rule = "foreign-process" if note.startswith("foreign ") else "telemetry-note"
         yield finding("warning", rule, "", f"{host}: {note}")
     if samples.malformed:
-        yield finding(
-            "warning", "telemetry-unreadable", "", f"{host}: {samples.malformed} malformed lines in telemetry"
-        )
+        actual = f"{host}: {samples.malformed} malformed lines in telemetry"
+        yield finding("warning", "telemetry-unreadable", "", actual)
     for constant in filter(None, map(samples.constant_power, samples.devices)):
         yield finding("open", "constant-power", "readings of a sensor, which vary", f"{host}: {constant}")
     for index, reasons in samples.throttle.items():
         active = sorted(reasons - {"idle", "gpu_idle", "none"})
         if active:
-            actual = f"{host} device {index}: clocks were throttled: {', '.join(active)}"
-            yield finding("info", "throttled", "", actual)
+            yield finding("info", "throttled", "", f"{host} device {index}: clocks were throttled: {', '.join(active)}")
 
 
 def disturbances(findings: Iterable[Finding]) -> list[str]:
     """Return the findings that report other work on the machines, without the advice to use idle ones."""
-    busy = (finding for finding in findings if finding.rule in (_FOREIGN_PROCESS, _BUSY_AT_START, _CPU_CONTENTION))
-    return [finding.actual.removesuffix(_ADVICE) for finding in busy]
+    rules = ("foreign-process", "busy-at-start", "cpu-contention")
+    return [found.actual.removesuffix(_ADVICE) for found in findings if found.rule in rules]
 
 
 def contention_findings(nodes: Iterable[NodeDir], finished: Mapping[int, FinishedBase | None]) -> Iterable[Finding]:
-    """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores.
-
-    ``finished`` has the FINISHED event of each rank.
-    """
+    """Yield warnings about other work on the hosts before a round, and about ranks that waited for CPU cores."""
     others: list[float] = []
     for node in nodes:
         if node.exit is not None and node.exit.others_cpu_s is not None:
             others.append(node.exit.others_cpu_s)
         reasons = read_json(node.path / "sys_info.json").get("busy_at_start")
         for reason in reasons if isinstance(reasons, list) else ():
-            yield finding("warning", _BUSY_AT_START, "", f"{node.host}: {reason}{_ADVICE}")
+            yield finding("warning", "busy-at-start", "", f"{node.host}: {reason}{_ADVICE}")
     for rank, end in finished.items():
         if end is None or end.core_wait_s is None or end.e2e_time <= 0:
             continue
@@ -156,26 +150,26 @@ def contention_findings(nodes: Iterable[NodeDir], finished: Mapping[int, Finishe
             waited = f"rank {rank} waited for CPU cores {percent(share)} of the time ({limit})"
             if not others or max(others) >= MIN_OTHERS_SHARE * end.core_wait_s:
                 used = f"used up to {max(others):.1f} s of CPU time" if others else "may have used them"
-                yield finding("warning", _CPU_CONTENTION, "", f"{waited}: other work {used}{_ADVICE}")
+                yield finding("warning", "cpu-contention", "", f"{waited}: other work {used}{_ADVICE}")
             else:
-                yield finding("warning", _OVERSUBSCRIBED, "", f"{waited}: the job has more threads than cores.")
+                yield finding("warning", "oversubscribed", "", f"{waited}: the job has more threads than cores.")
 
 
 def job_state(
     job: JobSpec, nodes: list[NodeDir], rank_error: str | None, has_events: bool, ledger: LedgerState | None
 ) -> tuple[JobState, str | None]:
-    """Return the state of a round and, unless it succeeded, the reason.
-
-    ``rank_error`` is the message of the first rank that did not complete, ``ledger`` the last state that the
-    coordinator recorded.
-    """
+    """Return the state of a round and, unless it succeeded, the reason."""
     if ledger is not None and ledger[0] in _FINAL and ledger[0] != "succeeded":
         return ledger[0], ledger[1] or rank_error or f"the coordinator recorded the state {ledger[0]}"
     exits = [(node, node.exit) for node in nodes if node.exit is not None]
     for state in _WORST_FIRST:
         for node, node_exit in exits:
             if node_exit.state == state:
-                return state, _reason(node, node_exit, rank_error)
+                failed = next((rank for rank in node_exit.ranks if rank.state != "succeeded"), None)
+                reason = node_exit.reason or rank_error or f"{node.host}: the node's state is {node_exit.state}"
+                if failed is not None and not node_exit.reason:
+                    reason = f"{node.host}, rank {failed.rank}: {failed.reason or failed.state}"
+                return state, reason
     if len(exits) < job.key.nnodes:
         if ledger is not None and ledger[0] not in _FINAL:
             return ledger[0], ledger[1] or "the job has not ended"
@@ -186,15 +180,6 @@ def job_state(
     if not has_events:
         return "failed", "no rank wrote an event"
     return ("failed", rank_error) if rank_error else ("succeeded", None)
-
-
-def _reason(node: NodeDir, node_exit: NodeExit, rank_error: str | None) -> str:
-    if node_exit.reason:
-        return node_exit.reason
-    for rank in node_exit.ranks:
-        if rank.state != "succeeded":
-            return f"{node.host}, rank {rank.rank}: {rank.reason or rank.state}"
-    return rank_error or f"{node.host}: the node's state is {node_exit.state}"
 
 
 def round_marks(
@@ -215,17 +200,33 @@ def round_marks(
         "partial_evaluation": partial_evaluation,
         "busy_machine": bool(disturbances(findings)),
         "resumed": resumed,
-        "bad_samples": any(found.rule == _UNREADABLE for found in findings),
+        "bad_samples": any(found.rule == "samples-replaced" for found in findings),
         "speed_only": isinstance(job.work, TrainingWork) and not job.work.checks_convergence,
     }
     return tuple(mark for mark, applies in marks.items() if applies)
 
 
 def round_of(
-    job: JobSpec, state: tuple[JobState, str | None], nodes: Sequence[NodeDir], findings: Iterable[Finding], **own: Any
+    job: JobSpec,
+    state: tuple[JobState, str | None],
+    nodes: Sequence[NodeDir],
+    findings: Sequence[Finding],
+    events: Mapping[str, Spec | None],
+    *,
+    synthetic: bool = False,
+    partial_evaluation: bool = False,
+    resumed: bool = False,
+    **own: Any,
 ) -> RoundResult:
-    """Return the result of a round with what is the same for all tasks; ``state`` has the reason, ``own`` the rest."""
+    """Return the result of a round with what is the same for all tasks; ``events`` are rank 0's, ``own`` the rest."""
     exits = tuple(node.exit for node in nodes if node.exit)
+    marks = round_marks(
+        job, state[0], findings, synthetic=synthetic, partial_evaluation=partial_evaluation, resumed=resumed
+    )
+    environment = Environment(
+        hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
+        **{name: event.model_dump() for name, event in events.items() if event is not None},
+    )
     common = {
         "key": job.key,
         "round": job.round,
@@ -244,13 +245,247 @@ def round_of(
         "nodes": exits,
         "settings": job.provenance,
         "findings": tuple(findings),
+        "marks": marks,
+        "environment": environment,
     }
     return RoundResult(**(common | own))
 
 
-def environment_of(nodes: Iterable[NodeDir], **events: Spec | None) -> Environment:
-    """Return the hosts' descriptions, and the values of rank 0's events that were logged."""
-    return Environment(
-        hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
-        **{name: event.model_dump() for name, event in events.items() if event is not None},
-    )
+MAX_DIFFERENCE: Final = 0.01
+"""Largest relative difference of two clocks over the same span."""
+_DELAY_S: Final = 1.0
+"""Further difference allowed: on a busy machine a process may be interrupted between two readings, and sees what
+another one did later than it happened."""
+_SEEN_S: Final = 0.25
+"""... between a rank's clock and the agent's, corrected by the kernel's time of writing; more is OPEN. It was at most
+0.08 s over 230 spans of 0.1 to 560 s on a busy machine with two cores."""
+_LATE_S: Final = 5.0
+"""... by which the agent may see less time than the rank logged, because it saw the beginning late."""
+_LAUNCH_S: Final = 120.0
+"""... of the coordinator's span beyond the agent's, which includes its start and the copying of its last files."""
+_MAX_BETWEEN_MARKS: Final = 0.2
+"""Largest share of the windows' time outside of the marks of their steps, except waits for data."""
+_MIN_BETWEEN_MARKS_S: Final = 1.0
+_CLOCKS_RULE: Final = "clocks-disagree"
+_SPANS: Final = (("TRAIN_START", "TRAIN_END"), ("FORWARD", "FORWARD"), ("INIT_START", "FINISHED"))
+"""Pairs of events between which clocks are compared: from the first's first to the second's last occurrence."""
+
+
+def clock_findings(
+    round_dir: Path, nodes: Iterable[NodeDir], times: Mapping[str, EventTimes], *, is_translated: bool
+) -> Iterator[Finding]:
+    """Yield findings about clocks that are more than 1 % apart; clocks that the run did not record are not compared.
+
+    ``times`` has the events of the first rank of each node directory. Those of training are not compared with the
+    agent's where they are translated from a trainer's output (``is_translated``): they are logged later than they were.
+    """
+    contradictions: list[str] = []
+    expected = f"at most {limit_percent(MAX_DIFFERENCE)} apart"
+    for node in nodes:
+        own = times.get(str(node.path), {})
+        for begin, end, first, last in _spans(own):
+            mono_s, wall_s = last.mono_s - first.mono_s, last.wall_s - first.wall_s
+            if _differ(mono_s, wall_s):
+                clocks_s = f"{mono_s:.2f} s by its monotonic clock, {wall_s:.2f} s by its wall clock"
+                contradictions.append(f"{node.host}: the rank: from {begin} to {end} {clocks_s}")
+        if node.exit is None:
+            continue
+        if (clocks := node.exit.clocks) is not None:
+            began, ended = clocks.began, clocks.ended
+            mono_s, others = ended.mono_s - began.mono_s, {"its wall clock": ended.wall_s - began.wall_s}
+            if began.uptime_s is not None and ended.uptime_s is not None:
+                others["/proc/uptime"] = ended.uptime_s - began.uptime_s
+            contradictions += (
+                f"{node.host}: the agent: {mono_s:.2f} s by its monotonic clock, {other_s:.2f} s by {name}"
+                for name, other_s in others.items()
+                if _differ(mono_s, other_s)
+            )
+            for is_large, what in _seen(node.host, own, clocks, is_translated=is_translated):
+                yield finding("error" if is_large else "open", _CLOCKS_RULE, expected, what)
+        contradictions += _of_coordinator(round_dir, node.host, node.exit.duration_s)
+    yield from (finding("error", _CLOCKS_RULE, expected, what) for what in dict.fromkeys(contradictions))
+
+
+def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Finding]:
+    """Yield an error where the clock of the steps and the clock of the windows do not agree on the time of training."""
+    marked: MarkedTime = timeline.marked
+    outside_s = marked.wall_s - marked.span_s - marked.first_wait_s
+    allowed_s = _MAX_BETWEEN_MARKS * marked.wall_s + _MIN_BETWEEN_MARKS_S
+    if marked.span_s > marked.wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S or outside_s > allowed_s:
+        actual = f"windows of steps lasted {marked.wall_s:.2f} s, {marked.span_s:.2f} s by the clock that times steps"
+        yield finding("error", _CLOCKS_RULE, "the marks of steps cover their windows", actual)
+        return
+    # On the host, nothing but the loop's own work lies between two steps. A device may wait for its host there.
+    between_s = marked.span_s + marked.first_wait_s - timeline.compute_s - timeline.data_wait_s
+    if device_type == "cpu" and len(timeline.ranks) == 1 and between_s > allowed_s:
+        actual = (
+            f"{timeline.compute_s:.2f} s of computation and {timeline.data_wait_s:.2f} s of waiting for data were "
+            f"reported for {marked.span_s:.2f} s of steps"
+        )
+        yield finding("error", _CLOCKS_RULE, "steps and waits add up to their windows", actual)
+
+
+def _differ(one_s: float, two_s: float, delay_s: float = _DELAY_S) -> bool:
+    return abs(one_s - two_s) > MAX_DIFFERENCE * max(one_s, two_s) + delay_s
+
+
+def _spans(times: EventTimes) -> Iterator[tuple[str, str, EventTime, EventTime]]:
+    for begin, end in _SPANS:
+        if begin in times and end in times:
+            yield begin, end, times[begin][0], times[end][1]
+
+
+def _seen(host: str, times: EventTimes, clocks: HostClocks, *, is_translated: bool) -> Iterator[tuple[bool, str]]:
+    """Yield whether a difference of the rank's clock from the agent's is too large for a busy machine, and its text."""
+    for begin, end, first, last in _spans(times):
+        if is_translated and begin == "TRAIN_START":
+            continue
+        if begin in clocks.seen and end in clocks.seen:
+            logged_s = last.mono_s - first.mono_s
+            seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
+            if _differ(logged_s, seen_s, _SEEN_S) and not 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S:
+                clocks_s = f"{logged_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
+                yield _differ(logged_s, seen_s), f"{host}: from {begin} to {end} {clocks_s}"
+
+
+def _of_coordinator(round_dir: Path, host: str, duration_s: float) -> Iterator[str]:
+    """Compare the duration of the last attempt on a host with the coordinator's, which includes launch and copies."""
+    name = f"{round_dir.parent.name}/{round_dir.name}"
+    begin: Mapping[str, Any] | None = None
+    span = None
+    for event in ledger_events(round_dir.parents[1]):
+        if event.get("kind") == "run_resumed":
+            begin = None  # another coordinator that follows the job notices its end late
+        elif event.get("job") == name and event.get("state") is not None:
+            begin, span = (event, None) if event["state"] == "running" else (None, span)
+        elif event.get("job") == name and event.get("kind") == "agents_ended":
+            span = (begin, event) if begin is not None else None
+    if span is None:
+        return
+    begin, end = span
+    try:
+        wall_s = (datetime.fromisoformat(str(end["at"])) - datetime.fromisoformat(str(begin["at"]))).total_seconds()
+    except (KeyError, ValueError):
+        return
+    if duration_s > wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S or wall_s > duration_s * (1 + MAX_DIFFERENCE) + _LAUNCH_S:
+        yield f"{host}: {duration_s:.2f} s by the agent's clock, {wall_s:.2f} s by the coordinator's wall clock"
+    for clock, field in (("monotonic clock", "mono_s"), ("/proc/uptime", "uptime_s")):
+        with suppress(KeyError, TypeError):
+            other_s = float(end[field] - begin[field])
+            if _differ(wall_s, other_s):
+                yield f"the coordinator: {wall_s:.2f} s by its wall clock, {other_s:.2f} s by its {clock}"
+
+
+_TIME_S: Final = 1.0
+"""Between the reading of a clock and the event that states it, in which a busy machine may interrupt the rank."""
+_RECORDER_S: Final = 30.0
+"""The recorder starts after the agent, and ends within this time of its ranks."""
+_OFFSET_S: Final = 5.0
+"""Difference of the offsets between wall and monotonic clock of two processes of a host, which NTP may correct."""
+_ON_HOSTS: Final = ("checkpoint_dir", "resume", "case", "extern", "seed")
+"""Fields of a job that differ between the plan and ``job.json``: paths, and what is drawn at its start."""
+
+
+def agreement_findings(
+    round_dir: Path, job: JobSpec, nodes: Sequence[NodeDir], times: Mapping[str, EventTimes], hosts: HostSamples
+) -> Iterator[Finding]:
+    """Yield errors about files that contradict the plan, their directory or each other, and about clocks."""
+    if round_dir.name != f"round{job.round}":
+        yield _error(f"job.json is of round {job.round}, in the directory {round_dir.name}")
+    plan, stated = read_json(round_dir.parents[1] / "plan.json"), read_json(round_dir / "job.json")
+    planned = planned_jobs(plan).get(f"{round_dir.parent.name}/{round_dir.name}", {})
+    if names := [name for name, value in planned.items() if name not in _ON_HOSTS and stated.get(name) != value]:
+        yield _error(f"job.json and plan.json differ in {', '.join(sorted(names))}")
+    for node in nodes:
+        yield from (_error(f"{node.path.name}: {what}") for what in _node_contradictions(job, node))
+        if node.host in hosts:
+            samples = hosts[node.host][0]
+            own = times.get(str(node.path), {})
+            yield from (_error(f"{node.path.name}: telemetry.jsonl {what}") for what in _telemetry(node, samples, own))
+            for index in samples.devices:  # as telemetry names them, which runs outside of the ranks
+                name = samples.infos.get(index, {}).get("name")
+                if job.chip is not None and name and not job.chip.matches_name(str(name)):
+                    actual = f"{node.host}: telemetry reads that device {index} is {name!r}"
+                    yield finding("error", "chip-mismatch", job.chip.title, actual)
+    yield from clock_findings(round_dir, nodes, times, is_translated=isinstance(job.work, ExternalJob))
+
+
+def log_findings(timeline: Timeline, job: JobSpec, samples_per_step: int) -> Iterator[Finding]:
+    """Yield errors about FINISHED events that contradict the events before them, and about counts of samples."""
+    for end in timeline.ranks:
+        yield from (_error(f"rank {end.rank}: {what}") for what in _end_contradictions(timeline, end))
+    expected = timeline.num_steps * samples_per_step
+    if job.num_ranks == job.key.world_size and timeline.num_samples != expected:
+        steps = f"{timeline.num_steps} steps of {samples_per_step} samples"
+        yield _error(f"windows state {timeline.num_samples} samples for {steps}, which are {expected}")
+    worlds = {end.started.world_size for end in timeline.ranks if end.started is not None}
+    if worlds - {job.num_ranks}:
+        yield _error(f"ranks report {', '.join(map(str, sorted(worlds)))} ranks, the job has {job.num_ranks}")
+
+
+def _error(actual: str) -> Finding:
+    return finding("error", "records-disagree", "", actual)
+
+
+def _node_contradictions(job: JobSpec, node: NodeDir) -> Iterator[str]:
+    stated: list[tuple[str, Any, Any]] = []
+    if node.exit is not None:
+        stated += [("exit.json", node.exit.host, node.exit.noderank)]
+    task = read_json(node.path / "agent.json")
+    if "host" in task:
+        stated += [("agent.json", task["host"], task.get("noderank"))]
+    for file, host, noderank in stated:
+        # In the name of the directory, unusual characters are replaced.
+        is_name = isinstance(host, str) and len(host) >= len(node.host)
+        is_name = is_name and all(one == two or two == "-" for one, two in zip(host, node.host))
+        if noderank != node.noderank or not is_name:
+            yield f"{file} is of host {host}, noderank {noderank}"
+    if node.exit is not None:
+        per_host = job.ranks_per_host or job.key.nproc
+        expected = set(range(node.noderank * per_host, (node.noderank + 1) * per_host))
+        present = {rank for rank, _ in node.rank_logs()} | {rank.rank for rank in node.exit.ranks}
+        for rank, log in node.rank_logs():
+            seal, content = node.exit.logs.get(rank), log.read_bytes()
+            if seal is None or LEFT_OUT.encode() in content:
+                continue
+            if LogSeal.of(content[: seal.num_bytes]) != seal or event_names(content[seal.num_bytes :]):
+                yield f"{log.name} is not the log that rank {rank} left when it ended"
+        if present - expected:
+            yield f"has files of ranks {', '.join(map(str, sorted(present - expected)))}, which belong to other hosts"
+
+
+def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str]:
+    if samples.is_edited:
+        yield "was edited: its lines do not have the hash that the recorder states at their end"
+    t, wall = samples.header.get("t"), samples.header.get("wall")
+    if not isinstance(t, (int, float)) or not isinstance(wall, (int, float)):
+        return
+    if "INIT_START" in own:
+        first = own["INIT_START"][0]
+        offset_s = abs((wall - t) - (first.wall_s - first.mono_s))
+        if offset_s > _OFFSET_S:
+            yield f"was recorded by other clocks: {offset_s:,.0f} s from the rank's clocks"
+            return
+    if node.exit is None:
+        return
+    try:
+        began = datetime.fromisoformat(node.exit.started_at).timestamp()
+    except ValueError:
+        return
+    if not began - _OFFSET_S <= wall <= began + node.exit.duration_s + _RECORDER_S:
+        yield f"was not recorded in this round: it begins {wall - began:,.0f} s after the node agent's start"
+
+
+def _end_contradictions(timeline: Timeline, end: RankEnd) -> Iterator[str]:
+    done = end.finished
+    if done is None or done.state != "completed" or timeline.num_attempts > 1:
+        return
+    if end.rank == timeline.lead:
+        counts = (done.global_steps, done.num_trained_samples), (timeline.num_steps, timeline.num_samples)
+        if counts[0] != counts[1] and timeline.num_steps:
+            yield f"FINISHED states {counts[0][0]} steps and {counts[0][1]} samples, its windows {counts[1]}"
+        if not math.isclose(done.raw_train_time, timeline.train_s, rel_tol=0.01, abs_tol=_TIME_S):
+            yield f"FINISHED states {done.raw_train_time:.2f} s of training, its events {timeline.train_s:.2f} s"
+        if timeline.evaluations and done.final_metrics != timeline.evaluations[-1].evaluation.metrics:
+            stated, evaluated = dict(done.final_metrics), dict(timeline.evaluations[-1].evaluation.metrics)
+            yield f"FINISHED states the metrics {stated}, the last EVALUATE {evaluated}"

@@ -11,34 +11,27 @@ from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import InferLog, read_log
 from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
-from accelmark.results.rounds.generation import generation_round
-from accelmark.results.rounds.hosts import (
-    contention_findings,
-    environment_of,
-    job_state,
-    read_telemetry,
-    round_marks,
-    round_of,
-)
+from accelmark.results.rounds.hosts import agreement_findings, contention_findings, job_state, read_telemetry, round_of
 from accelmark.results.rounds.load import latency_curve
-from accelmark.results.rounds.serving import Consumption, load_span
+from accelmark.results.rounds.serving import Consumption, generation_round, load_span
 from accelmark.results.rounds.training import measured_ceiling
 from accelmark.results.schema import (
     Figure,
     Figures,
     Finding,
     InferenceRound,
+    Point,
     RoundResult,
+    ServingRound,
     finding,
     ratio,
     value,
 )
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck, ScenarioResult
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, InferStep, Reference, ScenarioName
 
@@ -68,9 +61,13 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
     wall_ms = sum(window.wall_ms for window in windows) - other_ms
     core_ms = sum(_computed_ms(window) for window in windows)
     latencies = full_batch_latencies(windows, batch_size)
+
+    def rate(took_ms: float) -> Figure:
+        return value(items / (took_ms / 1000) if took_ms > 0 else None, "the engine declared all time as not inference")
+
     return PhaseFigures(
-        whole=_rate(items, wall_ms),
-        core=_rate(items, core_ms),
+        whole=rate(wall_ms),
+        core=rate(core_ms),
         latency_ms={name: percentile(latencies, share) for name, share in PERCENTILES.items()},
         declared=Figure(value=other_ms / (other_ms + core_ms) if other_ms + core_ms > 0 else 0.0),
     )
@@ -95,12 +92,6 @@ def full_batch_latencies(windows: Iterable[ForwardWindow], batch_size: int) -> l
         for count, latency in zip_strict(window.items, window.latency_ms)
         if count == batch_size
     )
-
-
-def _rate(items: int, took_ms: float) -> Figure:
-    if took_ms <= 0:
-        return Figure(value=None, reason="the engine declared all time as not inference")
-    return Figure(value=items / (took_ms / 1000))
 
 
 def percentile(ordered: Sequence[float], share: float) -> Figure:
@@ -139,11 +130,9 @@ def invalid_reasons(
     slightly from the data; ``answers`` has the metrics of both on the same inputs. NaN is invalid; a metric that was
     not measured (None) is not, the rule ``accuracy-missed`` covers it.
     """
-    reasons: list[str] = []
-    if nonfinite_batches:
-        reasons.append(f"{nonfinite_batches} batches have NaN or infinite outputs")
-    for phase, found in (("validation", validation), ("inference", inference)):
-        if found is not None and not math.isfinite(found):
+    reasons = [f"{nonfinite_batches} batches have NaN or infinite outputs"] if nonfinite_batches else []
+    for phase, measured in (("validation", validation), ("inference", inference)):
+        if measured is not None and not math.isfinite(measured):
             reasons.append(f"{metric} of {phase} is not finite")
     compared = answers.engine_metrics.get(metric) if answers is not None else None
     expected = answers.framework_metrics.get(metric) if answers is not None else None
@@ -212,15 +201,11 @@ _SCENARIOS: Final[dict[F, ScenarioName]] = {
 def infer_round(
     round_dir: Path, job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None
 ) -> RoundResult:
-    """Compute the result of an inference round, even if it failed, was lost or is incomplete.
-
-    ``ledger`` is the last state that the coordinator recorded. Raises RunError if the rank's log cannot be read.
-    """
+    """Compute the result of an inference round, even if it failed, was lost or is incomplete."""
     logs = [path for node in nodes for _, path in node.rank_logs()]
     log = read_log(logs[0], InferLog) if logs else InferLog()
-    rank_error = None
-    if log.finished is not None and log.finished.state != "completed":
-        rank_error = log.finished.message or log.finished.end_reason
+    failed = log.finished if log.finished is not None and log.finished.state != "completed" else None
+    rank_error = None if failed is None else failed.message or failed.end_reason
     state, reason = job_state(job, nodes, rank_error, log.begin_ms is not None, ledger)
     findings: list[Finding] = []
     phase: Phase = "inference" if "inference" in log.spans_ms else "validation"
@@ -232,33 +217,29 @@ def infer_round(
     num_items = sum(sum(window.items) for window in log.windows.get(phase, ()))
     figures = _figures(job, infer, log, hosts)
     figures |= consumption_figures(hosts, num_items, job.device_type, no_telemetry)[0]
-    generated = None
+    generated: ServingRound | None = None
+    curves: dict[str, tuple[Point, ...]] = {}
     if infer.settings.generate_batches:
-        generated = generation_round(
-            job, infer, log, logs[0].parent if logs else None, Consumption(hosts, no_telemetry)
-        )
-        figures |= generated.figures
+        node_dir = logs[0].parent if logs else None
+        consumption = Consumption(hosts, no_telemetry)
+        generated, of_text, curves = generation_round(job, infer, log, node_dir, consumption)
+        figures |= of_text
     is_partial = log.created("partial") is True
     findings += _findings(infer, log, figures, is_partial=is_partial)
     findings += contention_findings(nodes, {0: log.finished})
     findings += agreement_findings(round_dir, job, nodes, {str(path.parent): log.times for path in logs[:1]}, hosts)
-    settings = infer.settings
-    marks = round_marks(
-        job,
-        state,
-        findings,
-        synthetic=settings.synthetic or log.created("trained") is False,
-        partial_evaluation=not settings.synthetic and (settings.max_batches is not None or is_partial),
-    )
+    settings, windows = infer.settings, log.windows.get("inference", ())
     return round_of(
         job,
         (state, reason),
         nodes,
         findings,
+        {"started": log.started},
+        synthetic=settings.synthetic or log.created("trained") is False,
+        partial_evaluation=not settings.synthetic and (settings.max_batches is not None or is_partial),
         task="infer",
-        marks=marks,
         figures={name: figures[name] for name in figures_of("infer", *(("generate",) if generated else ()))},
-        curves=generated.curves if generated else {},
+        curves=curves,
         num_devices=job.key.nproc,
         telemetry=telemetry_series(hosts, load_span(log.loads)),
         num_samples=num_items,
@@ -271,57 +252,59 @@ def infer_round(
             stages=tuple(log.stages),
             repeat_check=log.repeat_check,
             answers=log.answers,
-            crossing_share=crossing_share(log.windows.get("inference", ())),
+            crossing_share=crossing_share(windows),
             isolated=log.started is not None and log.started.isolated,
             scenarios=tuple(log.scenarios),
-            latency_curve=latency_curve(full_batch_latencies(log.windows.get("inference", ()), settings.batch_size)),
+            latency_curve=latency_curve(full_batch_latencies(windows, settings.batch_size)),
         ),
-        serving=generated.serving if generated else None,
-        environment=environment_of(nodes, started=log.started),
+        serving=generated,
     )
 
 
 def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -> Figures:
     settings = infer.settings
-    phases = {
-        name: phase_figures(log.windows.get(name, ()), settings.batch_size, _absent(log, step))
-        for name, step in _STEP_OF_PHASE.items()
-    }
-    inference, validation = phases["inference"], phases["validation"]
+    inference, validation = (
+        phase_figures(log.windows.get(name, ()), settings.batch_size, _absent(log, _STEP_OF_PHASE[name]))
+        for name in ("inference", "validation")
+    )
     e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
     warm_up, check = log.warm_ups.get("inference"), log.repeat_check
     absent = _absent(log, InferStep.INFER)
-    not_checked = (check.reason if check else None) or (
-        "repeat_check is false" if not settings.repeat_check else absent
-    )
-    scenarios = {result.scenario: result for result in log.scenarios}
-    return {
+    not_checked = absent if settings.repeat_check else "repeat_check is false"
+    figures: Figures = {
         F.INFERENCE_CORE: inference.core,
         F.INFERENCE_WHOLE: inference.whole,
         F.VALIDATION_CORE: validation.core,
         F.VALIDATION_WHOLE: validation.whole,
         F.INFERENCE_METRIC: _metric(log, infer, "inference"),
         F.VALIDATION_METRIC: _metric(log, infer, "validation"),
-        **_compared(log, infer),
         F.FIRST_CALL: value(warm_up.first_call_ms if warm_up else None, absent),
         F.FLOPS_PER_ITEM: value(settings.flops, "the case states no flops"),
         F.REPEAT_SPEEDUP: value(check.speedup if check else None, (check.reason if check else None) or not_checked),
         F.DECLARED_SHARE: inference.declared,
         F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
-        **{name: inference.latency_ms[share] for name, share in _LATENCIES.items()},
-        **{name: _step_time(log, step) for name, step in _STEP_TIMES.items()},
-        **{name: _scenario(scenarios.get(scenario)) for name, scenario in _SCENARIOS.items()},
-        **(
-            _computation(job, infer, inference, job.key.nproc)
-            if inference.core.value is not None
-            else _computation(job, infer, validation, 1)
-        ),
-        **_memory(job, log, hosts),
     }
+    figures |= _compared(log, infer) | {name: inference.latency_ms[share] for name, share in _LATENCIES.items()}
+    for name, step in _STEP_TIMES.items():
+        stage = log.stage(step)
+        took_s = stage.duration_s if stage and stage.state == "done" else None
+        figures[name] = value(took_s, _absent(log, step))
+    scenarios = {result.scenario: result for result in log.scenarios}
+    for name, scenario in _SCENARIOS.items():
+        result = scenarios.get(scenario)
+        notes = [] if result is None else [result.reason or ""]
+        if result is not None and result.functional:
+            notes.append("functional test: shorter than MLPerf requires")
+        note = "; ".join(filter(None, notes)) if result is not None else "the scenario was not requested"
+        figures[name] = Figure(value=result.figure if result is not None else None, reason=note or None)
+    if inference.core.value is not None:
+        figures |= _computation(job, infer, inference, job.key.nproc)
+    else:
+        figures |= _computation(job, infer, validation, 1)
+    return figures | _memory(job, log, hosts)
 
 
 def _absent(log: InferLog, step: InferStep) -> str:
-    """Return why a step has no result."""
     stage = log.stage(step)
     if stage is not None and stage.reason:
         return stage.reason
@@ -338,17 +321,13 @@ def _metric(log: InferLog, infer: InferJob, phase: Phase) -> Figure:
 
 
 def _compared(log: InferLog, infer: InferJob) -> Figures:
-    """Return the metrics of engine and framework over the same inputs, and their difference.
-
-    Earlier versions did not record the engine's: then the difference is that of the metrics over all passes and over
-    the data.
-    """
     whole, data = (_metric(log, infer, phase) for phase in ("inference", "validation"))
     absent = whole.reason or "the framework's answers to the engine's inputs have no metric"
     answers = log.answers
     engine, framework = (
-        answered.get(infer.metric)
-        for answered in ((answers.engine_metrics, answers.framework_metrics) if answers else ({}, {}))
+        (answers.engine_metrics.get(infer.metric), answers.framework_metrics.get(infer.metric))
+        if answers
+        else (None, None)
     )
     difference = None if engine is None or framework is None else engine - framework
     note = f"over {answers.num_scored:,} inputs, the same in both" if answers and answers.num_scored else None
@@ -356,26 +335,11 @@ def _compared(log: InferLog, infer: InferJob) -> Figures:
         expected = data.value if framework is None else framework
         difference = None if whole.value is None or expected is None else whole.value - expected
         note = "over different inputs"
+    metrics = {F.ENGINE_METRIC: engine, F.FRAMEWORK_METRIC: framework, F.METRIC_DIFFERENCE: difference}
     return {
         name: value(None, absent) if metric is None else Figure(value=metric, reason=note)
-        for name, metric in (
-            (F.ENGINE_METRIC, engine), (F.FRAMEWORK_METRIC, framework), (F.METRIC_DIFFERENCE, difference),
-        )
-    }  # fmt: skip
-
-
-def _step_time(log: InferLog, step: InferStep) -> Figure:
-    stage = log.stage(step)
-    return value(stage.duration_s if stage and stage.state == "done" else None, _absent(log, step))
-
-
-def _scenario(result: ScenarioResult | None) -> Figure:
-    if result is None:
-        return value(None, "the scenario was not requested")
-    notes = [result.reason] if result.reason else []
-    if result.functional:
-        notes.append("functional test: shorter than MLPerf requires")
-    return Figure(value=result.figure, reason="; ".join(notes) or None)
+        for name, metric in metrics.items()
+    }
 
 
 def _computation(job: JobSpec, infer: InferJob, phase: PhaseFigures, num_devices: int) -> Figures:

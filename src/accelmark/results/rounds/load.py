@@ -110,10 +110,7 @@ def design_effect(is_below: npt.NDArray[np.bool_], blocks: Integers) -> float:
 
 
 def interval_ranks(count: int, share: float) -> tuple[int, int]:
-    """Return the ranks (from 1) of the order statistics around a percentile.
-
-    Rank 0 or ``count + 1``: the samples have no limit on this side.
-    """
+    """Return the ranks (from 1) around a percentile; rank 0 or ``count + 1``: no limit on this side."""
     from scipy.special import bdtr
 
     centre, reach = count * share, _REACH * math.sqrt(count * share * (1 - share)) + _REACH
@@ -153,6 +150,11 @@ class SteadyWindow(NamedTuple):
         """Length in seconds."""
         return self.end_s - self.begin_s
 
+    def has(self, times: Floats) -> Booleans:
+        """Return which times are in the window."""
+        inside: Booleans = (times >= self.begin_s) & (times < self.end_s)
+        return inside
+
 
 def steady_window(requests: Requests, concurrency: int | None) -> SteadyWindow | str:
     """Return the window without ramp-up and drain, or the reason why there is none.
@@ -179,10 +181,7 @@ def steady_window(requests: Requests, concurrency: int | None) -> SteadyWindow |
 def measured_stage(
     requests: Requests, load: LoadStage, settings: ServeSettings, num_devices: int, ended_s: float | None
 ) -> ServingStage:
-    """Return the figures of one stage, from its ``requests``.
-
-    ``ended_s`` is the time of its event LOAD_END since it began, None without one.
-    """
+    """Return the figures of one stage; ``ended_s`` is the time of its LOAD_END since it began, None without one."""
     errors = Counter(status for status in requests.status if status != "ok")
     both = requests.is_ok & np.isfinite(requests.output_tokens) & np.isfinite(requests.usage_output)
     both_in = requests.is_ok & np.isfinite(requests.input_tokens) & np.isfinite(requests.usage_input)
@@ -190,7 +189,10 @@ def measured_stage(
         **{name: getattr(load, name) for name in StageLoad.model_fields},
         "num_requests": len(requests),
         "num_missing": max(load.num_requests - len(requests), 0),
-        "num_implausible": int((~plausible(requests, ended_s)).sum()) + _surplus(requests, load.num_requests),
+        # Records that the load generator did not count, or that have the number of another.
+        "num_implausible": int((~plausible(requests, ended_s)).sum())
+        + len(requests)
+        - min(len(np.unique(requests.number)), load.num_requests),
         "errors": dict(errors),
         "num_tokens_unknown": int((requests.is_ok & np.isnan(requests.tokens)).sum()),
         "own_tokens": int(requests.output_tokens[both].sum()),
@@ -203,36 +205,36 @@ def measured_stage(
     if isinstance(window, str):
         return ServingStage(**fields, window_s=None, num_measured=0, reasons=(window,))
     due = requests.where((requests.due_s >= window.begin_s) & (requests.due_s < window.end_s))
-    ended = requests.is_ok & in_window(requests.end_s, window)
+    ended = requests.is_ok & window.has(requests.end_s)
     ok = due.where(due.is_ok & np.isfinite(due.first_s))
     blocks = blocks_of(ok.due_s)
     tpot_s = time_per_token(ok)
-    has_tpot = np.isfinite(tpot_s)
-    was_sent = np.isfinite(ok.sent_s)
-    has_queue = np.isfinite(ok.queue_s)
     none = "no request was answered in the window"
-    no_queue = "the server does not state it"
-    no_gaps = "no answer has a second output" if len(ok) else none
     no_tpot = "no answer has a second token" if np.isfinite(ok.tokens).any() else "tokens were not counted"
+
+    def known(seconds: Floats, absent: str) -> Distribution:
+        is_known = np.isfinite(seconds)
+        return distribution(1000 * seconds[is_known], blocks[is_known], absent if len(ok) else none)
+
     latencies = {
-        "ttft": distribution(1000 * (ok.first_s - ok.due_s), blocks, none),
-        "sent_to_first": distribution(1000 * (ok.first_s - ok.sent_s)[was_sent], blocks[was_sent], none),
-        "itl": distribution(ok.gaps_us / 1000, np.repeat(blocks, ok.num_gaps), no_gaps),
-        "tpot": distribution(1000 * tpot_s[has_tpot], blocks[has_tpot], no_tpot if len(ok) else none),
-        "e2e": distribution(1000 * (ok.end_s - ok.due_s), blocks, none),
-        "queued": distribution(1000 * (ok.sent_s - ok.due_s)[was_sent], blocks[was_sent], none),
-        "server_queue": distribution(1000 * ok.queue_s[has_queue], blocks[has_queue], no_queue if len(ok) else none),
+        "ttft": known(ok.first_s - ok.due_s, none),
+        "sent_to_first": known(ok.first_s - ok.sent_s, none),
+        "itl": distribution(
+            ok.gaps_us / 1000, np.repeat(blocks, ok.num_gaps), "no answer has a second output" if len(ok) else none
+        ),
+        "tpot": known(tpot_s, no_tpot),
+        "e2e": known(ok.end_s - ok.due_s, none),
+        "queued": known(ok.sent_s - ok.due_s, none),
+        "server_queue": known(ok.queue_s, "the server does not state it"),
     }
     output_rate, total_rate, tokens_per_output = _token_rates(requests, window)
     tpot_ms = latencies["tpot"].at("p50")
     offered = len(due) / window.length_s
-    backlog = len(due) - int(in_window(requests.end_s, window).sum())
+    backlog = len(due) - int(window.has(requests.end_s).sum())
     is_saturated = load.concurrency is None and backlog > max(
         MAX_BACKLOG_SHARE * len(due), MIN_BACKLOG * np.sqrt(len(due))
     )
-    duration_s = np.clip(requests.end_s, window.begin_s, window.end_s) - np.clip(
-        requests.due_s, window.begin_s, window.end_s
-    )
+    begins_s, ends_s = (np.clip(times, window.begin_s, window.end_s) for times in (requests.due_s, requests.end_s))
     reasons = [] if output_rate is not None else ["neither a tokenizer nor the server's usage counts the tokens"]
     return ServingStage(
         **fields,
@@ -247,17 +249,11 @@ def measured_stage(
         token_rate_per_user=1000 / tpot_ms if tpot_ms else None,
         tokens_per_output=tokens_per_output,
         is_saturated=is_saturated,
-        mean_concurrency=float(duration_s.sum()) / window.length_s,
+        mean_concurrency=float((ends_s - begins_s).sum()) / window.length_s,
         littles_concurrency=offered * float((due.end_s - due.due_s).mean()) if len(due) else None,
         reasons=tuple(reasons),
         **_service_level(due, window, settings.slo, is_saturated=is_saturated),
     )
-
-
-def in_window(times: Floats, window: SteadyWindow) -> Booleans:
-    """Return which times are in the window."""
-    inside: Booleans = (times >= window.begin_s) & (times < window.end_s)
-    return inside
 
 
 def time_per_token(requests: Requests) -> Floats:
@@ -266,24 +262,17 @@ def time_per_token(requests: Requests) -> Floats:
     return np.where(further > 0, (requests.end_s - requests.first_s) / np.where(further > 0, further, 1), np.nan)
 
 
-class Outputs(NamedTuple):
-    """The outputs of answers, in no order."""
+def outputs_of(requests: Requests) -> tuple[Floats, Floats]:
+    """Return the arrivals in seconds and tokens of all outputs of requests with a first output and known tokens.
 
-    arrival_s: Floats
-    tokens: Floats
-    """An answer's tokens are shared equally by its outputs."""
-
-
-def outputs_of(requests: Requests) -> Outputs:
-    """Return all outputs of the requests, which have a first output and a number of tokens."""
+    They are in no order. An answer's tokens are shared equally by its outputs.
+    """
     per_output = requests.tokens / (requests.num_gaps + 1)
     elapsed_s = np.cumsum(requests.gaps_us, dtype=np.int64) / 1e6
     before_s = np.concatenate(([0.0], elapsed_s))[np.cumsum(requests.num_gaps) - requests.num_gaps]
     later_s = np.repeat(requests.first_s - before_s, requests.num_gaps) + elapsed_s
-    return Outputs(
-        np.concatenate((requests.first_s, later_s)),
-        np.concatenate((per_output, np.repeat(per_output, requests.num_gaps))),
-    )
+    arrival_s = np.concatenate((requests.first_s, later_s))
+    return arrival_s, np.concatenate((per_output, np.repeat(per_output, requests.num_gaps)))
 
 
 def counted(requests: Requests) -> Requests:
@@ -292,17 +281,13 @@ def counted(requests: Requests) -> Requests:
 
 
 def _token_rates(requests: Requests, window: SteadyWindow) -> tuple[float | None, float | None, float | None]:
-    """Return output tokens/s, total tokens/s, and tokens per output.
-
-    Tokens count when their output arrived, a prompt's tokens when its first output did.
-    """
     known = counted(requests)
     if not len(known):
         return None, None, None
-    outputs = outputs_of(known)
-    tokens = float(outputs.tokens[in_window(outputs.arrival_s, window)].sum())
-    prompts = float(np.nan_to_num(known.tokens_in)[in_window(known.first_s, window)].sum())
-    per_output = float(known.tokens.sum()) / len(outputs.tokens)
+    arrival_s, output_tokens = outputs_of(known)
+    tokens = float(output_tokens[window.has(arrival_s)].sum())
+    prompts = float(np.nan_to_num(known.tokens_in)[window.has(known.first_s)].sum())
+    per_output = float(known.tokens.sum()) / len(output_tokens)
     return tokens / window.length_s, (tokens + prompts) / window.length_s, per_output
 
 
@@ -323,14 +308,13 @@ def _service_level(due: Requests, window: SteadyWindow, slo: Slo, *, is_saturate
         tpot_ms = 1000 * time_per_token(due)
         holding &= (due.tokens <= 1) | (tpot_ms <= slo.tpot_ms)
     good = int(holding.sum())
-    share = good / len(due)
     low, high = share_interval(good, len(due))
     return {
         "goodput": good / window.length_s,
-        "slo_share": share,
+        "slo_share": good / len(due),
         "slo_share_low": low,
         "slo_share_high": high,
-        "holds_slo": share >= slo.share and not is_saturated,
+        "holds_slo": good / len(due) >= slo.share and not is_saturated,
     }
 
 
@@ -349,13 +333,7 @@ def plausible(requests: Requests, ended_s: float | None) -> Booleans:
     if len(requests.gaps_us):
         negative = np.concatenate(([0], np.cumsum(requests.gaps_us < 0)))
         good &= negative[ends] == negative[ends - requests.num_gaps]
-    plausibly: Booleans = good
-    return plausibly
-
-
-def _surplus(requests: Requests, num_counted: int) -> int:
-    """Return the number of records that the load generator did not count, or that have the number of another."""
-    return len(requests) - min(len(np.unique(requests.number)), num_counted)
+    return np.asarray(good)
 
 
 def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any]:
@@ -388,22 +366,19 @@ def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any
 
 def timeline_of(requests: Requests) -> tuple[TimelineRequest, ...]:
     """Return the first requests of a stage for the chart, in the order in which they were due."""
-
-    def rounded(value: float) -> float | None:
-        return round(value, 5) if value == value else None
-
-    order = np.lexsort((requests.number, requests.due_s))[:MAX_TIMELINE].tolist()
+    first = np.lexsort((requests.number, requests.due_s))[:MAX_TIMELINE]
+    columns = (requests.due_s, requests.sent_s, requests.queue_s, requests.first_s, requests.end_s)
+    rows = zip_strict(*(column[first].tolist() for column in columns))
     return tuple(
         TimelineRequest(
             number=int(requests.number[index]),
-            due_s=round(float(requests.due_s[index]), 5),
-            sent_s=rounded(float(requests.sent_s[index])),
-            queue_s=rounded(float(requests.queue_s[index])),
-            first_s=rounded(float(requests.first_s[index])),
-            end_s=round(float(requests.end_s[index]), 5),
             status=requests.status[index],
+            **{
+                name: round(time, 5) if time == time else None
+                for name, time in zip_strict(("due_s", "sent_s", "queue_s", "first_s", "end_s"), times)
+            },
         )
-        for index in order
+        for index, times in zip_strict(first.tolist(), rows)
     )
 
 
@@ -417,13 +392,8 @@ def compared_answers(
     answers: Sequence[Answer], requests: Requests, num_promised: int, min_agreement: float
 ) -> AnswersCompared:
     """Return the agreement of the answers with the framework's: the mean of each answer's share of agreeing tokens."""
-    known = set(
-        zip_strict(
-            requests.stage[requests.is_ok].tolist(),
-            requests.number[requests.is_ok].tolist(),
-            requests.prompt[requests.is_ok].tolist(),
-        )
-    )
+    ok = requests.where(requests.is_ok)
+    known = set(zip_strict(ok.stage.tolist(), ok.number.tolist(), ok.prompt.tolist()))
     shares = [min(answer.num_agreeing / answer.num_tokens, 1.0) for answer in answers if answer.num_tokens > 0]
     return AnswersCompared(
         num_promised=num_promised,
@@ -444,9 +414,9 @@ def prompt_use(requests: Requests) -> PromptUse:
     _, first = np.unique(requests.prompt[order], return_index=True)
     again = np.ones(len(requests), dtype=np.bool_)
     again[order[first]] = False
-    answered = requests.is_ok & (requests.stage >= 0) & (requests.tokens > 0) & np.isfinite(requests.first_s)
-    tokens = np.where(answered, requests.tokens, 1)
     measured = requests.stage >= 0
+    answered = requests.is_ok & measured & (requests.tokens > 0) & np.isfinite(requests.first_s)
+    tokens = np.where(answered, requests.tokens, 1)
     return PromptUse(
         num_requests=int(measured.sum()),
         num_unique=len(np.unique(requests.prompt[measured])),
@@ -474,52 +444,37 @@ _NUM_BINS: Final = 300
 _MIN_BIN_S: Final = 0.5
 
 
-class StageRequests(NamedTuple):
-    """The requests of one stage, and when it began, in seconds since the first stage did."""
+def load_curves(stages: Sequence[tuple[int, float, Requests]]) -> dict[str, tuple[Point, ...]]:
+    """Return ``throughput`` (output tokens/s) and ``requests_in_progress``; ``step`` is the number of the stage.
 
-    stage: int
-    begin_s: float
-    requests: Requests
-
-
-def load_curves(stages: Sequence[StageRequests]) -> dict[str, tuple[Point, ...]]:
-    """Return ``throughput`` (output tokens/s) and ``requests_in_progress``; ``step`` is the number of the stage."""
-    stages = [stage for stage in stages if len(stage.requests)]
+    ``stages`` are a number, its begin in seconds since the first stage began, and its requests.
+    """
+    stages = [stage for stage in stages if len(stage[2])]
     if not stages:
         return {}
-    end_s = max(stage.begin_s + float(stage.requests.end_s.max()) for stage in stages)
+    end_s = max(begin_s + float(requests.end_s.max()) for _, begin_s, requests in stages)
     num_bins = max(min(_NUM_BINS, int(end_s / _MIN_BIN_S)), 1)
     edges = np.linspace(0.0, max(end_s, _MIN_BIN_S), num_bins + 1)
     tokens = np.zeros(num_bins)
     busy_s = np.zeros(num_bins)
     for _, begin_s, requests in stages:
-        outputs = outputs_of(counted(requests))
-        tokens += np.histogram(begin_s + outputs.arrival_s, bins=edges, weights=outputs.tokens)[0]
-        busy_s += _covered(begin_s + requests.due_s, begin_s + requests.end_s, edges)
+        arrival_s, output_tokens = outputs_of(counted(requests))
+        tokens += np.histogram(begin_s + arrival_s, bins=edges, weights=output_tokens)[0]
+        # Time that requests cover up to each edge: number begun x edge - sum of begins, less the same of their ends.
+        covered_s = np.zeros(len(edges))
+        for sign, times in ((1, requests.due_s), (-1, requests.end_s)):
+            times = np.sort(begin_s + times)
+            number = np.searchsorted(times, edges, side="right")
+            covered_s += sign * (number * edges - np.concatenate(([0.0], np.cumsum(times)))[number])
+        busy_s += np.diff(covered_s)
     width_s = edges[1] - edges[0]
     middles = (edges[:-1] + edges[1:]) / 2
-    numbers = np.searchsorted([stage.begin_s for stage in stages], middles, side="right") - 1
-    names = [stages[max(number, 0)].stage for number in numbers.tolist()]
+    numbers = np.searchsorted([begin_s for _, begin_s, _ in stages], middles, side="right") - 1
+    names = [stages[max(number, 0)][0] for number in numbers.tolist()]
     return {
-        "throughput": _points(names, middles, tokens / width_s),
-        "requests_in_progress": _points(names, middles, busy_s / width_s),
+        name: tuple(
+            Point(step=stage, time_s=round(time, 3), value=float(f"{total / width_s:.5g}"))
+            for stage, time, total in zip_strict(names, middles.tolist(), totals.tolist())
+        )
+        for name, totals in (("throughput", tokens), ("requests_in_progress", busy_s))
     }
-
-
-def _covered(begins: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Return how long intervals cover each bin: differences of the time covered up to each edge."""
-    begins, ends = np.sort(begins), np.sort(ends)
-    sums = (np.concatenate(([0.0], np.cumsum(times))) for times in (begins, ends))
-    before = []
-    for times, summed in zip_strict((begins, ends), sums):
-        number = np.searchsorted(times, edges, side="right")
-        before.append(number * edges - summed[number])
-    covered: Floats = np.diff(before[0] - before[1])
-    return covered
-
-
-def _points(stages: Sequence[int], times: Floats, values: Floats) -> tuple[Point, ...]:
-    return tuple(
-        Point(step=stage, time_s=round(time, 3), value=float(f"{value:.5g}"))
-        for stage, time, value in zip_strict(stages, times.tolist(), values.tolist())
-    )

@@ -20,7 +20,7 @@ from accelmark.results.schema import CaseResult, Environment, Figure, JobState, 
 from accelmark.results.store.loaded_run import SCHEMA_VERSION, LoadedRun, RunFiles, load_file
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.key import CaseKey
-from accelmark.spec.layers import Provenance
+from accelmark.spec.layers import Provenance, flatten
 from accelmark.spec.model import json_objects
 from accelmark.spec.rules import SearchRules, shipped_rules
 
@@ -30,7 +30,6 @@ _JOURNAL: Final = "journal.jsonl"
 _RECORD: Final = "telemetry.jsonl"
 _ROUND: Final = "search"
 _DIGITS: Final = 12
-"""Shown digits of a rule set's hash."""
 _ENDS: Final = {
     "trials": "all its trials are done",
     "time": "its time is used up",
@@ -38,7 +37,6 @@ _ENDS: Final = {
     "exhausted": "no network within its limits allows a further morph",
     "spent": "its operations, or its time for trials, are used up",
 }
-"""Why a session ended."""
 _STATES: Final[dict[str, JobState]] = {
     "over": "succeeded", "stopped": "cancelled", "interrupted": "lost", "running": "running",
 }  # fmt: skip
@@ -160,25 +158,23 @@ def search_consumption(
     telemetry: Path | None, host: str, window: tuple[float, float], images: int
 ) -> SearchConsumption:
     """Compute power and utilization from a telemetry directory within a ``window`` of the host's monotonic clock."""
-    reason = None
     if telemetry is None or not (telemetry / _RECORD).is_file():
         reason = "no telemetry was recorded; hosts of a cluster have their own monitoring"
     elif window[1] <= window[0]:
         reason = "no epoch ended in the last session"
     else:
-        try:
-            from accelmark.results.rounds.consumption import consumption_figures  # imports numpy
+        from accelmark.results.rounds.consumption import consumption_figures  # imports numpy
 
+        try:
             samples = read_samples(telemetry / _RECORD)
         except AccelmarkError as error:
-            reason = str(error)
-        else:
-            device_type = "accelerator" if samples.devices else "cpu"
-            figures, warnings = consumption_figures({host: (samples, [window])}, images, device_type, "")
-            reasons = {name: str(figures[one].reason) for name, one in _CONSUMPTION.items() if figures[one].reason}
-            values = {name: figures[one].value for name, one in _CONSUMPTION.items()}
-            remarks = {"warnings": "; ".join(warnings)} if warnings else {}
-            return SearchConsumption.model_validate({**values, "reasons": reasons | remarks})
+            return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, str(error)))
+        device_type = "accelerator" if samples.devices else "cpu"
+        figures, warnings = consumption_figures({host: (samples, [window])}, images, device_type, "")
+        reasons = {name: str(figures[one].reason) for name, one in _CONSUMPTION.items() if figures[one].reason}
+        values = {name: figures[one].value for name, one in _CONSUMPTION.items()}
+        remarks = {"warnings": "; ".join(warnings)} if warnings else {}
+        return SearchConsumption.model_validate({**values, "reasons": reasons | remarks})
     return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, reason))
 
 
@@ -188,10 +184,9 @@ def is_search(path: Path) -> bool:
 
 
 def load_search(path: Path) -> LoadedRun:
-    """Read a search as a run of one case.
+    """Read a search as a run of one case. Raises RunError."""
+    from accelmark.spec.plugins.catalog import load_vendor
 
-    Raises RunError: its report is missing, of another version, or cannot be read.
-    """
     files = RunFiles(path)
     if not files.has(SEARCH_REPORT):
         raise RunError(f"{path}: this search has no report: resume it, or run 'accelmark automl report'")
@@ -201,13 +196,16 @@ def load_search(path: Path) -> LoadedRun:
     session = next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
     headers = (line.get("header") for line in _lines(*sorted(path.glob(f"telemetry/session*/{_RECORD}"))))
     header: dict[str, Any] = next((header for header in headers if isinstance(header, dict)), {})
-    vendor, listed = str(header.get("vendor") or "unknown"), header.get("devices")
-    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
-    device = next((str(device["name"]) for device in devices if device.get("name")), None)
+    vendor = str(header.get("vendor") or "unknown")
+    device = next((str(device["name"]) for device in header.get("devices") or () if device.get("name")), None)
     training, state = config.get("training"), _STATES[report.status]
+    hardware = vendor.upper()
+    with suppress(AccelmarkError):
+        if device and (chip := load_vendor(vendor).chip_of(device, None)):
+            hardware = chip.name
     facts: dict[str, Any] = {
         "key": CaseKey(
-            model=f"automl-{report.dataset}", framework="pytorch", hardware=_hardware(vendor, device),
+            model=f"automl-{report.dataset}", framework="pytorch", hardware=hardware,
             nproc=max(report.utilisation.workers, 1),
         ),
         "task": "automl",
@@ -228,7 +226,11 @@ def load_search(path: Path) -> LoadedRun:
         environment=Environment(
             hosts=({"host": str(session.get("host") or "")},), started={"device_name": device} if device else {}
         ),
-        settings={name: Provenance(value=value, layer=CONFIG_FILE) for name, value in _flat(config)},
+        settings={
+            name: Provenance(value=value, layer=CONFIG_FILE)
+            for name, value in flatten(config).items()
+            if name not in _NOT_COMPARED
+        },
     )
     case = CaseResult(
         **facts,
@@ -249,16 +251,6 @@ def load_search(path: Path) -> LoadedRun:
         cases=(case,),
     )
     return LoadedRun(path, summary, {_ROUND: result})
-
-
-def _hardware(vendor: str, device: str | None) -> str:
-    """Return the chip's name for keys: from the vendor's list, else the vendor's name."""
-    from accelmark.spec.plugins.catalog import load_vendor
-
-    with suppress(AccelmarkError):
-        if device and (chip := load_vendor(vendor).chip_of(device, None)):
-            return chip.name
-    return vendor.upper()
 
 
 def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
@@ -290,17 +282,7 @@ def _figures(report: SearchSummary) -> dict[FigureName, Figure]:
     return {one: Figure(value=value, reason=reason if value is None else None) for one, value, reason in known}
 
 
-def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        path = f"{above}{name}"
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}.")
-        elif path not in _NOT_COMPARED:
-            yield path, value
-
-
 def _lines(*paths: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in files of JSON lines; other lines and unreadable files are skipped."""
     for path in paths:
         with suppress(OSError), path.open("rb") as file:
             yield from json_objects(file)

@@ -1,30 +1,41 @@
-"""Compute the result of a serving round, and the stages and figures of a load."""
+"""Compute the results of serving and of offline generation, the two kinds of rounds with stages of load.
+
+Offline generation:
+
+- Prefill tokens/s of a stage of batches of B requests: B x (sum of the prompts' tokens) / (sum of first output - due),
+  over its requests; decode tokens/s: B x (sum of tokens - 1) / (sum of end - first output). The requests of a batch
+  have the same times, so both are tokens over the duration of their phase.
+- FLOPs: two for each weight of a matrix product and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), and four
+  for each token, token it attends to, and number of the width of attention (Chowdhery et al. 2022, arXiv:2204.02311,
+  appendix B); attention counts in full, a causal mask saves nothing. The prefill computes the output layer once for
+  each prompt.
+- MBU: bytes that a decode step has to read (all weights, and the keys and values of the batch at half of the answer)
+  over the step's duration and the memory bandwidth ("LLM Inference Performance Engineering: Best Practices",
+  databricks.com, 2023).
+- With several devices (tensor parallelism), rates and the KV cache are those of all together, and MFU and MBU are
+  relative to the sum of their peaks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
+
+import numpy as np
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
-from accelmark.results.read.rank_log import EndedStage, ServeLog, read_log
-from accelmark.results.read.requests import LinesReport, Requests, read_comparisons, read_requests
+from accelmark.results.read.rank_log import EndedStage, InferLog, ServeLog, read_log
+from accelmark.results.read.requests import Requests, read_comparisons, read_requests
 from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.rounds.consistency import agreement_findings
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
-from accelmark.results.rounds.hosts import (
-    contention_findings,
-    environment_of,
-    job_state,
-    read_telemetry,
-    round_marks,
-    round_of,
-)
+from accelmark.results.rounds.hosts import agreement_findings, contention_findings, job_state, read_telemetry, round_of
 from accelmark.results.rounds.load import (
-    StageRequests,
     compared_answers,
+    counted,
     has_limits,
     load_curves,
     measured_stage,
@@ -42,9 +53,11 @@ from accelmark.results.schema import (
     finding,
     value,
 )
-from accelmark.spec.job import JobSpec, ServeJob
+from accelmark.spec.job import InferJob, JobSpec, ServeJob
 from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason, TokenScenarioResult
-from accelmark.spec.settings.serving import ServeSettings, TokenScenario
+from accelmark.spec.settings.inference import InferStep
+from accelmark.spec.settings.serving import ServeSettings, TokenScenario, generation_load
+from accelmark.spec.settings.training import Scalar
 
 _PERCENTILES: Final = {
     F.TTFT_P50: ("ttft", "p50"), F.TTFT_P99: ("ttft", "p99"), F.TPOT_P50: ("tpot", "p50"), F.TPOT_P99: ("tpot", "p99"),
@@ -57,6 +70,10 @@ _RATES: Final = {
     F.OUTPUT_RATE: "output_token_rate", F.OUTPUT_RATE_PER_DEVICE: "token_rate_per_device",
     F.OUTPUT_RATE_PER_USER: "token_rate_per_user", F.REQUEST_RATE: "request_rate",
 }  # fmt: skip
+_GENERATION: Final = {
+    F.PREFILL_RATE: "prefill_token_rate", F.DECODE_RATE: "decode_token_rate", F.KV_CACHE: "kv_cache_mib",
+    F.PREFILL_MFU: "prefill_mfu", F.DECODE_MFU: "decode_mfu", F.DECODE_MBU: "decode_mbu",
+}  # fmt: skip
 
 
 class Consumption(NamedTuple):
@@ -66,18 +83,13 @@ class Consumption(NamedTuple):
     reason: str
 
 
-def consumed(
-    job: JobSpec, stage: ServingStage, load: EndedStage, consumption: Consumption
-) -> tuple[Figures, list[str], int]:
-    """Return the figures from telemetry over the stage's window, warnings about them, and the tokens in it."""
-    if stage.window_s is None:
-        figures, notes = consumption_figures({}, 0, job.device_type, stage.reasons[0])
-        return figures, notes, 0
-    begin_s, end_s = (load.load.begin_mono_s + time for time in stage.window_s)
-    tokens = round((stage.output_token_rate or 0.0) * (end_s - begin_s))
-    hosts = {host: (samples, ((begin_s, end_s),)) for host, (samples, _) in consumption.hosts.items()}
-    figures, notes = consumption_figures(hosts, tokens, job.device_type, consumption.reason)
-    return figures, notes, tokens
+class MeasuredStage(NamedTuple):
+    """A stage, the figures from telemetry in its window, warnings about them, and its output tokens."""
+
+    stage: ServingStage
+    used: Figures
+    notes: list[str]
+    num_tokens: int
 
 
 def stage_of(
@@ -87,19 +99,22 @@ def stage_of(
     ended: EndedStage,
     num_devices: int,
     consumption: Consumption,
-) -> ServingStage:
+) -> MeasuredStage:
     """Return the figures of one stage, with the energy in its window."""
-    chosen = requests.where(requests.stage == ended.load.stage)
-    ended_s = ended.mono_s - ended.load.begin_mono_s
-    stage = measured_stage(chosen, ended.load, settings, num_devices, ended_s)
-    used = consumed(job, stage, ended, consumption)[0]
-    return stage.model_copy(
-        update={
-            "mean_power_w": used[F.MEAN_POWER].value,
-            "joules_per_token": used[F.ENERGY_PER_UNIT].value,
-            "tokens_per_joule": used[F.UNITS_PER_JOULE].value,
-        }
-    )
+    begin_s = ended.load.begin_mono_s
+    stage = measured_stage(requests, ended.load, settings, num_devices, ended.mono_s - begin_s)
+    if stage.window_s is None:
+        tokens, (used, notes) = 0, consumption_figures({}, 0, job.device_type, stage.reasons[0])
+    else:
+        span = begin_s + stage.window_s[0], begin_s + stage.window_s[1]
+        tokens = round((stage.output_token_rate or 0.0) * (span[1] - span[0]))
+        hosts = {host: (samples, (span,)) for host, (samples, _) in consumption.hosts.items()}
+        used, notes = consumption_figures(hosts, tokens, job.device_type, consumption.reason)
+    energy = {
+        "mean_power_w": F.MEAN_POWER, "joules_per_token": F.ENERGY_PER_UNIT, "tokens_per_joule": F.UNITS_PER_JOULE,
+    }  # fmt: skip
+    stage = stage.model_copy(update={field: used[name].value for field, name in energy.items()})
+    return MeasuredStage(stage, used, notes, tokens)
 
 
 def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
@@ -107,15 +122,13 @@ def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int |
     measured = [stage for stage in stages if stage.output_token_rate is not None and stage.scenario is None]
     if not measured:
         return None, "no stage has a rate of output tokens"
-    if not has_slo:
-        best = max(measured, key=lambda stage: stage.output_token_rate or 0.0)
-        return best.stage, "the stage with the highest rate of output tokens; there is no SLO"
     holding = [stage for stage in measured if stage.holds_slo]
-    if holding:
-        best = max(holding, key=lambda stage: stage.output_token_rate or 0.0)
-        return best.stage, "the stage with the highest rate of output tokens that holds the SLO"
-    best = max(measured, key=lambda stage: stage.slo_share or 0.0)
-    return best.stage, "no stage holds the SLO: the stage in which the largest share of requests does"
+    if has_slo and not holding:
+        best = max(measured, key=lambda stage: stage.slo_share or 0.0)
+        return best.stage, "no stage holds the SLO: the stage in which the largest share of requests does"
+    best = max(holding if has_slo else measured, key=lambda stage: stage.output_token_rate or 0.0)
+    which = "that holds the SLO" if has_slo else "there is no SLO"
+    return best.stage, f"the stage with the highest rate of output tokens{' ' if has_slo else '; '}{which}"
 
 
 def serving_round(
@@ -131,7 +144,7 @@ def serving_round(
 ) -> ServingRound:
     """Return the stages of a load with the answers, prompts and scores; ``recorded`` has the malformed requests."""
     requests, malformed = recorded
-    compared = read_comparisons(node_dir)
+    answers, scores, unread = read_comparisons(node_dir)
     headline, why = headline_of(stages, has_slo=has_slo)
     return ServingRound(
         api=settings.api,
@@ -140,39 +153,31 @@ def serving_round(
         stages=tuple(stages),
         headline=headline,
         headline_why=why,
-        answers=compared_answers(compared.answers, requests, settings.num_compared, min_agreement),
+        answers=compared_answers(answers, requests, settings.num_compared, min_agreement),
         prompts=prompt_use(requests),
-        scores=tuple(compared.scores),
+        scores=tuple(scores),
         scenarios=tuple(scenarios),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=malformed + compared.malformed,
+        malformed_lines=malformed + unread,
         **own,
     )
 
 
-def stage_figures(stage: ServingStage | None, absent: str) -> Figures:
-    """Return rates and percentiles of the headline stage; ``absent`` is the reason where there is none."""
-    return {
-        **{name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()},
-        **{name: _percentile(stage, *of, absent) for name, of in _PERCENTILES.items()},
-    }
-
-
-def scenario_figures(scenarios: Sequence[TokenScenarioResult]) -> Figures:
-    """Return the figures of LoadGen's scenarios with token latencies."""
-    results = {result.scenario: result for result in scenarios}
-    figures: Figures = {}
+def stage_figures(serving: ServingRound, absent: str, num_compared: str) -> Figures:
+    """Return the figures of the headline stage, LoadGen's scenarios and the answers."""
+    stage, answers = serving.headline_stage, serving.answers
+    figures = {name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()}
+    for name, (latency, percentile) in _PERCENTILES.items():
+        distribution = stage.latencies.get(latency) if stage is not None else None
+        quantile = distribution.quantiles.get(percentile) if distribution is not None else None
+        figures[name] = value(quantile.value if quantile else None, (quantile.reason if quantile else None) or absent)
+    results = {result.scenario: result for result in serving.scenarios}
     for name, scenario in _SCENARIOS.items():
         result = results.get(scenario)
-        absent = (result.reason if result else "the scenario was not requested") or "LoadGen reported none"
-        figures[name] = value(result.tokens_per_second if result else None, absent)
-    return figures
-
-
-def _percentile(stage: ServingStage | None, latency: str, name: str, absent: str) -> Figure:
-    distribution = stage.latencies.get(latency) if stage is not None else None
-    quantile = distribution.quantiles.get(name) if distribution is not None else None
-    return value(quantile.value, quantile.reason or absent) if quantile is not None else value(None, absent)
+        why = (result.reason if result else "the scenario was not requested") or "LoadGen reported none"
+        figures[name] = value(result.tokens_per_second if result else None, why)
+    not_compared = "no answer was compared" if answers.num_promised else f"{num_compared} is 0"
+    return figures | {F.ANSWER_AGREEMENT: value(answers.agreement, not_compared)}
 
 
 def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
@@ -185,13 +190,11 @@ def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
 
 def curves_of(ended: Sequence[EndedStage], requests: Requests) -> dict[str, tuple[Point, ...]]:
     """Return the curves of all stages over time."""
-    first_s = ended[0].load.begin_mono_s if ended else 0.0
+    loads = [stage.load for stage in ended]
     return load_curves(
         [
-            StageRequests(
-                stage.load.stage, stage.load.begin_mono_s - first_s, requests.where(requests.stage == stage.load.stage)
-            )
-            for stage in ended
+            (load.stage, load.begin_mono_s - loads[0].begin_mono_s, requests.where(requests.stage == load.stage))
+            for load in loads
         ]
     )
 
@@ -205,96 +208,82 @@ _ENDS: Final[dict[ServeEndReason, str]] = {
     "cancelled": "the run was cancelled",
 }
 _NO_LIMITS: Final = "the SLO has no limits"
-_ENDPOINT: Final = "the endpoint's machine records no telemetry"
-
-
-class _Records(NamedTuple):
-    """What the processes of a round wrote."""
-
-    log: ServeLog
-    requests: Requests
-    lines: LinesReport
-    node: NodeDir | None
 
 
 def serve_round(
     round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: LedgerState | None
 ) -> RoundResult:
-    """Compute the result of a serving round, even if it failed, was lost or is incomplete.
-
-    ``ledger`` is the last state that the coordinator recorded. Raises RunError if a file of the rank cannot be read.
-    """
-    records = _read(nodes)
-    log, requests = records.log, records.requests
+    """Compute the result of a serving round, even if it failed, was lost or is incomplete."""
+    node, log_file = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), (None, None))
+    log = read_log(log_file, ServeLog) if log_file else ServeLog()
+    requests, lines = read_requests(node.path / REQUESTS_FILE if node else Path(REQUESTS_FILE))
     ended = [stage for stage in log.stages if stage.load.stage >= 0]
-    state, reason = job_state(job, nodes, _error(log, ended), log.begin_ms is not None, ledger)
+    error = None if ended else "no stage of the load was measured"
+    if log.finished is None:
+        error = "the rank wrote no event FINISHED" if log.begin_ms is not None else None
+    elif log.finished.state != "completed":
+        error = log.finished.message or _ENDS.get(log.finished.end_reason, log.finished.end_reason)
+    state, reason = job_state(job, nodes, error, log.begin_ms is not None, ledger)
     findings: list[Finding] = []
-    consumption = _telemetry(serve, records, ended, nodes, findings)
+    span = load_span(ended)
+    if serve.settings.endpoint is not None:
+        consumption = Consumption({}, "the endpoint's machine records no telemetry")
+    else:
+        hosts, no_telemetry = read_telemetry(nodes, {str(node.path): (span,)} if node and span else {}, findings)
+        consumption = Consumption(hosts, no_telemetry if ended else "no stage of the load was measured")
     num_devices = log.started.num_devices if log.started else job.key.nproc
-    stages = [stage_of(job, serve.settings, requests, stage, num_devices, consumption) for stage in ended]
-    serving = _serving(serve, records, stages, num_devices)
-    findings += _findings(serving, log, records.lines)
-    times = {str(records.node.path): log.times} if records.node is not None else {}
+    measured = [
+        stage_of(
+            job, serve.settings, requests.where(requests.stage == stage.load.stage), stage, num_devices, consumption
+        )
+        for stage in ended
+    ]
+    stages = [stage for stage, *_ in measured]
+    serving = _serving(serve, log, (requests, lines.malformed), node, stages, num_devices)
+    findings += [finding("warning", "rank-warning", "", warning) for warning in dict.fromkeys(log.warnings)]
+    if log.malformed:
+        findings.append(finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines"))
+    if serving.malformed_lines:
+        first = f": {lines.first_problem}" if lines.first_problem else ""
+        actual = f"{serving.malformed_lines} malformed lines in {REQUESTS_FILE} and {ANSWERS_FILE}{first}"
+        findings.append(finding("error", "request-records", "a record on every line", actual))
+    times = {str(node.path): log.times} if node is not None else {}
     findings += agreement_findings(round_dir, job, nodes, times, consumption.hosts)
     findings += contention_findings(nodes, {0: log.finished})
-    figures, num_tokens = _figures(job, serving, log, ended, consumption, findings)
+    figures, num_tokens = _figures(job, serving, log, measured, consumption, findings)
     return round_of(
         job,
         (state, reason),
         nodes,
         findings,
+        {"started": log.started},
         task="serve",
-        marks=round_marks(job, state, findings, synthetic=False, partial_evaluation=False),
         figures={name: figures[name] for name in figures_of("serve")},
         curves=curves_of(ended, requests),
-        telemetry=telemetry_series(consumption.hosts, load_span(ended)),
+        telemetry=telemetry_series(consumption.hosts, span),
         num_samples=num_tokens,
         num_devices=num_devices,
         serving=serving,
-        environment=environment_of(nodes, started=log.started),
     )
 
 
-def _read(nodes: Sequence[NodeDir]) -> _Records:
-    """Read the files of the node whose rank loaded the server."""
-    first = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), None)
-    node, log = (first[0], read_log(first[1], ServeLog)) if first else (None, ServeLog())
-    requests, lines = read_requests(node.path / REQUESTS_FILE if node else Path(REQUESTS_FILE))
-    return _Records(log, requests, lines, node)
-
-
-def _error(log: ServeLog, ended: Sequence[EndedStage]) -> str | None:
-    """Return why the rank did not complete the load, None where it did."""
-    finished = log.finished
-    if finished is None:
-        return "the rank wrote no event FINISHED" if log.begin_ms is not None else None
-    if finished.state != "completed":
-        return finished.message or _ENDS.get(finished.end_reason, finished.end_reason)
-    return None if ended else "no stage of the load was measured"
-
-
-def _telemetry(
-    serve: ServeJob, records: _Records, ended: Sequence[EndedStage], nodes: list[NodeDir], findings: list[Finding]
-) -> Consumption:
-    if serve.settings.endpoint is not None:
-        return Consumption({}, _ENDPOINT)
-    spans = {}
-    if records.node is not None and (span := load_span(ended)) is not None:
-        spans[str(records.node.path)] = (span,)
-    hosts, reason = read_telemetry(nodes, spans, findings)
-    return Consumption(hosts, "no stage of the load was measured" if not ended else reason)
-
-
-def _serving(serve: ServeJob, records: _Records, stages: Sequence[ServingStage], num_devices: int) -> ServingRound:
-    settings, started = serve.settings, records.log.started
+def _serving(
+    serve: ServeJob,
+    log: ServeLog,
+    recorded: tuple[Requests, int],
+    node: NodeDir | None,
+    stages: Sequence[ServingStage],
+    num_devices: int,
+) -> ServingRound:
+    settings, started = serve.settings, log.started
     rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
     options = settings.server_options
     return serving_round(
         settings,
-        (records.requests, records.lines.malformed),
-        records.node.path if records.node else None,
+        recorded,
+        node.path if node else None,
         stages,
-        records.log.scenarios,
+        log.scenarios,
         has_slo=has_limits(settings.slo),
         min_agreement=serve.min_agreement,
         num_devices=num_devices,
@@ -304,7 +293,7 @@ def _serving(serve: ServeJob, records: _Records, stages: Sequence[ServingStage],
         command=started.command if started else (),
         start_s=started.start_s if started else None,
         start=started.start if started else None,
-        load=records.log.finished.load if records.log.finished else None,
+        load=log.finished.load if log.finished else None,
         facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
         server_cores=started.server_cores if started else (),
         client_cores=started.client_cores if started else (),
@@ -334,59 +323,175 @@ def _figures(
     job: JobSpec,
     serving: ServingRound,
     log: ServeLog,
-    ended: Sequence[EndedStage],
+    measured: Sequence[MeasuredStage],
     consumption: Consumption,
     findings: list[Finding],
 ) -> tuple[Figures, int]:
-    """Return the figures of the headline stage, and its output tokens."""
-    stage, answers = serving.headline_stage, serving.answers
-    load = next((candidate for candidate in ended if stage is not None and candidate.load.stage == stage.stage), None)
+    stage = serving.headline_stage
     absent = log.finished.message if log.finished and log.finished.message else serving.headline_why
-    planned = serving.planned_stages
-    num_requests = sum(planned_stage.num_requests for planned_stage in planned)
-    failed = sum(planned_stage.num_failed for planned_stage in planned)
+    used, tokens = consumption_figures({}, 0, job.device_type, absent)[0], 0
+    for one in measured:
+        if stage is not None and one.stage.stage == stage.stage:
+            used, tokens = one.used, one.num_tokens
+            findings += [finding("warning", "telemetry-note", "", note) for note in one.notes]
+    num_requests = sum(planned.num_requests for planned in serving.planned_stages)
+    failed = sum(planned.num_failed for planned in serving.planned_stages)
     e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
-    if stage is not None and load is not None:
-        used, notes, tokens = consumed(job, stage, load, consumption)
-        findings += [finding("warning", "telemetry-note", "", note) for note in notes]
+    if job.device_type == "cpu":
+        unknown = "the memory of the server's processes was not sampled"
+        memory_mib = log.finished.peak_memory_mib if log.finished is not None else None
+        memory = value(memory_mib, unknown if log.finished is not None else "the rank wrote no event FINISHED")
     else:
-        used, _ = consumption_figures({}, 0, job.device_type, absent)
-        tokens = 0
-    not_compared = "num_compared is 0" if not answers.num_promised else "no answer was compared"
+        memory_mib, note = device_memory(consumption.hosts, job.device_type)
+        memory = Figure(value=memory_mib, reason="telemetry has no device memory" if memory_mib is None else note)
     figures: Figures = {
-        **stage_figures(stage, absent),
-        **scenario_figures(serving.scenarios),
+        **stage_figures(serving, absent, "num_compared"),
         F.GOODPUT: value(stage.goodput if stage else None, _NO_LIMITS if stage else absent),
         F.SLO_SHARE: value(stage.slo_share if stage else None, _NO_LIMITS if stage else absent),
-        F.SLO_RATE: value(serving.highest_rate, serving.highest_rate_note),
+        F.SLO_RATE: Figure(value=serving.highest_rate, reason=serving.highest_rate_note or None),
         F.FAILED_SHARE: value(failed / num_requests if num_requests else None, absent),
-        F.ANSWER_AGREEMENT: value(answers.agreement, not_compared),
         F.SERVER_START_TIME: value(serving.start_s, "the endpoint was running" if serving.endpoint else absent),
         F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
-        F.PEAK_DEVICE_MEMORY: _peak_memory(consumption.hosts, job.device_type, log),
+        F.PEAK_DEVICE_MEMORY: memory,
         **used,
     }  # fmt: skip
-    if serving.highest_rate is not None and serving.highest_rate_note:
-        figures[F.SLO_RATE] = figures[F.SLO_RATE].model_copy(update={"reason": serving.highest_rate_note})
     return figures, tokens
 
 
-def _peak_memory(hosts: HostSamples, device_type: str, log: ServeLog) -> Figure:
-    """Return the largest memory in use on a device, or of the server's processes where it computes on the CPU."""
-    if device_type == "cpu":
-        used_mib = log.finished.peak_memory_mib if log.finished is not None else None
-        unknown = "the memory of the server's processes was not sampled"
-        return value(used_mib, unknown if log.finished is not None else "the rank wrote no event FINISHED")
-    used, note = device_memory(hosts, device_type)
-    return Figure(value=used, reason=note if used is not None else "telemetry has no device memory")
+_BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+"""Precision -> bytes of a weight, and of a number of the KV cache in an engine that does not quantise it."""
+_NAMES: Final = ("body_parameters", "head_parameters", "step_parameters", "attention_width", "cache_width")
 
 
-def _findings(serving: ServingRound, log: ServeLog, lines: LinesReport) -> Iterable[Finding]:
-    for warning in dict.fromkeys(log.warnings):
-        yield finding("warning", "rank-warning", "", warning)
-    if log.malformed:
-        yield finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines")
-    if serving.malformed_lines:
-        first = f": {lines.first_problems[0]}" if lines.first_problems else ""
-        actual = f"{serving.malformed_lines} malformed lines in {REQUESTS_FILE} and {ANSWERS_FILE}{first}"
-        yield finding("error", "request-records", "a record on every line", actual)
+@final
+@dataclass(frozen=True)
+class ModelCosts:
+    """Shapes of the model, as the step CREATE reports them, and the chip's peaks."""
+
+    body_parameters: int
+    head_parameters: int
+    step_parameters: int
+    attention_width: int
+    cache_width: int
+    bytes_per_number: int
+    peak_tflops: float | None
+    """Of the precision, dense; of all devices together."""
+    bandwidth_gb_s: float | None
+    """Of the memories of all devices."""
+
+    @classmethod
+    def of(
+        cls,
+        details: Mapping[str, Scalar],
+        precision: str,
+        peak_tflops: float | None,
+        bandwidth_gb_s: float | None,
+        num_devices: int = 1,
+    ) -> ModelCosts | None:
+        """Return the costs, None where the run did not report the shapes. The peaks are of one device."""
+        reported: dict[str, Any] = {name: details.get(name) for name in _NAMES}
+        if not all(isinstance(number, int) for number in reported.values()):
+            return None
+        return cls(
+            **reported,
+            bytes_per_number=_BYTES[precision],
+            peak_tflops=peak_tflops * num_devices if peak_tflops else None,
+            bandwidth_gb_s=bandwidth_gb_s * num_devices if bandwidth_gb_s else None,
+        )
+
+    def prefill_flops(self, length: float) -> float:
+        """Return the FLOPs of the prefill of one prompt."""
+        return 2 * (self.body_parameters * length + self.head_parameters) + 4 * self.attention_width * length**2
+
+    def decode_flops(self, context: float) -> float:
+        """Return the FLOPs of one further token after ``context`` tokens."""
+        return 2 * (self.body_parameters + self.head_parameters) + 4 * self.attention_width * context
+
+    def cache_bytes(self, tokens: float) -> float:
+        """Return the bytes of the keys and values of ``tokens`` tokens, over all requests."""
+        return self.bytes_per_number * self.cache_width * tokens
+
+    def step_bytes(self, batch: int, context: float) -> float:
+        """Return the bytes that a decode step of ``batch`` requests reads."""
+        return self.bytes_per_number * self.step_parameters + self.cache_bytes(batch * context)
+
+
+def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts | None) -> ServingStage:
+    """Return ``stage`` with the figures of generation; ``requests`` are the stage's, in batches."""
+    if stage.window_s is None or stage.concurrency is None:
+        return stage
+    begin_s, end_s = stage.window_s
+    known = counted(requests)
+    known = known.where((known.due_s >= begin_s) & (known.due_s < end_s) & np.isfinite(known.tokens_in))
+    if not len(known):
+        return stage
+    batch = stage.concurrency
+    prompt, answer = float(known.tokens_in.mean()), float(known.tokens.mean())
+    prefill_s = float((known.first_s - known.due_s).mean())
+    decode_s = float((known.end_s - known.first_s).mean())
+    figures: dict[str, float | None] = {
+        "prefill_token_rate": batch * prompt / prefill_s if prefill_s > 0 else None,
+        "decode_token_rate": batch * (answer - 1) / decode_s if decode_s > 0 else None,
+    }
+    if costs is not None:
+        context, steps = prompt + answer / 2, answer - 1
+        decodes = decode_s > 0 and steps > 0
+        figures["kv_cache_mib"] = costs.cache_bytes(batch * (prompt + answer)) / 2**20
+        if costs.peak_tflops and prefill_s > 0:
+            figures["prefill_mfu"] = batch * costs.prefill_flops(prompt) / prefill_s / (costs.peak_tflops * 1e12)
+        if costs.peak_tflops and decodes:
+            flops = batch * steps * costs.decode_flops(context)
+            figures["decode_mfu"] = flops / decode_s / (costs.peak_tflops * 1e12)
+        if costs.bandwidth_gb_s and decodes:
+            num_bytes = steps * costs.step_bytes(batch, context)
+            figures["decode_mbu"] = num_bytes / decode_s / (costs.bandwidth_gb_s * 1e9)
+    return stage.model_copy(update=figures)
+
+
+def generation_round(
+    job: JobSpec, infer: InferJob, log: InferLog, node_dir: Path | None, consumption: Consumption
+) -> tuple[ServingRound, Figures, dict[str, tuple[Point, ...]]]:
+    """Return the stages, figures and curves of text; figures that were not measured are null with a reason."""
+    settings = generation_load(infer.settings)
+    requests, lines = read_requests(node_dir / REQUESTS_FILE if node_dir else Path(REQUESTS_FILE))
+    create, chip = log.stage(InferStep.CREATE), job.chip
+    costs = ModelCosts.of(
+        create.details if create is not None else {},
+        infer.settings.precision,
+        getattr(chip.peaks, infer.settings.precision, None) if chip is not None else None,
+        chip.memory_bandwidth_gb_s if chip is not None else None,
+        job.key.nproc,
+    )
+    stages = []
+    for ended in log.loads:
+        chosen = requests.where(requests.stage == ended.load.stage)
+        measured = stage_of(job, settings, chosen, ended, job.key.nproc, consumption).stage
+        stages.append(generation_stage(measured, chosen, costs))
+    serving = serving_round(
+        settings,
+        (requests, lines.malformed),
+        node_dir,
+        stages,
+        log.token_scenarios,
+        has_slo=False,
+        min_agreement=infer.min_agreement,
+        num_devices=job.key.nproc,
+        server=None,
+        engine=infer.settings.compiler,
+        endpoint=None,
+        served_model=None,
+        has_tokenizer=True,
+    )
+    stage = serving.headline_stage
+    absent = (log.finished.message if log.finished is not None else None) or serving.headline_why
+    unknown = absent if stage is None else "the step create did not report the model's shapes"
+    no_peak = unknown if costs is None else "the chip's peak at this precision is unknown"
+    no_bandwidth = unknown if costs is None else "the chip's memory bandwidth is unknown"
+    reasons = {
+        F.KV_CACHE: unknown, F.PREFILL_MFU: no_peak, F.DECODE_MFU: no_peak, F.DECODE_MBU: no_bandwidth,
+    }  # fmt: skip
+    figures = stage_figures(serving, absent, "generate_compared") | {
+        name: value(getattr(stage, field) if stage else None, reasons.get(name, absent))
+        for name, field in _GENERATION.items()
+    }
+    return serving, figures, curves_of(log.loads, requests)

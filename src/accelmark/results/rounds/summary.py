@@ -53,8 +53,10 @@ def spread(figures: Sequence[Figure]) -> Spread:
         return Spread(mean=mean, stdev=None, ci95=None, num_rounds=count, reason=reason)
     stdev = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     half = student_t(count - 1) * stdev / math.sqrt(count)
-    ci95, needed = (mean - half, mean + half), rounds_needed(mean, stdev)
-    return Spread(mean=mean, stdev=stdev, ci95=ci95, num_rounds=count, rounds_needed=needed, reason=reason)
+    return Spread(
+        mean=mean, stdev=stdev, ci95=(mean - half, mean + half), num_rounds=count,
+        rounds_needed=rounds_needed(mean, stdev), reason=reason,
+    )  # fmt: skip
 
 
 def student_t(degrees: int) -> float:
@@ -81,9 +83,8 @@ def rounds_needed(mean: float, stdev: float) -> int | None:
 def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     """Aggregate every figure over the rounds that succeeded."""
     good = [result for result in rounds if result.state == "succeeded"]
-    names = figures_of("train")
-    if rounds:
-        names = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
+    names = tuple(name for name in FigureName if any(name in result.figures for result in rounds))
+    names = names if rounds else figures_of("train")
     return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in names}
 
 
@@ -161,17 +162,14 @@ def round_result(round_dir: Path, *, state: JobState | None = None, reason: str 
 
 
 def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
-    """Compute the result of one round and write its ``result.json``; arguments as for :func:`round_result`."""
+    """Compute the result of one round as :func:`round_result`, and write its ``result.json``."""
     result = round_result(round_dir, state=state, reason=reason)
     write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
     return result
 
 
 def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summary:
-    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files; ``recompute``: all of them.
-
-    Raises RunError if ``run_dir`` has no rounds, or a file cannot be written.
-    """
+    """Write ``summary.json``, ``MANIFEST.sha256`` and missing ``result.json`` files; ``recompute``: all of them."""
 
     def result_of(round_dir: Path) -> RoundResult:
         if recompute or not (round_dir / RESULT_FILE).is_file():
@@ -187,10 +185,7 @@ def summarise(run_dir: Path, audit: Audit, *, recompute: bool = False) -> Summar
 def gather(
     run_dir: Path, audit: Audit, result_of: Callable[[Path], RoundResult]
 ) -> tuple[Summary, dict[str, RoundResult]]:
-    """Return the summary of a run, and its rounds by directory; writes nothing itself.
-
-    Raises RunError if ``run_dir`` has no rounds.
-    """
+    """Return the summary of a run, and its rounds by directory. Raises RunError if ``run_dir`` has no rounds."""
     plan = read_json(run_dir / "plan.json")
     planned = planned_jobs(plan)
     on_disk = (path.parent.relative_to(run_dir).as_posix() for path in run_dir.glob("*/round*/job.json"))
@@ -235,13 +230,6 @@ def gather(
     return summary, rounds
 
 
-def _planned_key(planned: Iterable[Mapping[str, Any]]) -> CaseKey | None:
-    for job in planned:
-        with contextlib.suppress(KeyError, ValidationError):
-            return CaseKey.model_validate(job["key"])
-    return None
-
-
 def _case(
     run_dir: Path,
     audit: Audit,
@@ -253,17 +241,23 @@ def _case(
     """Summarise the rounds of one key; None where neither a round nor the plan states the key."""
     results = list(rounds.values())
     first = results[0] if results else None
-    key = first.key if first else _planned_key(planned)
+    key, variant = first.key if first else None, _variant(first) if first else None
+    task: Task = "train"
+    for job in reversed(planned) if first is None else ():
+        with contextlib.suppress(KeyError, TypeError, ValidationError):
+            key = CaseKey.model_validate(job["key"])
+            kind = job["work"]["kind"]
+            task = kind if kind in _TASKS else "train"
+            variant = InferSettings.model_validate(job["work"]["settings"]).title if kind == "infer" else None
     if key is None:
         return None
     figures = aggregate(results)
     verdict = audit(run_dir, rounds, max(len(directories), 1))
     ended = ledger_states(run_dir)
     missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
-    states_of_missing = [ended.get(name, ("queued", None)) for name in missing]
     not_started: list[LedgerState] = [
         (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
-        for state, why in states_of_missing
+        for state, why in (ended.get(name, ("queued", None)) for name in missing)
     ]
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
@@ -273,12 +267,12 @@ def _case(
         f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
     )
     answers = {result.converged for result in results}
-    kinds, roles = {(job.get("work") or {}).get("kind") for job in planned}, {job.get("role") for job in planned}
+    roles = {job.get("role") for job in planned}
     return CaseResult(
         key=key,
-        task=first.task if first else next((task for task in _TASKS if task in kinds), "train"),
+        task=first.task if first else task,
         unit=first.unit if first else "sample",
-        variant=_variant(first) if first else _planned_variant(planned),
+        variant=variant,
         role=first.role if first else next((role for role in get_args(TrialRole) if role in roles), None),
         state=worst(states),
         converged=False if False in answers else True if answers == {True} else None,
@@ -309,28 +303,15 @@ def _variant(result: RoundResult) -> str | None:
     return " ".join(words)
 
 
-def _planned_variant(planned: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the variant of an inference that did not start."""
-    for job in planned:
-        work = job.get("work") or {}
-        if work.get("kind") == "infer":
-            with contextlib.suppress(KeyError, ValidationError):
-                return InferSettings.model_validate(work["settings"]).title
-    return None
-
-
 def worst(states: Sequence[JobState]) -> JobState:
     """Return the worst state, ``succeeded`` only if all did, ``queued`` for none."""
     return next((state for state in _WORST_FIRST if state in states), "succeeded" if states else "queued")
 
 
 def _finished_at(result: RoundResult) -> str:
-    ends: list[str] = []
+    ends = [""]
     for node in result.nodes:
-        try:
-            began = datetime.fromisoformat(node.started_at)
-        except ValueError:
-            continue
-        ended = began + timedelta(seconds=node.duration_s)
-        ends.append(ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
-    return max(ends, default="")
+        with contextlib.suppress(ValueError):
+            ended = datetime.fromisoformat(node.started_at) + timedelta(seconds=node.duration_s)
+            ends.append(ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+    return max(ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, OwnTime, RankEnd, TrainLog, read_train_log
-from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
@@ -24,7 +23,6 @@ _SETTLED: Final = 1.25
 """Mean time of the steps after warm-up, as a multiple of the median step of the second half."""
 _STEPS_SETTLED: Final = 5
 _LARGEST_PART: Final = 3
-"""At most a third of the steps are warm-up."""
 
 
 class WarmUp(NamedTuple):
@@ -116,43 +114,12 @@ class Timeline:
     @property
     def final_loss(self) -> float | None:
         """Mean loss of the last step over ranks; None where it is not finite or nothing was trained."""
-        if not len(self.losses):
-            return None
-        last = float(self.losses[-1])
+        last = float(self.losses[-1]) if len(self.losses) else math.nan
         return last if last == last else None
 
 
-@final
-class _Losses:
-    """Sum over ranks of the loss of each step."""
-
-    def __init__(self) -> None:
-        self.total, self.count = np.zeros(0), np.zeros(0)
-
-    def fold(self, attempts: Sequence[Attempt]) -> None:
-        index = np.fromiter((step - 1 for attempt in attempts for step in attempt.loss_steps()), dtype=np.int64)
-        losses = np.concatenate([np.asarray(attempt.losses) for attempt in attempts])
-        size = max(len(self.total), int(index.max(initial=-1)) + 1)
-        own, seen = np.zeros(size), np.zeros(size)
-        own[index[index >= 0]] = losses[index >= 0]
-        seen[index[index >= 0]] = 1
-        self.total = np.pad(self.total, (0, size - len(self.total))) + own
-        self.count = np.pad(self.count, (0, size - len(self.count))) + seen
-
-    def mean(self) -> Floats:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return self.total / self.count
-
-    def nonfinite_step(self) -> int | None:
-        bad = np.flatnonzero(~np.isfinite(self.total))
-        return int(bad[0]) + 1 if len(bad) else None
-
-
 def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
-    """Merge the logs of all ranks, given as (global rank, path); None where no log has an event.
-
-    Raises RunError if a log cannot be read.
-    """
+    """Merge the logs of all ranks, given as (global rank, path); None where no log has an event."""
     lead: TrainLog | None = None
     ends: list[RankEnd] = []
     step_ms: list[Floats] = []
@@ -160,7 +127,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
     times: dict[str, EventTimes] = {}
     own: dict[int, OwnTime] = {}
     compute_ms = data_wait_ms = 0.0
-    losses = _Losses()
+    loss_sums = num_losses = np.zeros(0)
     for rank, path in sorted(logs):
         log = read_train_log(path, rank)
         if not log.attempts:
@@ -172,69 +139,66 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         step_ms.append(np.frombuffer(log.step_ms, dtype=np.float32))
         compute_ms = max(compute_ms, log.compute_ms)
         data_wait_ms += log.data_wait_ms
-        spans.setdefault(str(path.parent), _spans(log))
+        begun_ms = [(attempt.train_start_ms, attempt.train_ms) for attempt in log.attempts]
+        spans.setdefault(
+            str(path.parent),
+            tuple((start / 1e3, (start + train_ms) / 1e3) for start, train_ms in begun_ms if start is not None),
+        )
         times.setdefault(str(path.parent), log.attempts[-1].times)
         if log.own.num_steps:
             own[rank] = log.own
-        losses.fold(log.attempts)
+        steps = np.fromiter((step - 1 for attempt in log.attempts for step in attempt.loss_steps()), dtype=np.int64)
+        losses = np.concatenate([np.asarray(attempt.losses) for attempt in log.attempts])
+        size = max(len(loss_sums), int(steps.max(initial=-1)) + 1)
+        of_rank, seen = np.zeros(size), np.zeros(size)
+        of_rank[steps[steps >= 0]] = losses[steps >= 0]
+        seen[steps[steps >= 0]] = 1
+        loss_sums = np.pad(loss_sums, (0, size - len(loss_sums))) + of_rank
+        num_losses = np.pad(num_losses, (0, size - len(num_losses))) + seen
     if lead is None:
         return None
-    begun = [(attempt, attempt.train_start_ms) for attempt in lead.attempts if attempt.train_start_ms is not None]
-    windows = _windows(begun)
+    begun: list[tuple[Attempt, float, float]] = []  # with the times of TRAIN_START and of raw training before
+    before_ms = 0.0
+    for attempt in lead.attempts:
+        if attempt.train_start_ms is not None:
+            begun.append((attempt, attempt.train_start_ms, before_ms))
+            before_ms += attempt.train_ms
+    columns: dict[str, list[Floats]] = {
+        "steps": [np.asarray(attempt.window_steps) for attempt, _, _ in begun],
+        "samples": [np.asarray(attempt.window_samples) for attempt, _, _ in begun],
+        "time_s": [(np.asarray(attempt.window_ms) - start + before) / 1e3 for attempt, start, before in begun],
+        "wall_s": [np.asarray(attempt.window_wall_ms) / 1e3 for attempt, _, _ in begun],
+        "lengths": [np.asarray(attempt.window_lengths) for attempt, _, _ in begun],
+    }
+    windows = {name: np.concatenate([np.zeros(0), *parts]) for name, parts in columns.items()}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_losses = loss_sums / num_losses
+    nonfinite = np.flatnonzero(~np.isfinite(loss_sums))
     return Timeline(
         lead=lead.end.rank,
         ranks=tuple(ends),
         num_attempts=len(lead.attempts),
         e2e_s=sum(attempt.last_ms - attempt.begin_ms for attempt in lead.attempts) / 1e3,
-        init_s=sum(start_ms - attempt.begin_ms for attempt, start_ms in begun) / 1e3 if begun else None,
-        train_s=sum(attempt.train_ms for attempt, _ in begun) / 1e3,
-        eval_s=sum(attempt.eval_s for attempt, _ in begun),
-        attempts=tuple(attempt for attempt, _ in begun),
-        warm_ups=tuple(warm_up(np.asarray(attempt.step_ms, dtype=np.float64)) for attempt, _ in begun),
+        init_s=sum(start_ms - attempt.begin_ms for attempt, start_ms, _ in begun) / 1e3 if begun else None,
+        train_s=sum(attempt.train_ms for attempt, _, _ in begun) / 1e3,
+        eval_s=sum(attempt.eval_s for attempt, _, _ in begun),
+        attempts=tuple(attempt for attempt, _, _ in begun),
+        warm_ups=tuple(warm_up(np.asarray(attempt.step_ms, dtype=np.float64)) for attempt, _, _ in begun),
         compute_s=compute_ms / 1e3,
         data_wait_s=data_wait_ms / 1e3 / len(ends),
         num_steps=int(windows["steps"][-1:].sum()),
         num_samples=int(windows["samples"][-1:].sum()),
         evaluations=tuple(
-            TimedEvaluation((at_ms - start_ms + before_ms) / 1e3, evaluation)
-            for (attempt, start_ms), before_ms in zip_strict(begun, _before_ms(begun))
+            TimedEvaluation((at_ms - start_ms + before) / 1e3, evaluation)
+            for attempt, start_ms, before in begun
             for at_ms, evaluation in attempt.evaluations
         ),
         step_ms=np.concatenate(step_ms),
-        losses=losses.mean(),
-        nonfinite_step=losses.nonfinite_step(),
+        losses=mean_losses,
+        nonfinite_step=int(nonfinite[0]) + 1 if len(nonfinite) else None,
         windows=windows,
         train_spans=spans,
         times=times,
         marked=lead.marked,
         own=own,
     )
-
-
-_Begun = list[tuple[Attempt, float]]
-"""Attempts that began to train, with the time of TRAIN_START."""
-
-
-def _before_ms(begun: _Begun) -> list[float]:
-    """Return the raw training time before each attempt."""
-    return list(itertools.accumulate((attempt.train_ms for attempt, _ in begun[:-1]), initial=0.0))[: len(begun)]
-
-
-def _spans(log: TrainLog) -> tuple[tuple[float, float], ...]:
-    return tuple(
-        (attempt.train_start_ms / 1e3, (attempt.train_start_ms + attempt.train_ms) / 1e3)
-        for attempt in log.attempts
-        if attempt.train_start_ms is not None
-    )
-
-
-def _windows(begun: _Begun) -> dict[str, Floats]:
-    names = ("steps", "samples", "time_s", "wall_s", "lengths")
-    columns: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in names}
-    for (attempt, start_ms), before_ms in zip_strict(begun, _before_ms(begun)):
-        columns["steps"].append(np.asarray(attempt.window_steps))
-        columns["samples"].append(np.asarray(attempt.window_samples))
-        columns["time_s"].append((np.asarray(attempt.window_ms) - start_ms + before_ms) / 1e3)
-        columns["wall_s"].append(np.asarray(attempt.window_wall_ms) / 1e3)
-        columns["lengths"].append(np.asarray(attempt.window_lengths))
-    return {name: np.concatenate(parts) for name, parts in columns.items()}

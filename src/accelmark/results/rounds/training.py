@@ -11,20 +11,20 @@ from typing import Final
 
 import numpy as np
 
-from accelmark.results.figures import FigureName, figures_of
 from accelmark.results.figures import FigureName as F
+from accelmark.results.figures import figures_of
 from accelmark.results.read.reevaluation import Reevaluation, SavedCheckpoints, saved_checkpoints
 from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attempts, node_dirs, read_job, read_json
-from accelmark.results.rounds.consistency import agreement_findings, log_findings, step_clock_findings
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures
 from accelmark.results.rounds.curves import curves_of, histogram, telemetry_series
 from accelmark.results.rounds.hosts import (
+    agreement_findings,
     contention_findings,
-    environment_of,
     job_state,
+    log_findings,
     read_telemetry,
-    round_marks,
     round_of,
+    step_clock_findings,
 )
 from accelmark.results.rounds.timeline import Timeline, read_timeline
 from accelmark.results.schema import (
@@ -52,9 +52,6 @@ FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""
 
 
-_WINDOWS_ONLY: Final = "the framework times windows of steps, not single steps"
-
-
 def no_work(timeline: Timeline) -> str:
     """Return the reason of figures where nothing was trained."""
     return "training did not start" if timeline.init_s is None else "no window of steps was completed"
@@ -65,7 +62,9 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
     began = timeline.init_s is not None
     training_s = timeline.train_s - timeline.eval_s
     why = no_work(timeline)
-    why_steps = _WINDOWS_ONLY if timeline.num_steps and not len(timeline.step_ms) else why
+    why_steps = why
+    if timeline.num_steps and not len(timeline.step_ms):
+        why_steps = "the framework times windows of steps, not single steps"
     warmup_s = sum(part.time_s for part in timeline.warm_ups)
     share_after = 1 - sum(part.num_steps for part in timeline.warm_ups) / max(timeline.num_steps, 1)
     steady = ratio(units * share_after or None, training_s - warmup_s, why)
@@ -85,15 +84,10 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
         F.THROUGHPUT_PER_DEVICE: ratio(steady.value, num_devices, why),
         F.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
     }
-    return figures | _step_figures(timeline, why_steps)
-
-
-def _step_figures(timeline: Timeline, why: str) -> Figures:
-    names = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
-    if not len(timeline.step_ms):
-        return {name: value(None, why) for name in names}
-    percentiles = np.percentile(timeline.step_ms, (50, 90, 99))
-    return {name: value(float(p), "a step's time is not finite") for name, p in zip_strict(names, percentiles)}
+    steps = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
+    percentiles = np.percentile(timeline.step_ms, (50, 90, 99)) if len(timeline.step_ms) else (None,) * 3
+    why_steps = "a step's time is not finite" if len(timeline.step_ms) else why_steps
+    return figures | {name: value(ms, why_steps) for name, ms in zip_strict(steps, percentiles)}
 
 
 def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluation | None) -> Figures:
@@ -143,7 +137,7 @@ def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | N
 
 
 def _reported_hit(timeline: Timeline, target: Target) -> float | None:
-    """Return the raw training time at the end of the first evaluation in the ranks that reached the target, or None."""
+    """Return the same by the evaluations in the ranks alone."""
     metrics = ((timed.time_s, timed.evaluation.metrics.get(target.metric)) for timed in timeline.evaluations)
     return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
 
@@ -183,45 +177,35 @@ def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:
 
 def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precision: str) -> Figures:
     """Return model FLOPs, model TFLOP/s per device, and MFU against the chip's peak and the probe's ceiling."""
-    flops = _flops_per_sample(timeline)
+    finished, started = timeline.lead_end.finished, timeline.lead_end.started
+    if finished is None:
+        flops = value(None, f"rank {timeline.lead} wrote no FINISHED event, which has the model's FLOPs")
+    elif not finished.flops_per_sample and finished.flops_per_sample_formula:
+        note = "from the case's formula; they were not counted"
+        flops = Figure(value=finished.flops_per_sample_formula, reason=note)
+    else:
+        unknown = "the model's FLOPs could not be counted and the case has no formula"
+        flops = value(finished.flops_per_sample or None, unknown)
     reason = flops.reason or no_work(timeline)
     achieved = None
     if flops.value is not None and per_device.value is not None:
         achieved = per_device.value * flops.value / job.work.units_per_sample / 1e12
     elif flops.value is not None:
         reason = per_device.reason or reason
-    peak, why_no_peak = _peak(job, timeline, precision)
-    ceiling, why_no_ceiling = measured_ceiling(job, precision)
+    peak: float | None = getattr(job.chip.peaks, precision, None) if job.chip is not None else None
+    no_peak = reason
+    if job.chip is None:
+        named = f"the device {started.device_name!r}" if started and started.device_name else job.key.hardware
+        no_peak = f"the peak of {named} is unknown: vendor {job.vendor} does not describe this chip"
+    elif peak is None:
+        no_peak = f"vendor {job.vendor} states no dense {precision} peak for {job.chip.title}"
+    ceiling, no_ceiling = measured_ceiling(job, precision)
     return {
         F.FLOPS_PER_SAMPLE: flops,
         F.ACHIEVED_TFLOPS: value(achieved, reason),
-        F.MFU: ratio(achieved, peak, why_no_peak or reason),
-        F.MFU_MEASURED: ratio(achieved, ceiling, reason if achieved is None else why_no_ceiling),
+        F.MFU: ratio(achieved, peak, no_peak),
+        F.MFU_MEASURED: ratio(achieved, ceiling, reason if achieved is None else no_ceiling),
     }
-
-
-def _flops_per_sample(timeline: Timeline) -> Figure:
-    finished = timeline.lead_end.finished
-    if finished is None:
-        return value(None, f"rank {timeline.lead} wrote no FINISHED event, which has the model's FLOPs")
-    if finished.flops_per_sample:
-        return Figure(value=finished.flops_per_sample)
-    if finished.flops_per_sample_formula:
-        note = "from the case's formula; they were not counted"
-        return Figure(value=finished.flops_per_sample_formula, reason=note)
-    return value(None, "the model's FLOPs could not be counted and the case has no formula")
-
-
-def _peak(job: JobSpec, timeline: Timeline, precision: str) -> tuple[float | None, str | None]:
-    """Return the chip's dense peak in TFLOP/s for the precision, or None and the reason."""
-    if job.chip is None:
-        started = timeline.lead_end.started
-        named = f"the device {started.device_name!r}" if started and started.device_name else job.key.hardware
-        return None, f"the peak of {named} is unknown: vendor {job.vendor} does not describe this chip"
-    peak = getattr(job.chip.peaks, precision, None)
-    if peak is None:
-        return None, f"vendor {job.vendor} states no dense {precision} peak for {job.chip.title}"
-    return float(peak), None
 
 
 def measured_ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
@@ -235,16 +219,6 @@ def measured_ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
     if rate is None or rate.value is None:
         return None, (rate.reason if rate is not None else None) or f"the probe did not measure {precision}"
     return rate.value, ""
-
-
-def memory_figure(timeline: Timeline, device_type: str) -> Figure:
-    """Return the largest allocation on any device, as reported by the framework."""
-    finished = [end.finished for end in timeline.ranks if end.finished]
-    peaks = [end.peak_device_memory_mib for end in finished if end.peak_device_memory_mib is not None]
-    why = f"the framework reports no peak allocation on {device_type}"
-    if not finished:
-        why = "no rank wrote a FINISHED event, which has the peak allocation"
-    return value(max(peaks, default=None), why)
 
 
 _NEEDS_STEP_TIME: Final = (F.PURE_COMPUTE_TIME, F.THROUGHPUT_CORE, F.STEP_P50, F.STEP_P90, F.STEP_P99)
@@ -275,78 +249,56 @@ def limited_to_log(figures: Mapping[F, Figure], trainer: TrainerSpec) -> dict[F,
 
 MAX_SHARE: Final = 0.02
 """Share of a step that one rank may cost the others."""
-_STRAGGLER_RULE: Final = "stragglers"
 
 
-def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> RankTimes | None:
-    """Return where the time of each rank went; None unless all of several ranks logged their own part of steps."""
-    if len(timeline.ranks) < 2 or len(timeline.own) != len(timeline.ranks):
-        return None
+def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[RankTimes | None, str | None]:
+    """Return where the time of each of several ranks went, or why that is not known."""
+    if len(timeline.ranks) < 2:
+        return None, None
+    if len(timeline.own) != len(timeline.ranks):
+        started = timeline.lead_end.started
+        why = f"{len(timeline.own)} of {len(timeline.ranks)} ranks logged their own part of steps"
+        return None, (started.own_part_unknown if started is not None else None) or why
     hosts = {rank: node.host for node in nodes for rank, _ in node.rank_logs()}
     rest_ms = {rank: (own.step_ms - own.own_ms) / own.num_steps for rank, own in timeline.own.items()}
     least_ms = min(rest_ms.values())
     ranks = []
     for rank, own in sorted(timeline.own.items()):
         data_wait_ms = own.data_wait_ms / max(1, own.num_waits)
-        step_ms, own_ms, wait_ms = own.step_ms / own.num_steps, own.own_ms / own.num_steps, rest_ms[rank] - least_ms
         ranks.append(
             RankTime(
                 rank=rank,
                 host=hosts[rank],
-                step_ms=step_ms + data_wait_ms,
+                step_ms=own.step_ms / own.num_steps + data_wait_ms,
                 data_wait_ms=data_wait_ms,
-                own_ms=own_ms,
-                wait_ms=wait_ms,
+                own_ms=own.own_ms / own.num_steps,
+                wait_ms=rest_ms[rank] - least_ms,
                 longest_s=own.longest_ms / 1e3,
                 num_steps=own.num_steps,
             )
         )
-    return RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks)))
-
-
-def why_unknown(timeline: Timeline) -> str | None:
-    """Return why the times of several ranks are not known; None where they are, and with one rank."""
-    if len(timeline.ranks) < 2 or len(timeline.own) == len(timeline.ranks):
-        return None
-    started = timeline.lead_end.started
-    if started is not None and started.own_part_unknown is not None:
-        return started.own_part_unknown
-    return f"{len(timeline.own)} of {len(timeline.ranks)} ranks logged their own part of steps"
+    return RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks))), None
 
 
 def find_straggler(ranks: tuple[RankTime, ...]) -> Straggler | None:
     """Return the rank that costs the others more than :data:`MAX_SHARE` of a step, None where none does."""
     slowest = max(ranks, key=lambda rank: rank.busy_ms)
     others = [rank for rank in ranks if rank is not slowest]
-    step_ms = median(rank.step_ms for rank in ranks)
+    limit_ms = MAX_SHARE * median(rank.step_ms for rank in ranks)
     lost_ms = slowest.busy_ms - median(rank.busy_ms for rank in others)
-    if lost_ms <= MAX_SHARE * step_ms:
+    if lost_ms <= limit_ms:
         return None
     data_ms = slowest.data_wait_ms - median(rank.data_wait_ms for rank in others)
+    same_host = [rank.busy_ms for rank in ranks if rank.host == slowest.host]
+    elsewhere = [rank.busy_ms for rank in ranks if rank.host != slowest.host]
     return Straggler(
         rank=slowest.rank,
         host=slowest.host,
-        share=lost_ms / step_ms,
+        share=lost_ms / median(rank.step_ms for rank in ranks),
         cause="data" if data_ms > lost_ms / 2 else "computation",
-        is_whole_host=_is_whole_host(slowest.host, ranks, MAX_SHARE * step_ms),
+        is_whole_host=len(same_host) > 1 and bool(elsewhere) and min(same_host) - median(elsewhere) > limit_ms,
         pause_s=slowest.longest_s if slowest.longest_s * 1e3 > lost_ms * slowest.num_steps / 2 else None,
     )
-
-
-def _is_whole_host(host: str, ranks: Iterable[RankTime], limit_ms: float) -> bool:
-    busy_ms: Mapping[bool, list[float]] = {True: [], False: []}
-    for rank in ranks:
-        busy_ms[rank.host == host].append(rank.busy_ms)
-    return len(busy_ms[True]) > 1 and bool(busy_ms[False]) and min(busy_ms[True]) - median(busy_ms[False]) > limit_ms
-
-
-def straggler_findings(times: RankTimes | None) -> Iterable[Finding]:
-    """Yield which rank, or host, the others waited for."""
-    straggler = times.straggler if times is not None else None
-    if straggler is not None:
-        yield finding(
-            "info", _STRAGGLER_RULE, f"at most {limit_percent(MAX_SHARE)} of a step", straggler_text(straggler)
-        )
 
 
 def straggler_text(straggler: Straggler) -> str:
@@ -362,7 +314,6 @@ def straggler_text(straggler: Straggler) -> str:
 
 
 _SLOW: Final = 1.5
-"""A step is slow if it takes more than 1.5 times the median."""
 _REPORTED_SHARE: Final = 0.01
 """Share of the steps' time that slow steps have to cost to be reported."""
 _LOWER_CLOCK: Final = 0.95
@@ -403,7 +354,6 @@ def slow_steps(timeline: Timeline, hosts: HostSamples) -> tuple[float, dict[str,
 
 
 def _has_lower_clock(hosts: HostSamples, begin_s: float, end_s: float) -> bool:
-    """Return whether a device of the only host had a lower clock in a window than in half of its samples."""
     for samples, _ in hosts.values() if len(hosts) == 1 else ():
         for columns in samples.devices.values():
             clocks = np.asarray(columns.get("sm_clock_mhz", ()), dtype=np.float64)
@@ -414,26 +364,15 @@ def _has_lower_clock(hosts: HostSamples, begin_s: float, end_s: float) -> bool:
     return False
 
 
-def slow_step_findings(timeline: Timeline, hosts: HostSamples) -> Iterable[Finding]:
-    """Yield how many steps were slow and why, where they cost more than one per cent of the time."""
-    share, causes = slow_steps(timeline, hosts)
-    if share > _REPORTED_SHARE:
-        listed = ", ".join(f"{cause} {count}" for cause, count in causes.items())
-        number = f"{counted(sum(causes.values()), 'step')} took more than {_SLOW} x the median"
-        yield finding("info", "slow-steps", "", f"{number}, which cost {percent(share)} of the time: {listed}")
-
-
 MAX_FASTER: Final = 0.1
 """Share of a step's time by which steps outside of all pairs may be faster than steps of the fastest pair."""
-_PACE_RULE: Final = "replayed-pace"
 
 
 def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Finding]:
     """Report how many steps are outside of all pairs of checkpoints, and whether they are faster than those in pairs.
 
     A vendor's code can see when a pair is in progress, and leave out work where none is. The mean of the steps outside
-    is compared with the median of the windows of each pair, so that interruptions raise no alarm. The pair from the
-    initial weights is not compared, as the first steps are slower.
+    is compared with the median of the windows of each pair but the first, which has the slower first steps.
     """
     if saved.hashes is None:
         return
@@ -454,20 +393,17 @@ def pace_findings(timeline: Timeline, saved: SavedCheckpoints) -> Iterator[Findi
         expected = f"at most {limit_percent(MAX_FASTER)} faster than steps of the fastest pair of checkpoints"
         actual = f"steps outside of all pairs, which cannot be replayed, took {percent(faster)} less time"
         yield finding(
-            "open", _PACE_RULE, expected, f"{actual}: work was left out, or the machine was busy in the pairs"
+            "open", "replayed-pace", expected, f"{actual}: work was left out, or the machine was busy in the pairs"
         )
 
 
 MAX_POINTS: Final = 100
-"""Largest number of steps of a curve, evenly spaced."""
-_DIGITS: Final = 6
+"""Largest number of steps of a reference curve, evenly spaced."""
+REFERENCE_RULE: Final = "reference-loss"
 
 
 def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
-    """Return the loss curve of a training round with its settings and origin.
-
-    Raises RunError if it did not train with AccelMark's loop on real data, or a loss is not finite.
-    """
+    """Return the loss curve of a training round with its settings and origin."""
     job = read_job(round_dir)
     timeline = read_timeline([log for node in node_dirs(round_dir) for log in node.rank_logs()])
     work = job.work
@@ -478,30 +414,21 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
     count = len(timeline.losses)
     steps = sorted({round(step) for step in np.linspace(1, count, min(count, MAX_POINTS))})
     losses = [float(timeline.losses[step - 1]) for step in steps]
-    bad = next((step for step, loss in zip_strict(steps, losses) if not math.isfinite(loss)), None)
-    if bad is not None:
-        raise RunError(f"{round_dir}: the loss of step {bad} is missing or not finite: it cannot be a reference")
-    data = {name: str(record["fingerprint"]) for name, record in read_json(round_dir / DATA_FILE).items()}
-    return ReferenceLoss(
-        steps=tuple(steps),
-        loss=tuple(float(f"{loss:.{_DIGITS}g}") for loss in losses),
-        source=_source(round_dir, job, timeline, accelmark_version),
-        samples_per_step=samples_per_step(job, work),
-        data=data,
-        settings=flatten(work.settings.model_dump(mode="json")),
-    )
-
-
-def _source(round_dir: Path, job: JobSpec, timeline: Timeline, accelmark_version: str) -> str:
+    if not all(map(math.isfinite, losses)):
+        raise RunError(f"{round_dir}: a loss is missing or not finite: it cannot be a reference")
     started = timeline.lead_end.started
     framework = f"{started.framework} {started.framework_version}" if started else job.framework
     device = job.chip.title if job.chip is not None else (started.device_name if started else None) or job.key.hardware
-    scale = f"{job.key.world_size} ranks" if job.key.world_size > 1 else "1 rank"
     run = f"run {round_dir.parents[1].name}, {round_dir.parent.name}/{round_dir.name}"
-    return f"{run}: {device}, {scale}, {framework}, {job.work.precision}, AccelMark {accelmark_version}"
-
-
-REFERENCE_RULE: Final = "reference-loss"
+    scale = counted(job.key.world_size, "rank")
+    return ReferenceLoss(
+        steps=tuple(steps),
+        loss=tuple(float(f"{loss:.6g}") for loss in losses),
+        source=f"{run}: {device}, {scale}, {framework}, {work.precision}, AccelMark {accelmark_version}",
+        samples_per_step=samples_per_step(job, work),
+        data={name: str(record["fingerprint"]) for name, record in read_json(round_dir / DATA_FILE).items()},
+        settings=flatten(work.settings.model_dump(mode="json")),
+    )
 
 
 def train_round(
@@ -512,21 +439,29 @@ def train_round(
     ledger: LedgerState | None,
     checked: Reevaluation | None,
 ) -> RoundResult:
-    """Compute the result of a training round, even if it failed, was lost or is incomplete.
-
-    ``ledger`` is the last state that the coordinator recorded, ``checked`` the result of the evaluation job. Raises
-    RunError if a rank's log cannot be read.
-    """
+    """Compute the result of a training round, even if it failed, was lost or is incomplete."""
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     earlier = earlier_attempts(round_dir)
     num_continued = timeline.num_attempts - 1 if timeline is not None else 0
     before = [node for attempt in earlier[len(earlier) - num_continued :] for node in node_dirs(attempt)]
-    state, reason = job_state(job, nodes, _rank_error(timeline), timeline is not None, ledger)
+    ends = [(end.rank, end.finished) for end in timeline.ranks if end.finished] if timeline else []
+    errors = (f"rank {rank}: {end.message or end.end_reason}" for rank, end in ends if end.state != "completed")
+    state, reason = job_state(job, nodes, next(errors, None), timeline is not None, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings, before)
-    figures = _figures(job, work, timeline, checked, hosts, no_telemetry, findings)
+    lead = timeline.lead_end if timeline else None
+    precision = lead.started.precision if lead and lead.started else work.precision
+    figures = {name: value(None, "no rank wrote an event") for name in figures_of("train")}
     per_step = samples_per_step(job, work)
+    rank_times = rank_times_unknown = None
     if timeline is not None:
+        figures = _figures(job, work, timeline, checked, precision)
+        units = timeline.num_samples * work.units_per_sample
+        consumed, warnings = consumption_figures(hosts, units, job.device_type, no_telemetry)
+        figures |= consumed
+        if isinstance(work, ExternalJob):
+            figures = limited_to_log(figures, work.trainer)
+        findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]
         findings += _log_findings(job, work, timeline)
         if timeline.num_attempts == 1 and earlier:
             actual = "the round was started again at step 1: figures are of its last attempt only"
@@ -534,34 +469,34 @@ def train_round(
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
         findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
         findings += step_clock_findings(timeline, job.device_type)
-        findings += slow_step_findings(timeline, hosts)
+        share, causes = slow_steps(timeline, hosts)
+        if share > _REPORTED_SHARE:
+            listed = ", ".join(f"{cause} {count}" for cause, count in causes.items())
+            number = f"{counted(sum(causes.values()), 'step')} took more than {_SLOW} x the median"
+            actual = f"{number}, which cost {percent(share)} of the time: {listed}"
+            findings.append(finding("info", "slow-steps", "", actual))
         if job.has_vendors_code and state == "succeeded":
             findings += pace_findings(timeline, saved_checkpoints(round_dir))
-    rank_times = times_of_ranks(timeline, nodes) if timeline is not None else None
-    findings += straggler_findings(rank_times)
+        rank_times, rank_times_unknown = times_of_ranks(timeline, nodes)
+        if rank_times is not None and rank_times.straggler is not None:
+            expected, slow = f"at most {limit_percent(MAX_SHARE)} of a step", straggler_text(rank_times.straggler)
+            findings.append(finding("info", "stragglers", expected, slow))
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
-    settings = work.settings
-    marks = round_marks(
-        job,
-        state,
-        findings,
-        synthetic=settings.loader.synthetic,
-        partial_evaluation=settings.evaluate.max_batches is not None,
-        resumed=timeline is not None and timeline.num_attempts > 1,
-    )
-    lead = timeline.lead_end if timeline else None
     return round_of(
         job,
         (state, reason),
         nodes,
         findings,
+        {"started": lead.started, "compiled": lead.compiled} if lead else {},
+        synthetic=work.settings.loader.synthetic,
+        partial_evaluation=work.settings.evaluate.max_batches is not None,
+        resumed=timeline is not None and timeline.num_attempts > 1,
         task="train",
         converged=converged(timeline, work, per_step, checked),
         target=work.target,
-        marks=marks,
-        precision=_precision(job, timeline),
+        precision=precision,
         started_at=min((node.exit.started_at for node in (*before, *nodes) if node.exit), default=""),
-        figures=figures,
+        figures={name: figures[name] for name in figures_of("train")},
         curves=curves_of(timeline, work.units_per_sample, per_step) if timeline else {},
         step_ms_histogram=histogram(timeline.step_ms) if timeline else (),
         telemetry=telemetry_series(hosts),
@@ -569,10 +504,7 @@ def train_round(
         num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size,
         rank_times=rank_times,
-        rank_times_unknown=why_unknown(timeline) if timeline is not None else None,
-        environment=environment_of(
-            nodes, started=lead.started if lead else None, compiled=lead.compiled if lead else None
-        ),
+        rank_times_unknown=rank_times_unknown,
     )
 
 
@@ -581,43 +513,20 @@ def samples_per_step(job: JobSpec, work: TrainingWork) -> int:
     return work.settings.samples_per_step(job.key.world_size)
 
 
-def _rank_error(timeline: Timeline | None) -> str | None:
-    """Return the message of the first rank that did not complete."""
-    for end in timeline.ranks if timeline else ():
-        if end.finished is not None and end.finished.state != "completed":
-            return f"rank {end.rank}: {end.finished.message or end.finished.end_reason}"
-    return None
-
-
-def _precision(job: JobSpec, timeline: Timeline | None) -> str:
-    """Return the precision that the lead rank reports, else the requested one."""
-    started = timeline.lead_end.started if timeline else None
-    return started.precision if started else job.work.precision
-
-
 def _figures(
-    job: JobSpec,
-    train: TrainingWork,
-    timeline: Timeline | None,
-    checked: Reevaluation | None,
-    hosts: HostSamples,
-    no_telemetry: str,
-    findings: list[Finding],
+    job: JobSpec, train: TrainingWork, timeline: Timeline, checked: Reevaluation | None, precision: str
 ) -> Figures:
-    if timeline is None:
-        return {name: value(None, "no rank wrote an event") for name in figures_of("train")}
     units = timeline.num_samples * train.units_per_sample
     figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train, checked)
-    figures |= compute_figures(job, timeline, figures[FigureName.THROUGHPUT_PER_DEVICE], _precision(job, timeline))
+    figures |= compute_figures(job, timeline, figures[F.THROUGHPUT_PER_DEVICE], precision)
     took_s = checked.duration_s if checked is not None else None
-    figures[FigureName.REEVALUATION_TIME] = value(took_s, "its weights were not evaluated after the round")
-    figures[FigureName.PEAK_DEVICE_MEMORY] = memory_figure(timeline, job.device_type)
-    consumed, warnings = consumption_figures(hosts, units, job.device_type, no_telemetry)
-    findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]
-    figures |= consumed
-    if isinstance(train, ExternalJob):
-        figures = limited_to_log(figures, train.trainer)
-    return {name: figures[name] for name in figures_of("train")}
+    figures[F.REEVALUATION_TIME] = value(took_s, "its weights were not evaluated after the round")
+    finished = [end.finished for end in timeline.ranks if end.finished]
+    peaks = [end.peak_device_memory_mib for end in finished if end.peak_device_memory_mib is not None]
+    why = f"the framework reports no peak allocation on {job.device_type}"
+    why = why if finished else "no rank wrote a FINISHED event, which has the peak allocation"
+    figures[F.PEAK_DEVICE_MEMORY] = value(max(peaks, default=None), why)
+    return figures
 
 
 def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
@@ -638,7 +547,11 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
         yield finding("open", "samples-replaced", "all training samples", actual)
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-not-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
-    yield from _flops_finding(timeline)
+    finished = timeline.lead_end.finished
+    flops, formula = (finished.flops_per_sample, finished.flops_per_sample_formula) if finished else (None, None)
+    if flops and formula and abs(flops - formula) > FLOPS_TOLERANCE * formula:
+        actual = f"{flops:.4g} FLOPs per sample were counted"
+        yield finding("warning", "flops-mismatch", f"about {formula:.4g} by the case's formula", actual)
     yield from _reference_finding(job, work, timeline)
 
 
@@ -665,11 +578,3 @@ def _reference_finding(job: JobSpec, train: TrainingWork, timeline: Timeline) ->
         actual = f"mean relative error {percent(error)} against the reference loss ({reference.source})"
     followed = error is not None and error <= limit
     yield finding("info" if followed else "error", REFERENCE_RULE, f"at most {limit_percent(limit)}", actual)
-
-
-def _flops_finding(timeline: Timeline) -> Iterable[Finding]:
-    finished = timeline.lead_end.finished
-    counted, formula = (finished.flops_per_sample, finished.flops_per_sample_formula) if finished else (None, None)
-    if counted and formula and abs(counted - formula) > FLOPS_TOLERANCE * formula:
-        actual = f"{counted:.4g} FLOPs per sample were counted"
-        yield finding("warning", "flops-mismatch", f"about {formula:.4g} by the case's formula", actual)

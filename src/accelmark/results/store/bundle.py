@@ -1,4 +1,7 @@
-"""``MANIFEST.sha256``, the SHA-256 of every file of a run as ``sha256sum`` writes it, and bundles: runs in one file."""
+"""``MANIFEST.sha256``, the SHA-256 of every file of a run as ``sha256sum`` writes it; its signature; runs in one file.
+
+``ssh-keygen -Y`` signs the lines of the manifest except pages, which are written again from the results.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import contextlib
 import hashlib
 import io
 import os
+import re
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final, final
+from typing import Final, Literal, NamedTuple, final
 
 from pydantic_core import from_json
 
@@ -19,21 +24,12 @@ from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import (
     MANIFEST_FILE,
-    SUMMARY_FILE,
     LoadedRun,
     RunFiles,
     loaded_from,
     require_ended,
 )
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
-from accelmark.results.store.signature import (
-    SIGNATURE_FILE,
-    SIGNED_MANIFEST_FILE,
-    Trust,
-    check_signature,
-    sign,
-    signing_key,
-)
 from accelmark.spec.errors import UNREADABLE, RequestError, RunError, raising
 from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.launcher import run_files
@@ -46,27 +42,27 @@ _MAX_LISTED: Final = 5
 _MAX_FILES: Final = 100_000
 _MAX_BYTES: Final = 16 * 2**30
 _MAX_READ_BYTES: Final = 2**30
+SIGNATURE_FILE: Final = "MANIFEST.sha256.sig"
+SIGNED_MANIFEST_FILE: Final = "MANIFEST.signed.sha256"
+"""In a bundle: the manifest that was signed, where bundling removed secrets from files."""
+KEY_VARIABLE: Final = "ACCELMARK_SIGNING_KEY"
+"""Path of the SSH key with which runs are signed at their end."""
+_NAMESPACE: Final = "accelmark"
+_TIMEOUT_S: Final = 60.0
+_NOT_SIGNED: Final = re.compile(rf"{SIGNATURE_FILE}|{SIGNED_MANIFEST_FILE}|[^/]*\.html|.*/mllog\.log")
 
 
 def write_manifest(run_dir: Path) -> None:
-    """Write the manifest of all files of a run, signed if ``ACCELMARK_SIGNING_KEY`` names a key.
-
-    Raises RunError if it cannot be written or signed.
-    """
+    """Write the manifest of all files of a run, signed if ``ACCELMARK_SIGNING_KEY`` names a key."""
     _write(run_dir, {path.relative_to(run_dir).as_posix(): file_sha256(path) for path in covered_files(run_dir)})
     signature, key = run_dir / SIGNATURE_FILE, signing_key()
+    signature.unlink(missing_ok=True)  # it was of other results
     if key is not None:
-        made = sign((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"), key)
-        write_atomic(signature, made.decode())
-    else:
-        signature.unlink(missing_ok=True)  # it was of other results
+        write_atomic(signature, sign((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"), key).decode())
 
 
 def update_manifest(run_dir: Path, *names: str) -> None:
-    """Update the lines of the files ``names`` (relative to the run); other lines are kept, so that edits stay visible.
-
-    Writes a new manifest where there is none.
-    """
+    """Update the lines of the files ``names`` (relative to the run); others are kept, so that edits stay visible."""
     manifest = run_dir / MANIFEST_FILE
     if not manifest.is_file():
         write_manifest(run_dir)
@@ -77,15 +73,15 @@ def update_manifest(run_dir: Path, *names: str) -> None:
 
 
 def _write(run_dir: Path, hashes: Mapping[str, str]) -> None:
-    lines = (f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
-    write_atomic(run_dir / MANIFEST_FILE, "".join(lines))
+    write_atomic(run_dir / MANIFEST_FILE, _lines(hashes))
+
+
+def _lines(hashes: Mapping[str, str]) -> str:
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
 
 
 def check_manifest(run_dir: Path) -> list[str]:
-    """Return a message for each file that is missing, was changed, or is not in the manifest.
-
-    Raises RunError if the manifest is missing or unreadable.
-    """
+    """Return a message for each file that is missing, was changed, or is not in the manifest."""
     path = run_dir / MANIFEST_FILE
     with raising(RunError, f"{path}: cannot be read", OSError, UnicodeDecodeError):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -108,16 +104,11 @@ def check_manifest(run_dir: Path) -> list[str]:
 
 
 def _evaluation_of(name: str) -> Path | None:
-    """Return the directory of the evaluation job that a file is part of, if any."""
-    parents = (parent for parent in Path(name).parents if parent.name.startswith(REEVALUATION_PREFIX))
-    return next(parents, None)
+    return next((parent for parent in Path(name).parents if parent.name.startswith(REEVALUATION_PREFIX)), None)
 
 
 def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
-    """Return the changes since the end of a finished run that its manifest and its signature show.
-
-    A run in progress has neither. Raises RunError if the manifest is unreadable.
-    """
+    """Return the changes since the end of a finished run that its manifest and its signature show."""
     if not (run_dir / MANIFEST_FILE).is_file():
         return [f"{MANIFEST_FILE} is missing"]
     state = check_signature(run_dir, MANIFEST_FILE, trust)
@@ -142,15 +133,10 @@ def covered_files(run_dir: Path) -> list[Path]:
     covered: list[Path] = []
     for directory, names, files in os.walk(run_dir):
         names[:] = [name for name in names if name not in _EXCLUDED_DIRECTORIES]
-        paths = [Path(directory, file) for file in files if not file.endswith((".pid", ".tmp", ".lock"))]
-        covered += (
-            path
-            for path in paths
-            if path.name != MANIFEST_FILE
-            and not (path.parent == run_dir and path.name in excluded)
-            and path.is_file()
-            and not path.is_symlink()
-        )
+        for path in (Path(directory, file) for file in files if not file.endswith((".pid", ".tmp", ".lock"))):
+            is_excluded = path.name == MANIFEST_FILE or (path.parent == run_dir and path.name in excluded)
+            if not is_excluded and path.is_file() and not path.is_symlink():
+                covered.append(path)
     return sorted(covered)
 
 
@@ -168,10 +154,6 @@ def write_bundle(run_dir: Path, output: Path) -> None:
 
     Raises RunError if the run has not ended, a file differs from the manifest, or ``output`` cannot be written.
     """
-    if not (run_dir / SUMMARY_FILE).is_file():
-        if not run_dir.is_dir():
-            raise RunError(f"{run_dir}: no such run directory")
-        raise RunError(f"{run_dir}: is not a finished run (no {SUMMARY_FILE}): run 'accelmark report {run_dir}' first")
     require_ended(run_dir)
     place, root = output.resolve(), run_dir.resolve()
     # An earlier bundle in the run directory is not part of the run.
@@ -190,29 +172,28 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     secrets = sorted((value.encode() for value in secret_values), key=len, reverse=True)
     covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]
     hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
-    files = {
-        path.relative_to(run_dir).as_posix(): _without(path.read_bytes(), secrets, hidden)
-        for path in covered
-        if path.name != SECRETS_FILE
-    }
-    packed = pack(run_dir.resolve().name, files | _signature_files(run_dir, files))
+    files: dict[str, bytes] = {}
+    for path in (path for path in covered if path.name != SECRETS_FILE):
+        content = path.read_bytes()
+        if b"\0" not in content:  # text
+            content = without_userinfo(content.decode("latin-1")).encode("latin-1")
+        for secret in secrets:
+            content = content.replace(secret, LEFT_OUT.encode())
+        files[path.relative_to(run_dir).as_posix()] = hidden.without(content)
+    key, signature = signing_key(), run_dir / SIGNATURE_FILE
+    signed: dict[str, bytes] = {}
+    if key is not None:
+        signed = {SIGNATURE_FILE: sign(_manifest_of(files), key)}
+    elif signature.is_file():  # of the files as they are in the run
+        manifest = (run_dir / MANIFEST_FILE).read_bytes()
+        signed = {SIGNATURE_FILE: signature.read_bytes(), SIGNED_MANIFEST_FILE: manifest}
+    packed = pack(run_dir.resolve().name, files | signed)
     with write_errors(output):
         output.write_bytes(packed)
 
 
-def _signature_files(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return a signature of a bundle's files, or the run's signature with the manifest that it covers."""
-    key, signature = signing_key(), run_dir / SIGNATURE_FILE
-    if key is not None:
-        return {SIGNATURE_FILE: sign(_manifest_of(files), key)}
-    if not signature.is_file():
-        return {}
-    return {SIGNATURE_FILE: signature.read_bytes(), SIGNED_MANIFEST_FILE: (run_dir / MANIFEST_FILE).read_bytes()}
-
-
 def _manifest_of(files: Mapping[str, bytes]) -> str:
-    lines = (f"{hashlib.sha256(content).hexdigest()}  {path}\n" for path, content in sorted(files.items()))
-    return "".join(lines)
+    return _lines({path: hashlib.sha256(content).hexdigest() for path, content in files.items()})
 
 
 def pack(name: str, files: Mapping[str, bytes]) -> bytes:
@@ -227,10 +208,7 @@ def pack(name: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
-    """Unpack ``bundle`` below ``into``; return the run's directory, and problems of the archive itself.
-
-    Raises RequestError if it is not a bundle, or an entry is not a plain file or has a path outside of the run.
-    """
+    """Unpack ``bundle`` below ``into``; return the run's directory, and problems of the archive itself."""
     try:
         raw, (run, places) = bundle.read_bytes(), _index(bundle)
     except (OSError, RunError) as error:
@@ -243,14 +221,6 @@ def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     files.pop(MANIFEST_FILE, None)
     edited = f"{bundle.name}: differs from what 'accelmark bundle' writes: it was edited"
     return into / run, [] if pack(run, files) == raw else [edited]
-
-
-def _without(content: bytes, secrets: list[bytes], hidden: SecretFinder) -> bytes:
-    if b"\0" not in content:  # text
-        content = without_userinfo(content.decode("latin-1")).encode("latin-1")
-    for secret in secrets:
-        content = content.replace(secret, LEFT_OUT.encode())
-    return hidden.without(content)
 
 
 @final
@@ -288,10 +258,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
-    """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`.
-
-    Raises RunError if it is not a bundle, is damaged, or a file that is read was edited.
-    """
+    """Read a run from its bundle; ``curves`` as in :func:`accelmark.results.store.loaded_run.load_run`."""
     _, places = _index(path)
     if MANIFEST_FILE not in places:
         raise RunError(f"{path}: is not a bundle: it has no {MANIFEST_FILE}")
@@ -302,11 +269,7 @@ def load_bundle(path: Path, *, curves: bool = True) -> LoadedRun:
 
 
 def _index(bundle: Path) -> tuple[str, dict[str, tuple[int, int]]]:
-    """Return the run's name, and offset and size of each file (relative to the run), without reading contents.
-
-    Raises RunError if it is not a bundle, or an entry is not a plain file, has a path outside of the run or is too
-    large.
-    """
+    """Return the run's name, and (offset, size) of each file. Raises RunError for all but plain files of one run."""
     runs: set[str] = set()
     places: dict[str, tuple[int, int]] = {}
     num_bytes = 0
@@ -337,3 +300,118 @@ def _slice(path: Path, offset: int, size: int) -> bytes:
     if len(content) != size:
         raise RunError(f"{path}: is truncated")
     return content
+
+
+class SignatureState(NamedTuple):
+    """Whether a run is signed, and by whom."""
+
+    status: Literal["unsigned", "signed", "trusted", "untrusted", "broken", "unchecked"]
+    """``trusted``: by a key that the reader named; ``untrusted``: by another. ``unchecked``: without ssh-keygen."""
+    text: str
+    changed: tuple[str, ...] = ()
+    """Files of a bundle that differ from the signed ones, because secrets were removed or they were edited."""
+
+
+class Trust(NamedTuple):
+    """The keys that a reader trusts; at most one is given."""
+
+    key: Path | None = None
+    """A public key."""
+    allowed_signers: Path | None = None
+    """A file in the format of ssh-keygen's ALLOWED SIGNERS."""
+
+
+def signing_key() -> Path | None:
+    """Return the key of ``ACCELMARK_SIGNING_KEY``; None where it is not set. Raises RequestError if it is no file."""
+    value = os.environ.get(KEY_VARIABLE)
+    if not value:
+        return None
+    key = Path(value).expanduser()
+    if not key.is_file():
+        raise RequestError(f"{KEY_VARIABLE}: {key}: is not a file: name a private SSH key, or unset the variable")
+    return key
+
+
+def require_key() -> None:
+    """Check before a run that it can be signed at its end. Raises RequestError or RunError if it cannot."""
+    key = signing_key()
+    if key is not None:
+        sign("", key)
+
+
+def signed_content(manifest: str) -> bytes:
+    """Return the lines of a manifest that a signature covers: all but pages and logs written on request."""
+    lines = ((line, line.partition("  ")[2].strip()) for line in manifest.splitlines(keepends=True))
+    return "".join(line for line, name in lines if not _NOT_SIGNED.fullmatch(name)).encode()
+
+
+def sign(manifest: str, key: Path) -> bytes:
+    """Return the signature of a manifest. Raises RunError: ssh-keygen cannot sign with the key."""
+    with tempfile.TemporaryDirectory(prefix="accelmark-sign-") as directory:
+        place = Path(directory, "manifest")
+        place.write_bytes(signed_content(manifest))
+        # A key with a passphrase needs an agent: there is no prompt at the end of a run.
+        done = _ssh_keygen(["-Y", "sign", "-n", _NAMESPACE, "-f", str(key), str(place)], b"")
+        signature = place.with_suffix(".sig")
+        if done is None or done.returncode != 0 or not signature.is_file():
+            why = "ssh-keygen is not on the PATH" if done is None else done.stderr.decode(errors="replace").strip()
+            raise RunError(f"{key}: the run cannot be signed: {why}")
+        return signature.read_bytes()
+
+
+def check_signature(directory: Path, manifest_file: str, trust: Trust | None = None) -> SignatureState:
+    """Check the signature of the run in ``directory``, whose manifest is ``manifest_file``."""
+    try:
+        signature = directory / SIGNATURE_FILE
+        if not signature.is_file():
+            return SignatureState("unsigned", "unsigned")
+        manifest = (directory / manifest_file).read_text(encoding="utf-8")
+        earlier = directory / SIGNED_MANIFEST_FILE
+        signed = earlier.read_text(encoding="utf-8") if earlier.is_file() else manifest
+    except (OSError, UnicodeDecodeError) as error:
+        return SignatureState("broken", f"the signature cannot be checked: {error}")
+    state = _checked(signature, signed_content(signed), trust or Trust())
+    before, now = (set(signed_content(text).decode().splitlines()) for text in (signed, manifest))
+    names = {line.partition("  ")[2] for line in before ^ now}
+    return state._replace(changed=tuple(sorted(name for name in names if not name.endswith("/secrets.json"))))
+
+
+def _checked(signature: Path, content: bytes, trust: Trust) -> SignatureState:
+    arguments = ["-n", _NAMESPACE, "-s", str(signature)]
+    done = _ssh_keygen(["-Y", "check-novalidate", *arguments], content)
+    if done is None:
+        return SignatureState("unchecked", "signed, but not checked: ssh-keygen is not on the PATH")
+    if done.returncode != 0:
+        return SignatureState("broken", "the signature is not of these files")
+    who = done.stdout.decode(errors="replace").strip().rpartition(" with ")[2]
+    if trust.key is None and trust.allowed_signers is None:
+        return SignatureState("signed", f"signed with {who}; the key itself was not checked")
+    with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
+        signers = trust.allowed_signers
+        if trust.key is not None:
+            public = trust.key.read_text(encoding="utf-8", errors="replace").strip() if trust.key.is_file() else ""
+            if not public.startswith(("ssh-", "ecdsa-", "sk-")):
+                raise RequestError(f"{trust.key}: is not a public SSH key")
+            signers = Path(directory, "signers")
+            signers.write_text(f"* {public}\n")
+        assert signers is not None  # noqa: S101  one of the two is given
+        named = _ssh_keygen(["-Y", "find-principals", "-s", str(signature), "-f", str(signers)], b"")
+        names = named.stdout.decode(errors="replace").split() if named is not None and named.returncode == 0 else []
+        for name in names:
+            command = ["-Y", "verify", "-f", str(signers), "-I", "signer" if name == "*" else name, *arguments]
+            done = _ssh_keygen(command, content)
+            if done is not None and done.returncode == 0:
+                return SignatureState("trusted", f"signed by {who if name == '*' else name}")
+    return SignatureState("untrusted", f"signed with {who}, which is not a key that you named")
+
+
+def _ssh_keygen(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes] | None:
+    """Run ssh-keygen; None where it cannot be started."""
+    environment = os.environ | {"SSH_ASKPASS_REQUIRE": "never"}
+    try:
+        return subprocess.run(
+            ["ssh-keygen", *arguments], input=content, capture_output=True, timeout=_TIMEOUT_S, check=False,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None

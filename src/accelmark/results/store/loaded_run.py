@@ -23,7 +23,6 @@ HOLDER_FILE: Final = "run.pid"
 """Locked by the process that works on a run or a search."""
 EVENTS_FILE: Final = "events.jsonl"
 _STAGES: Final = {"run_started": False, "run_resumed": False, "run_finished": True}
-"""Event of a whole run -> whether the run has ended with it."""
 
 
 def is_in_progress(directory: Path) -> bool:
@@ -48,7 +47,13 @@ def has_ended(run_dir: Path) -> bool:
         return False
     stages = (_STAGES[kind] for event in ledger_events(run_dir) if (kind := event.get("kind")) in _STAGES)
     *_, ended = (True, *stages)
-    return ended or _is_of_last_events(run_dir)
+    if ended:
+        return True
+    try:  # where a run could not be resumed, the manifest covers the current event log
+        lines = (run_dir / MANIFEST_FILE).read_text(encoding="utf-8").splitlines()
+        return f"{hashlib.sha256((run_dir / EVENTS_FILE).read_bytes()).hexdigest()}  {EVENTS_FILE}" in lines
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def require_ended(run_dir: Path) -> None:
@@ -60,15 +65,6 @@ def require_ended(run_dir: Path) -> None:
         what = "was resumed and has not ended again" if is_resumed else f"has no {SUMMARY_FILE}"
         state = "it is in progress" if is_in_progress(run_dir) else "it is in progress, or was interrupted"
         raise RunError(f"{run_dir}: {what}: {state}; see 'accelmark status {run_dir}'")
-
-
-def _is_of_last_events(run_dir: Path) -> bool:
-    """Return whether the manifest covers the current event log, as where a run could not be resumed."""
-    try:
-        lines = (run_dir / MANIFEST_FILE).read_text(encoding="utf-8").splitlines()
-        return f"{hashlib.sha256((run_dir / EVENTS_FILE).read_bytes()).hexdigest()}  {EVENTS_FILE}" in lines
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 RESULT_FILE: Final = "result.json"
@@ -178,12 +174,7 @@ def load_summary(path: Path) -> Summary:
 
 
 def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
-    """Load a finished run; rounds that cannot be read are listed in ``problems``.
-
-    Without ``curves``, data for charts is omitted, which tables over many runs do not need.
-
-    Raises RunError if there is no readable summary, or it is not of the run's end.
-    """
+    """Load a finished run; rounds that cannot be read are listed in ``problems``."""
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: is not a directory")
     require_ended(run_dir)
@@ -191,10 +182,7 @@ def load_run(run_dir: Path, *, curves: bool = True) -> LoadedRun:
 
 
 def loaded_from(path: Path, packed: RunFiles | None, *, curves: bool = True) -> LoadedRun:
-    """Load a finished run from its directory ``path``, or from the files that are packed in the bundle ``path``.
-
-    Raises RunError if there is no readable summary.
-    """
+    """Load a finished run from its directory ``path``, or from the files that are packed in the bundle ``path``."""
     files = packed or RunFiles(path)
     summary = load_file(Summary, files, SUMMARY_FILE)
     rounds: dict[str, RoundResult] = {}

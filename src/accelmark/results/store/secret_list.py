@@ -60,9 +60,16 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
     """Write the hashes of ``values`` to a file that only its owner can read. Raises RunError if that fails."""
     salt = secrets.token_hex(16)
-    forms = sorted({form for value in values for form in _forms(value)})
-    hidden = tuple(entry for form in forms if (entry := _hide(form.encode(), salt)) is not None)
-    write_atomic(path, SecretList(salt=salt, hidden=hidden).model_dump_json(indent=2) + "\n", private=True)
+    hidden: list[SecretHash] = []
+    for form in sorted({form for value in values for form in _forms(value)}):
+        whole = form.encode()
+        if (run := max(_RUN.finditer(whole), key=lambda found: len(found[0]), default=None)) is not None:
+            entry = SecretHash(
+                length=len(whole), lead=run.start(), run_length=len(run[0]), run_sha256=_hash(run[0], salt),
+                sha256=_hash(whole, salt),
+            )  # fmt: skip
+            hidden.append(entry)
+    write_atomic(path, SecretList(salt=salt, hidden=tuple(hidden)).model_dump_json(indent=2) + "\n", private=True)
 
 
 def _forms(value: str) -> Iterator[str]:
@@ -70,16 +77,6 @@ def _forms(value: str) -> Iterator[str]:
     for line in value.splitlines():
         if len(line) >= MIN_SECRET_LENGTH and is_searchable(line):
             yield from {line, json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1], quote(line, safe="")}
-
-
-def _hide(form: bytes, salt: str) -> SecretHash | None:
-    longest = max(_RUN.finditer(form), key=lambda run: len(run[0]), default=None)
-    if longest is None:
-        return None
-    return SecretHash(
-        length=len(form), lead=longest.start(), run_length=len(longest[0]),
-        run_sha256=_hash(longest[0], salt), sha256=_hash(form, salt),
-    )  # fmt: skip
 
 
 def _hash(value: bytes, salt: str) -> str:

@@ -16,9 +16,9 @@ from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.read.round_dir import earlier_attempts
 from accelmark.results.schema import JobState, Summary
+from accelmark.results.store.bundle import require_key
 from accelmark.results.store.files import make_directory
 from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE
-from accelmark.results.store.signature import require_key
 from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.cancellation import Cancellation
 from accelmark.run.controller.evaluate import evaluate, evaluation_of
