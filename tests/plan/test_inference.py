@@ -102,26 +102,22 @@ def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "keys"),
+    ("settings", "key"),
     [
-        (
-            {"compiler": "onnxruntime", "engine_options": {"graph_level": "foo", "streams": 0}},
-            ["engine_options.graph_level", "engine_options.streams"],
-        ),
-        ({"compiler": "inductor", "exist_compiler_path": "a.pt2"}, ["exist_compiler_path"]),
-        ({"compiler": "tensorrt"}, ["compiler"]),
-        ({"compiler": "openvino", "exist_compiler_path": "/a.blob"}, ["exist_compiler_path"]),
-        ({"compiler": "eager", "exist_onnx_path": "word", "no_validation": True}, ["no_validation"]),
-        ({"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True}, ["exist_onnx_path"]),
-        ({"compiler": "openvino", "generate_batches": [1]}, ["compiler"]),
+        ({"compiler": "onnxruntime", "engine_options": {"graph_level": "foo"}}, "engine_options.graph_level"),
+        ({"compiler": "onnxruntime", "engine_options": {"streams": 0}}, "engine_options.streams"),
+        ({"compiler": "inductor", "exist_compiler_path": "a.pt2"}, "exist_compiler_path"),
+        ({"compiler": "tensorrt"}, "compiler"),
+        ({"compiler": "openvino", "exist_compiler_path": "/a.blob"}, "exist_compiler_path"),
+        ({"compiler": "eager", "exist_onnx_path": "word", "no_validation": True}, "no_validation"),
+        ({"compiler": "openvino", "exist_onnx_path": "a.onnx", "no_validation": True}, "exist_onnx_path"),
+        ({"compiler": "openvino", "generate_batches": [1]}, "compiler"),
     ],
 )
-def test_what_the_engine_does_not_support_is_refused_before_anything_runs(
-    toy: Path, settings: dict[str, Any], keys: list[str]
-) -> None:
+def test_what_the_engine_does_not_support_is_refused(toy: Path, settings: dict[str, Any], key: str) -> None:
     with pytest.raises(SpecError) as caught:
         _plan({"settings": settings})
-    assert [(problem.where, problem.key) for problem in caught.value.problems] == [("run.yaml", key) for key in keys]
+    assert [(problem.where, problem.key) for problem in caught.value.problems] == [("run.yaml", key)]
 
 
 def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the_ranks_directory(
@@ -143,9 +139,6 @@ def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the
     in_file = {"exist_compiler_path": "b.blob", "exist_onnx_path": "b.onnx"}
     there = [str(tmp_path / "there" / name) for name in ("b.blob", "b.onnx")]
     assert files(run_file, in_file, {}) == there
-    assert files("../there/run.yaml", in_file, {}) == [
-        str(tmp_path / "here" / ".." / "there" / Path(name).name) for name in there
-    ]
     here = str(tmp_path / "here" / "a.blob")
     assert files(run_file, in_file, {"exist_compiler_path": "a.blob"}) == [here, there[1]]
     assert files("command line", {"exist_compiler_path": "a.blob"}, {}) == [here, "word"]

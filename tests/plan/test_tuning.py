@@ -9,18 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelmark.plan import tuning
 from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import Detected
-from accelmark.plan.tuning import (
-    Budget,
-    Machine,
-    settings_of,
-    tuned_plan,
-    vendor_values,
-    with_trial,
-    with_tuned_rounds,
-)
+from accelmark.plan.tuning import Budget, Machine, settings_of, tuned_plan, with_trial, with_tuned_rounds
 from accelmark.spec.plugins.catalog import EngineSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.tuning import Choice, identity, next_trial
@@ -158,4 +151,4 @@ def test_rounds_as_shipped_begin_the_search_and_take_turns_with_tuned_ones_at_it
     assert tuned.provenance["batch_size"].layer == "tuning"
     assert tuned.provenance["batch_size"].replaced == (("cases/toy/case.yaml", 4),)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
-    assert vendor_values(plan.jobs[0].job, tuned) == {"batch_size": 8, "engine_options.streams": 2}
+    assert tuning.vendor_values(plan.jobs[0].job, tuned) == {"batch_size": 8, "engine_options.streams": 2}

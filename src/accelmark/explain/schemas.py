@@ -45,18 +45,17 @@ FILES: Final[Mapping[str, tuple[type[BaseModel], str]]] = {
 
 def schemas() -> dict[str, str]:
     """Return file name -> JSON schema of every kind of file, and of results."""
-    made = {f"{kind}.json": _schema(model, f"AccelMark: {title}") for kind, (model, title) in FILES.items()}
-    return {**made, "result.json": results_schema()}
-
-
-def _schema(model: type[BaseModel], title: str) -> str:
-    schema = json_schema(model)
-    parts = schema.setdefault("$defs", {})
-    for changed in (CaseRequest, ClusterSpec, CaseSpec, TrainCaseSpec, InferCaseSpec, ServeCaseSpec):
-        part = schema if changed is model else parts.get(changed.__name__)
-        if part is not None:
-            _complete(changed, part["properties"], part, parts)
-    return json.dumps({"$schema": _DIALECT} | schema | {"title": title}, indent=1) + "\n"
+    made = {"result.json": results_schema()}
+    for kind, (model, title) in FILES.items():
+        schema = json_schema(model)
+        parts = schema.setdefault("$defs", {})
+        for changed in (CaseRequest, ClusterSpec, CaseSpec, TrainCaseSpec, InferCaseSpec, ServeCaseSpec):
+            part = schema if changed is model else parts.get(changed.__name__)
+            if part is not None:
+                _complete(changed, part["properties"], part, parts)
+        schema = {"$schema": _DIALECT} | schema | {"title": f"AccelMark: {title}"}
+        made[f"{kind}.json"] = json.dumps(schema, indent=1) + "\n"
+    return made
 
 
 def _settings(model: type[BaseModel], parts: dict[str, Any]) -> dict[str, str]:

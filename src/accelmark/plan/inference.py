@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.plan.adaptation import vendor_layers
+from accelmark.plan.plan import LayerFile
 from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.job import InferJob
-from accelmark.spec.layers import Resolved, resolve_inference
+from accelmark.spec.layers import Layer, Resolved, resolve_inference
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, known_engines
 from accelmark.spec.plugins.launcher import option_names
@@ -41,24 +42,13 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         what = f"the case {key.model!r} has no inference in framework {key.framework!r}"
         request.problems.append(Problem(request.where, str(key), what, nearest(key.framework, frameworks)))
     # The command-line option for synthetic data uses the name of the training setting.
-    named = {"synthetic" if key == "loader.synthetic" else key: value for key, value in run.command_line.items()}
+    named = {"synthetic" if name == "loader.synthetic" else name: value for name, value in run.command_line.items()}
     over = request.user_layers(named, _FILES)
     engines = engine_specs(run.vendor_folder)
     chosen = next((layer.values["compiler"] for layer in reversed(over) if "compiler" in layer.values), None)
     chosen = ENGINE_ALIASES.get(str(chosen), chosen)
     warnings = list(_unknown_engine(request, chosen))
-    layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "infer")
-    precisions = engines[str(chosen)].precisions if chosen in engines else ()
-    refused = {
-        layer.name: f"{chosen!s} does not compute in {layer.values['precision']}"
-        for layer in layers
-        if precisions and layer.values.get("precision", precisions[0]) not in precisions
-    }
-    files = tuple(
-        file.model_copy(update={"applied": False, "reason": refused[file.file]}) if file.file in refused else file
-        for file in files
-    )
-    layers = [layer for layer in layers if layer.name not in refused]
+    layers, files = _layers(request, str(chosen), engines.get(str(chosen)))
     resolved = resolve_inference(case, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
     if settings.compiler != chosen:
@@ -100,6 +90,19 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
         sdks=engine.sdks if engine is not None else {},
         warnings=(*warnings, *data_warnings),
     )
+
+
+def _layers(request: KeyRequest, name: str, engine: EngineSpec | None) -> tuple[list[Layer], tuple[LayerFile, ...]]:
+    """Return the vendor's layers but for those with a precision in which the chosen engine does not compute."""
+    vendor, precisions = request.run.vendor.name, engine.precisions if engine is not None else ()
+    layers, files = vendor_layers(request.adaptations, vendor, request.key, request.capabilities, "infer")
+    refused = {
+        layer.name: {"applied": False, "reason": f"{name} does not compute in {layer.values['precision']}"}
+        for layer in layers
+        if precisions and layer.values.get("precision", precisions[0]) not in precisions
+    }
+    files = tuple(file.model_copy(update=refused.get(file.file, {})) for file in files)
+    return [layer for layer in layers if layer.name not in refused], files
 
 
 def _unknown_engine(request: KeyRequest, name: object) -> Iterator[str]:
