@@ -22,6 +22,7 @@ PIP = f"{sys.executable} -m pip install"
 CASE = Need(requirement="transformers>=5.0", needed_by="case bert")
 ENGINE = Need(requirement="onnxruntime>=1.20 | onnxruntime-gpu>=1.20", needed_by="engine onnxruntime")
 VERSIONS: dict[str, str] = {"transformers": "4.1", "onnxruntime-gpu": "1.22"}
+NONE: dict[str, str] = {}
 
 
 def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
@@ -33,20 +34,20 @@ def test_a_missing_package_names_its_user_and_the_installed_version() -> None:
 
 def test_one_alternative_suffices_and_the_first_is_recommended() -> None:
     assert missing([ENGINE], VERSIONS.get) == []
-    (found,) = missing([ENGINE], {}.get)
+    (found,) = missing([ENGINE], NONE.get)
     assert missing_text([found]) == "engine onnxruntime needs onnxruntime>=1.20, which is not installed"
     assert distributions([CASE, ENGINE]) == ["onnxruntime", "onnxruntime-gpu", "transformers"]
 
 
 def test_packages_installed_for_the_ranks_are_not_missing(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("--prefer-binary\ntransformers==5.1  # for this case\n\n")
-    assert missing([CASE], {}.get, given=list(requirement_names(tmp_path / "requirements.txt"))) == []
+    assert missing([CASE], NONE.get, given=list(requirement_names(tmp_path / "requirements.txt"))) == []
 
 
 def test_an_extra_of_accelmark_stands_for_its_packages() -> None:
     need = Need(requirement="accelmark[torch]", needed_by="framework pytorch")
     assert "torch" in distributions([need])
-    found = missing([need], {}.get)
+    found = missing([need], NONE.get)
     assert install_command(found) == f"{PIP} 'accelmark[torch]'"
     index = "https://index.example.com/cpu"
     assert install_command(found, index=index) == f"{PIP} --extra-index-url {index} 'accelmark[torch]'"
