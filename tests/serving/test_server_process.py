@@ -15,14 +15,8 @@ import pytest
 
 from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Endpoint, PlannedRequest
-from accelmark.serving.server_process import (
-    Cores,
-    NeverHealthyError,
-    ServerDiedError,
-    ServerMissingError,
-    ServerProcess,
-)
+from accelmark.serving.request import Endpoint, PlannedRequest, ServeError
+from accelmark.serving.server_process import Cores, ServerProcess
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.serving import Answer, RequestRecord
 from accelmark.spec.model import parse
@@ -83,25 +77,25 @@ def test_a_server_and_its_children_are_gone_after_stop(
     server.check()
     server.stop()
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
-    with pytest.raises(ServerDiedError):
+    with pytest.raises(ServeError):
         server.check()
 
 
 def test_a_server_that_dies_says_why(start: Start) -> None:
-    with pytest.raises(ServerDiedError, match=r"Toy server ended by itself with status 7: no free memory for the KV"):
+    with pytest.raises(ServeError, match=r"Toy server ended by itself with status 7: no free memory for the KV"):
         start(DIES).wait_until_healthy(120, lambda: None)
 
 
 def test_a_server_that_never_gets_healthy_is_given_up(start: Start) -> None:
     told: list[int] = []
     server = start(UNHEALTHY)
-    with pytest.raises(NeverHealthyError, match=r"did not answer /health with 200 within 3 s.*server\.log"):
+    with pytest.raises(ServeError, match=r"did not answer /health with 200 within 3 s.*server\.log"):
         server.wait_until_healthy(3, lambda: told.append(1))
     assert told
 
 
 def test_a_program_that_does_not_exist_is_named(start: Start) -> None:
-    with pytest.raises(ServerMissingError, match="no-such-server"):
+    with pytest.raises(ServeError, match="no-such-server"):
         start("", command=("no-such-server", "{port}"))
 
 

@@ -22,14 +22,8 @@ from accelmark.serving.client.client import Client
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Endpoint, UnreachableError
-from accelmark.serving.server_process import (
-    Cores,
-    NeverHealthyError,
-    ServerDiedError,
-    ServerMissingError,
-    ServerProcess,
-)
+from accelmark.serving.request import Endpoint, ServeError
+from accelmark.serving.server_process import Cores, ServerProcess
 from accelmark.serving.stages import Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.job import JobSpec, ServeJob
@@ -50,14 +44,6 @@ from accelmark.spec.settings.training import Scalar
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 
 _LIBRARIES: Final = ("httptools", "tokenizers", "torch")
-_REASONS: Final[tuple[tuple[type[Exception], ServeEndReason], ...]] = (
-    (ServerMissingError, "server_missing"),
-    (NeverHealthyError, "never_healthy"),
-    (ServerDiedError, "server_died"),
-    (UnreachableError, "unreachable"),
-    (RequestError, "bad_request"),
-    (DataError, "bad_request"),
-)
 
 
 def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
@@ -99,8 +85,11 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
     except Cancelled as signal_name:
         reason, message, code = "cancelled", f"stopped by {signal_name}", EXIT_CANCELLED
     except AccelmarkError as error:
-        reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "error")
         message = str(error)
+        if isinstance(error, ServeError):
+            reason = error.end_reason
+        elif isinstance(error, (RequestError, DataError)):
+            reason = "bad_request"
     except Exception as error:  # noqa: BLE001 - every error must end in FINISHED
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"

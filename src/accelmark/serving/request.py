@@ -7,12 +7,13 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError, raising
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeEndReason
 from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
@@ -23,8 +24,13 @@ Message = Mapping[str, Any]
 _CONNECT_S: Final = 10.0
 
 
-class UnreachableError(RunError):
-    """Nothing accepts connections at an endpoint's URL."""
+@final
+class ServeError(RunError):
+    """A server or endpoint failed."""
+
+    def __init__(self, message: str, end_reason: ServeEndReason) -> None:
+        super().__init__(message)
+        self.end_reason: ServeEndReason = end_reason
 
 
 @final
@@ -163,11 +169,11 @@ class Endpoint:
         return f"{base}{'' if re.search(r'/v[0-9]+$', base) else '/v1'}{path}"
 
     def require_reachable(self) -> None:
-        """Connect once. Raises UnreachableError: nothing accepts the connection."""
+        """Connect once. Raises ServeError: nothing accepts the connection."""
         parts = urlsplit(self.url())
         port = parts.port or (443 if parts.scheme == "https" else 80)
         what = f"{self.base_url}: cannot be reached; check the URL, and that the server runs"
-        with raising(UnreachableError, what, OSError):
+        with raising(partial(ServeError, end_reason="unreachable"), what, OSError):
             socket.create_connection((parts.hostname, port), _CONNECT_S).close()
 
     def body(self, request: PlannedRequest) -> bytes:

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
 import psutil
 
-from accelmark.spec.errors import DataError, RunError, raising
+from accelmark.serving.request import ServeError
+from accelmark.spec.errors import DataError, raising
 from accelmark.spec.log.serving import StartTimes
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import fill
@@ -74,18 +76,6 @@ _LAST_LINES: Final = 5
 _SAMPLE_S: Final = 1.0
 
 
-class ServerMissingError(RunError):
-    """The server's program does not exist."""
-
-
-class NeverHealthyError(RunError):
-    """The server did not become healthy in time."""
-
-
-class ServerDiedError(RunError):
-    """The server ended by itself."""
-
-
 @final
 class ServerProcess:
     """A running server."""
@@ -131,8 +121,12 @@ class ServerProcess:
         environment = os.environ | spec.environment
         if (threads := settings.get("threads")) is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        missing = raising(ServerMissingError, f"{self.command[0]}: cannot be started", OSError)
-        with missing, self.log.open("wb") as stream, started_on(cores):
+        kind = partial(ServeError, end_reason="server_missing")
+        with (
+            raising(kind, f"{self.command[0]}: cannot be started", OSError),
+            self.log.open("wb") as stream,
+            started_on(cores),
+        ):
             self._process = subprocess.Popen(
                 self.command, cwd=node_dir, env=environment, stdin=subprocess.DEVNULL, stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -149,7 +143,8 @@ class ServerProcess:
                 return waited_s
             if waited_s > timeout_s:
                 problem = f"{self.spec.title} did not answer {self.spec.health} with 200 within {timeout_s:g} s"
-                raise NeverHealthyError(f"{problem}{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s")
+                problem += f"{self._last_lines()}; see {LOG_FILE}, or raise start_timeout_s"
+                raise ServeError(problem, "never_healthy")
             if waited_s - told_s > _REPORT_S:
                 told_s = waited_s
                 report()
@@ -171,10 +166,11 @@ class ServerProcess:
         return StartTimes(cpu_s=cpu_s, wall_s=self._prepared.wall_s + start_s)
 
     def check(self) -> None:
-        """Raise ServerDiedError if the server has ended; sample its memory and CPU time."""
+        """Raise ServeError if the server has ended; sample its memory and CPU time."""
         code = self._process.poll()
         if code is not None:
-            raise ServerDiedError(f"{self.spec.title} ended by itself with status {code}{self._last_lines()}")
+            problem = f"{self.spec.title} ended by itself with status {code}{self._last_lines()}"
+            raise ServeError(problem, "server_died")
         if time.monotonic() - self._sampled_s > _SAMPLE_S:
             self._sample()
 
