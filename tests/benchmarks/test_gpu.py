@@ -96,20 +96,6 @@ def wheel_of(directory: Path, name: str, *requires: str, content: str = "") -> P
     return path
 
 
-@pytest.mark.heavy
-def test_wheels_of_the_archive_are_installed_beside_the_interpreters_packages(tmp_path: Path) -> None:
-    (tmp_path / "wheels").mkdir()
-    wheel_of(tmp_path / "wheels", "sitecustomize", content="import sys; print('from the wheel', file=sys.stderr)\n")
-    with tarfile.open(tmp_path / "campaign.tar.xz", "w:xz") as archive:
-        archive.add(tmp_path / "wheels", "wheels")
-        for name in ("src", "benchmarks"):
-            archive.add(ROOT / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
-    arguments = ("--archive", str(tmp_path / "campaign.tar.xz"), "--tiny", "--only", "none")
-    ended, _ = campaign(tmp_path / "out", *arguments)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "from the wheel" in ended.stderr
-
-
 def test_what_a_wheel_requires_is_packed_unless_the_image_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

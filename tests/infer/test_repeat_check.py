@@ -60,8 +60,11 @@ def test_a_cache_that_keeps_what_came_once_or_twice_is_found(number: int, needed
     assert check.chance <= 0.002
 
 
-def test_a_cache_that_starts_late_is_found() -> None:
-    assert _checked(_Caching(first_call=10)).suspicious
+@pytest.mark.parametrize(
+    ("caching", "number"), [(_Caching(first_call=10), 12), (_Caching(slow_ms=0.1, fast_ms=0.04), 4)]
+)
+def test_a_cache_that_starts_late_or_answers_within_the_crossing_is_found(caching: _Caching, number: int) -> None:
+    assert _checked(caching, number).suspicious
 
 
 @pytest.mark.parametrize("slow", [2, 10])
@@ -86,10 +89,6 @@ def test_a_cache_that_misses_a_few_is_found() -> None:
         return caching(batch)
 
     assert _checked(forgetting, 24).suspicious
-
-
-def test_a_cache_that_answers_within_the_crossing_is_found() -> None:
-    assert _checked(_Caching(slow_ms=0.1, fast_ms=0.04), 4).suspicious
 
 
 def test_one_disturbed_call_is_not_a_cache_and_hides_none() -> None:

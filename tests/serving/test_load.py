@@ -369,18 +369,13 @@ def test_a_stage_keeps_columns_of_its_requests_and_no_records() -> None:
     assert sum(type(each) is RequestRecord for each in gc.get_objects()) < 1200
 
 
-@pytest.mark.parametrize("base", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"])
-def test_a_base_url_may_end_with_the_version(base: str) -> None:
-    assert Endpoint(base, "m").url() == "http://host:1/v1/completions"
-    assert Endpoint(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
-
-
-@pytest.mark.parametrize(
-    "base", ["host:1", "ftp://host", "http://", "http://host:99999", "http://me:word@host", "http://h?a=1"]
-)
-def test_what_is_no_base_url_is_an_error(base: str) -> None:
-    with pytest.raises(RequestError, match=r"is not a base URL \(http://HOST:PORT"):
-        Endpoint(base, "m").url()
+def test_a_base_url_may_end_with_the_version_and_what_is_none_is_an_error() -> None:
+    for base in ("http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"):
+        assert Endpoint(base, "m").url() == "http://host:1/v1/completions"
+        assert Endpoint(base, "m", "chat").url() == "http://host:1/v1/chat/completions"
+    for base in ("host:1", "ftp://host", "http://", "http://host:99999", "http://me:word@host", "http://h?a=1"):
+        with pytest.raises(RequestError, match=r"is not a base URL \(http://HOST:PORT"):
+            Endpoint(base, "m").url()
 
 
 def test_pinned_fields_are_filled_at_any_depth() -> None:
