@@ -25,7 +25,6 @@ from accelmark.train.loop.ends import End
 
 _MAX_OUTPUTS: Final = 2**22
 """Largest number of output values of a batch that are written."""
-_MAX_LISTED: Final = 3
 
 
 class Comparison(Protocol):
@@ -129,16 +128,10 @@ def reference_name(name: str, comparison: Comparison) -> str:
 def _load(arrays: Mapping[str, Array], comparison: Comparison) -> None:
     targets = {**comparison.parameters(), **comparison.statistics()}
     names = {reference_name(name, comparison): name for name in targets}
-    shapes = {name: targets[mine].shape for name, mine in names.items()}
-    problems = [f"the reference's {name} has no counterpart" for name in arrays.keys() - names.keys()]
-    problems += [f"{names[name]} (renamed to {name}) is not in the reference" for name in names.keys() - arrays.keys()]
-    problems += [
-        f"{names[name]} has shape {shapes[name]}, the reference's {name} {array.shape}"
-        for name, array in arrays.items()
-        if name in shapes and shapes[name] != array.shape
-    ]
-    if problems:
-        more = f"; {len(problems) - _MAX_LISTED} more" if len(problems) > _MAX_LISTED else ""
-        listed = "; ".join(sorted(problems)[:_MAX_LISTED])
-        raise RunError(f"reference_names of the case's file does not match the weights: {listed}{more}")
+    own = {name: targets[mine].shape for name, mine in names.items()}
+    given = {name: array.shape for name, array in arrays.items()}
+    if wrong := sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name)):
+        shapes = f"{wrong[0]} has shape {given.get(wrong[0])} in the reference, {own.get(wrong[0])} here"
+        problem = f"reference_names of the case's file does not match {len(wrong)} weights"
+        raise RunError(f"{problem}: {shapes} (None: there is no such weight)")
     comparison.load({names[name]: array for name, array in arrays.items()})

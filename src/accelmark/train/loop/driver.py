@@ -138,8 +138,8 @@ class Driver:
         backend, progress, stop, window = self._backend, self.progress, self._stop, self._window
         now, learning_rate = time.monotonic_ns, backend.learning_rate
         train = self._take_traced if self._traces_next else backend.step
-        mark = _no_mark if backend.clock is None else backend.clock.mark
-        own_end = backend.own_end or _no_mark
+        mark: Callable[[], Any] = (lambda: None) if backend.clock is None else backend.clock.mark
+        own_end = backend.own_end or (lambda: None)
         add = window.add
         checks_alone = self._agreement is None
         checks_loss = checks_alone and backend.immediate
@@ -347,7 +347,3 @@ class Driver:
         if end.completed and not evaluated and not self._settings.loader.synthetic:
             end = self._evaluate() or end
         return end
-
-
-def _no_mark() -> None:
-    """Mark nothing: the framework times windows of steps only."""
