@@ -78,15 +78,6 @@ def test_a_slower_run_is_worse_and_a_faster_one_better(tmp_path: Path) -> None:
         assert found[FigureName.FINAL_METRIC].effect == "equal"
 
 
-def test_nothing_is_compared_with_a_run_without_a_round(tmp_path: Path) -> None:
-    run = loaded(tmp_path / "a")
-    compared = compare([run, replace(run, rounds={})], force=True)
-    assert 'class="figures compared"' not in render_comparison(compared)
-    [pair] = compared.pairs
-    assert (pair.differing, pair.differences) == ((), ())
-    assert summary_line(pair) == "No figure is compared: both runs need a round with a result."
-
-
 def test_one_round_cannot_be_judged(tmp_path: Path) -> None:
     [pair] = compare([loaded(tmp_path / "a", rounds=1), loaded(tmp_path / "b", step_ms=20.0)]).pairs
     assert {found.effect for found in pair.differences} == {"unknown"}
