@@ -385,7 +385,7 @@ def case_of(path: Path) -> str:
 
 
 def inference_settings(given: Iterable[Given], case: str, left_over: list[Problem]) -> dict[str, Given]:
-    """Return settings that differ from the case's, a later file's first; list those without equivalent."""
+    """Return settings that differ from the case's, of several files the last one's; list those without equivalent."""
     items = list(given)
     side = load_case(case).infer if case in folders("cases") else None
     if side is None:

@@ -82,7 +82,7 @@ class ReferenceLoss(Spec):
 
 
 def expanded_mutable(listed: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return names of mutable settings with groups expanded; raises ValueError for those that no case's setting has."""
+    """Return names of mutable settings with groups expanded; raises ValueError for a name that is no setting."""
     mutable = tuple(name for entry in listed for name in MUTABLE_GROUPS.get(entry, (entry,)))
     known = {*setting_defaults(TrainSettings), *flatten(settings)}
     sections = {*MUTABLE_GROUPS, *(key.rpartition(".")[0] for key in known)} - {""}

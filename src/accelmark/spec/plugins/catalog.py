@@ -188,7 +188,7 @@ def case_hash(path: Path, task: str) -> str:
 
 
 def task_files(files: Iterable[tuple[str, bytes]], task: str) -> Iterator[tuple[str, bytes]]:
-    """Yield a case's files of a task: training has no files, folders and sections of ``infer*`` and ``serve*``."""
+    """Yield the files of a case for a task; training leaves out files and sections of inference and serving."""
     for name, content in files:
         if task == "train" and name.startswith(_OTHER_TASKS):
             continue

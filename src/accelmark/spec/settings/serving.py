@@ -33,7 +33,7 @@ class Lengths(FiniteSpec):
     """Distribution of a number of tokens per request."""
 
     distribution: Literal["fixed", "uniform", "lognormal"] = "fixed"
-    """``fixed``: ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: ``mean`` and ``stdev``, cut to both."""
+    """``fixed``: ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: by ``mean`` and ``stdev``, within these."""
     mean: PositiveInt = 64
     """Mean number of tokens; not used by ``uniform``."""
     stdev: NonNegativeFloat = 0.0
