@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, from_numpy, nn
 
 from accelmark.cases.efficientnet_lite0.infer_pytorch import EfficientNetLite0
-from accelmark.cases.resnet_mini._model import ResNetMini
+from accelmark.cases.resnet_mini.pytorch import ResNetMini
 from accelmark.infer.engine import as_list
 from accelmark.infer.worker import Worker, main
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.catalogue import known_of
 from accelmark.datasets.pack import pack
 from accelmark.frameworks.pytorch.batches import BatchMemory, IndexedBatches, collated
 from accelmark.frameworks.pytorch.case import Place
@@ -106,7 +106,7 @@ def write(root: Path, num_images: int, times: int = 1) -> float:
         for link in range(1, times):
             os.link(folder / f"{number:05}.JPEG", folder / f"{number:05}_{link}.JPEG")
         sizes.append(len(content))
-    pack(dataset_of("imagenet"), root / "folders", root / "shards", allow_subset=True)
+    pack(known_of("imagenet").spec, root / "folders", root / "shards", allow_subset=True)
     return sum(sizes) / len(sizes)
 
 

@@ -18,7 +18,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from accelmark.datasets.catalogue import dataset_of
+from accelmark.datasets.catalogue import known_of
 from accelmark.datasets.ensure import ensure
 
 ROOT: Final = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def write_archive(out: Path, wheels: Path) -> None:
         for wheel in sorted(wheels.glob("*.whl")):
             archive.add(wheel, f"wheels/{wheel.name}")
         for name in DATA_SETS:
-            archive.add(ensure(dataset_of(name)), f"data/{name}")
+            archive.add(ensure(known_of(name).spec), f"data/{name}")
     size = out.stat().st_size
     if size > MOST_BYTES:
         raise PackError(f"{out} has {size / 2**20:.0f} MiB; at most {MOST_BYTES / 2**20:.0f} are allowed")

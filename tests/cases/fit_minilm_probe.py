@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from accelmark.cases.minilm.infer_pytorch import PROBE, SentenceEncoder
-from accelmark.cases.minilm_finetune._passages import KINDS, read_text
+from accelmark.cases.minilm_finetune.pytorch import KINDS, read_text
 
 RECORD: Final = PROBE.with_suffix(".json")
 _NUM_PASSAGES: Final = 3000

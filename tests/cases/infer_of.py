@@ -16,7 +16,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import InferFinished, ScenarioResult, StageEnd
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
-from tests.cases.job_head import job_on_cpu
+from tests.cases.job_of import job_on_cpu
 
 
 @dataclass(frozen=True)
@@ -98,3 +98,13 @@ def infer(
 
     assert isinstance(job.work, InferJob)
     return Inferred(InferenceRun(job, job.work, directory, emit, 0.0).run(), stages, scenarios)
+
+
+def accuracies(ran: Inferred) -> tuple[float, float]:
+    """Return the metric of the framework and of the engine of a valid run."""
+    finished = ran.finished
+    assert finished.state == "completed", finished.message
+    assert finished.valid, finished.invalid_reasons
+    assert finished.val_average_acc is not None
+    assert finished.infer_average_acc is not None
+    return finished.val_average_acc, finished.infer_average_acc

@@ -13,17 +13,34 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, TrainJob
+from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
-from accelmark.spec.plugins.catalog import FolderRef, load_case
+from accelmark.spec.plugins.catalog import FolderRef, find, load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
-from tests.cases.job_head import job_on_cpu
 from tests.fork_server import Forked
 
 TIMEOUT_S = 500
+
+
+def job_on_cpu(name: str, data_dirs: Mapping[str, Path], checkpoint_dir: Path, **side: Any) -> JobSpec:
+    """Return the job; ``side`` is its task and that task's part."""
+    return JobSpec(
+        key=CaseKey.parse(name, hardware="CPU"),
+        round=1,
+        case=find("cases", name).ref("train"),
+        case_version=load_case(name).version,
+        vendor="cpu",
+        device_type="cpu",
+        framework_module=None,
+        collective_backend="gloo",
+        data_dirs=dict(data_dirs),
+        checkpoint_dir=checkpoint_dir,
+        **side,
+    )
 
 
 def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapping[str, Any], **head: Any) -> Path:

@@ -122,9 +122,9 @@ def test_rows_of_equal_and_of_variable_length_are_the_same_samples(
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((32, PREDICTIONS, WORDS), "sample 0 has 64 tokens, .* expected 32, 12 at most"),
-        ((LENGTH, 2, WORDS), "expected 64, 2 at most"),
-        ((LENGTH, PREDICTIONS, 1000), "has a token that is not below 1000"),
+        ((32, PREDICTIONS, WORDS), "sample 0 has 64 tokens up to .*; expected at most 32 below 1100, 12 masked"),
+        ((LENGTH, 2, WORDS), "expected at most 64 below 1100, 2 masked"),
+        ((LENGTH, PREDICTIONS, 1000), "expected at most 64 below 1000, 12 masked"),
     ],
 )
 def test_samples_of_other_sizes_are_refused(tmp_path: Path, sizes: tuple[int, int, int], message: str) -> None:

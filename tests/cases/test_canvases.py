@@ -18,12 +18,12 @@ from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, wo
 from accelmark.cases.segmentation_mini.pytorch import mirrored
 from accelmark.spec.log.events import Event
 from accelmark.tasks.conversation.data import PLACEHOLDER
-from accelmark.tasks.conversation.pytorch import IMAGE
+from accelmark.tasks.conversation.pytorch import IMAGE, Answers
 from accelmark.tasks.detection.data import Scene, overlaps
 from accelmark.tasks.metrics import IGNORED
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import SMALL, case_of
-from tests.cases.test_mini import write_idx
+from tests.cases.tiny_data import write_idx
 
 
 def items() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -117,8 +117,7 @@ def test_the_loss_is_that_of_the_centres_and_of_the_boxes() -> None:
 def fashion(tmp_path: Path) -> Path:
     images, labels = items()
     for prefix in ("train", "t10k"):
-        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images[:, 0], packed=False)
-        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels.astype(np.uint8), packed=False)
+        write_idx(tmp_path, prefix, images[:, 0], labels.astype(np.uint8))
     return tmp_path
 
 
@@ -159,7 +158,7 @@ def test_every_caption_is_made_of_the_tokenizers_words() -> None:
     captions = Captions(Canvases(*items(), 40, side=64, most=3))
     longest = 0
     for index in range(len(captions)):
-        text, [(start, end)] = captions.text(index)
+        text, [(start, end)], _ = captions.read(index, 64)
         encoded = tokenizer.encode(text[start:end])
         assert IMAGE not in encoded.ids
         assert text == PLACEHOLDER + text[start:end]
@@ -173,7 +172,7 @@ def test_every_caption_is_made_of_the_tokenizers_words() -> None:
 def test_the_caption_is_learned_after_the_places_of_the_image() -> None:
     case: Any = case_of(NAME, {})
     captions = Captions(Canvases(*items(), 4, side=64, most=3))
-    sample = case.answers(captions, range(4), words()).read(2, torch.Generator())
+    sample = Answers(case, captions, range(4), words()).read(2, torch.Generator())
     tokens, labels = sample["tokens"], sample["labels"]
     assert tokens.shape == labels.shape == (32,)
     assert (tokens[:16] == IMAGE).all()
@@ -221,14 +220,10 @@ def test_a_caption_is_exact_where_each_of_its_tokens_is_the_likeliest() -> None:
 
 
 @pytest.mark.heavy
-def test_multimodal_mini_learns(tmp_path: Path) -> None:
-    images, labels = items()
-    for prefix in ("train", "t10k"):
-        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images[:, 0], packed=False)
-        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels.astype(np.uint8), packed=False)
+def test_multimodal_mini_learns(tmp_path: Path, fashion: Path) -> None:
     over: dict[str, Any] = {"model.train_images": 4800, "model.eval_images": 100, "model.num_layers": 2, "threads": 1}
     over |= {"model.most_items": 1, "model.hidden_size": 64}
-    events = run(job_of(NAME, tmp_path / "run", {"fashion_mnist": tmp_path}, over))
+    events = run(job_of(NAME, tmp_path / "run", {"fashion_mnist": fashion}, over))
     finished, losses = value_of(events, Event.FINISHED), losses_of(events)
     assert sum(losses[-5:]) < 0.3 * sum(losses[:5]), losses
     assert finished["final_metrics"]["exact_match"] > 0.4, "guesses have 1 in 8"

@@ -29,7 +29,7 @@ def case_on(root: Path) -> Any:
 
 def test_a_conversation_is_written_in_vicunas_format(tmp_path: Path) -> None:
     conversations = Conversations(tiny_data.llava(tmp_path)["llava_instruct"])
-    text, answers = conversations.text(0)
+    text, answers, image = conversations.read(0, 30)
     assert text.startswith(
         "A chat between a curious user and an artificial intelligence assistant. The assistant gives"
     )
@@ -37,7 +37,11 @@ def test_a_conversation_is_written_in_vicunas_format(tmp_path: Path) -> None:
     expected = f"user's questions. USER: <image>\nColour? ASSISTANT: {colour}</s>USER: Sure? ASSISTANT: yes</s>"
     assert text.endswith(expected)
     assert [text[start:end] for start, end in answers] == [f"{colour}</s>", "yes</s>"]
-    assert conversations.image(24, 8) is None
+    assert image is not None
+    assert image.shape == (3, 30, 30)
+    assert image[:, 0, 15].tolist() == [122, 116, 104], "filled up to a square"
+    assert image[:, 15, 0].max() > 200
+    assert conversations.read(24, 8)[2] is None
 
 
 def test_a_large_list_of_samples_is_read_in_parts_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +59,10 @@ def test_a_large_list_of_samples_is_read_in_parts_and_not_kept(tmp_path: Path, m
     size, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (len(conversations), size < 100 * 2000, peak < 200 * 2000) == (2000, True, True)
-    assert [conversations._sample(index) for index in range(2000)] == samples
-    assert conversations.text(1)[0].endswith(
-        "USER: Wo ist das Café? 日本, [{,}] ASSISTANT: " + turns[1]["value"] + "</s>"
-    )
+    expected = "USER: Wo ist das Café? 日本, [{,}] ASSISTANT: " + turns[1]["value"] + "</s>"
+    assert all(conversations.read(index, 8)[0].endswith(expected) for index in range(1, 2000, 2))
     with pytest.raises(DataError, match=r"a.json: sample 0: expected 'human' and 'gpt' in turn"):
-        conversations.text(0)
+        conversations.read(0, 8)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '[{"a": 1}', '[{"a": 1} {"b": 2}]', '[{"a": 1}] 2', '[{"a": 1},'])
@@ -69,14 +71,6 @@ def test_what_is_no_list_of_samples_is_named(tmp_path: Path, content: str) -> No
     (tmp_path / "conversations" / "a.json").write_text(content)
     with pytest.raises(DataError, match=r"a.json: is not a list of samples"):
         Conversations(tmp_path)
-
-
-def test_images_are_filled_up_to_a_square(tmp_path: Path) -> None:
-    image = Conversations(tiny_data.llava(tmp_path)["llava_instruct"]).image(0, 30)
-    assert image is not None
-    assert image.shape == (3, 30, 30)
-    assert image[:, 0, 15].tolist() == [122, 116, 104]
-    assert image[:, 15, 0].max() > 200
 
 
 def test_only_answers_have_labels_and_the_image_has_its_places(tmp_path: Path) -> None:

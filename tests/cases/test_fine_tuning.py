@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,11 +12,8 @@ from torch import nn
 
 from accelmark.cases.llama2_7b_finetune.pytorch import dialogues
 from accelmark.frameworks.pytorch.model.linear import LowRank, adapt
-from accelmark.spec.log.events import Event
-from accelmark.tasks.language.pytorch_decoder import CausalLm, packed_rows
+from accelmark.tasks.language.pytorch_decoder import packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
-from tests.cases.job_of import job_of, losses_of, run, value_of
-from tests.cases.test_definitions import SMALL, case_of
 
 
 class Block(nn.Module):
@@ -45,35 +40,6 @@ def test_adapted_layers_start_unchanged_and_only_their_changes_are_trained() -> 
     torch.testing.assert_close(layer(x), expected + x @ change.T)
     assert isinstance(other, LowRank)
     assert other.down is layer.down
-
-
-def small(name: str) -> dict[str, Any]:
-    over: dict[str, Any] = {
-        **SMALL[name],
-        "model.seq_length": 15,
-        "precision": "fp32",
-        "threads": 1,
-        "loader.num_workers": 0,
-    }
-    over |= {"loader.num_workers": 0}
-    over |= {"batch_size": 2, "end.max_steps": 8, "optimizer.lr": 1e-2, "log_every_steps": 4, "parallelism": "ddp"}
-    return over | {"model.lora_dropout": 0.0, "checkpoint.every_steps": None}
-
-
-def test_lora_trains_from_a_checkpoint_and_leaves_its_weights_alone(tmp_path: Path) -> None:
-    name = "llama2_70b_lora"
-    over = small(name) | {"end.at_target": False, "evaluate.every_steps": None}
-    pretrained = case_of(name, over)
-    config = pretrained.config()  # type: ignore[attr-defined]
-    CausalLm.initialized(config, 3).net.save_pretrained(tmp_path / "weights" / "hf")
-    for split in ("train", "val"):
-        (tmp_path / "tokens" / split).mkdir(parents=True)
-        np.save(tmp_path / "tokens" / split / "tokens.npy", (np.arange(16 * 20) % 10).astype(np.uint16))
-    directories = {"gov_report": tmp_path / "tokens", "llama2_70b_weights": tmp_path / "weights"}
-    events = run(job_of(name, tmp_path / "run", directories, over))
-    losses = losses_of(events)
-    assert losses[-1] < losses[0] - 0.05
-    assert value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] < losses[0]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from typer.testing import CliRunner
 from accelmark.cases.cpm.pytorch import Cpm
 from accelmark.cases.glm.pytorch import Choices, Glm
 from accelmark.cli.main import app
-from accelmark.datasets.prepare import cpm_dialogues
-from accelmark.datasets.prepare.preparation import Preparation
+from accelmark.datasets.prepare import texts
 from accelmark.frameworks.pytorch.model.pretrained import load_megatron_gpt2
 from accelmark.spec.errors import DataError
 from accelmark.tasks.metrics import IGNORED
@@ -141,9 +141,9 @@ def test_dialogues_become_rows_of_tokens(tmp_path: Path, monkeypatch: pytest.Mon
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, DataError)
     assert "train.txt: has MD5" in str(refused.exception)
-    parts = dict(cpm_dialogues.PREPARATION.parts)
-    archives = [archive._replace(md5=None) for archive in cpm_dialogues.PREPARATION.archives]
-    monkeypatch.setattr(cpm_dialogues, "PREPARATION", Preparation(archives, parts))
+    published = texts.PREPARATIONS["cpm_dialogues"]
+    archives = [archive._replace(md5=None) for archive in published.archives]
+    monkeypatch.setitem(texts.PREPARATIONS, "cpm_dialogues", replace(published, archives=archives))
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "chinese_vocab.model"))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.frameworks.pytorch.batches import on_meta
-from accelmark.frameworks.pytorch.case import Batch, TrainCase
+from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.model.attention import with_attention
 from accelmark.frameworks.pytorch.model.identity import count_flops, meta_copy, num_parameters
 from tests.cases.flops import FORMULAS, MULTIPLY_ADDS, OUTSIDE, TRAINED_SHARE, published_flops
@@ -56,19 +56,13 @@ PARAMETERS = {
     "distilbert": (66_955_010, "distilbert-base-uncased-finetuned-sst-2-english"),
     "gpt2": (354_823_168, "gpt2-medium"),
     "t5_small": (60_506_624, "t5-small"),
-    "transformer": (
-        214_509_568,
-        "arXiv:1706.03762, table 3 (213 M), and 2 x 129 positions that are not learned",
-    ),
+    "transformer": (214_509_568, "arXiv:1706.03762, table 3 (213 M), and 2 x 129 positions that are not learned"),
     "translation_mini": (442_240, "the case's README"),
     "wav2vec2": (94_396_320, "wav2vec2-base-960h"),
     "whisper_small": (241_734_912, "whisper-small"),
     "detr": (41_524_768, "DETR's n_parameters of 41,302,368, and 222,400 of the first stage, which is not trained"),
     "rt_detr": (42_891_372, "rtdetr_r50vd (arXiv:2304.08069, table 2: 42 M)"),
-    "stable_diffusion": (
-        865_910_724 + 340_387_840,
-        "the UNet and the text encoder of stable-diffusion-2-base",
-    ),
+    "stable_diffusion": (865_910_724 + 340_387_840, "the UNet and the text encoder of stable-diffusion-2-base"),
     "dlrm_dcnv2": (
         204_184_588 * 128 + 16_044_545,
         "MLPerf's --num_embeddings_per_feature, and the layers of its DLRM_DCN by their sizes",
@@ -101,30 +95,10 @@ def resident_mib(field: str) -> float:
 
 
 SLOW = {
-    "aquila2_7b",
-    "aquila_7b",
-    "deepseek_v3",
-    "detr",
-    "flux",
-    "gpt2",
-    "gpt3_6_7b",
-    "gpt_oss_20b",
-    "llama2_70b_lora",
-    "llama2_7b_finetune",
-    "llama3_1_8b",
-    "llama3_70b",
-    "llava1_5_7b",
-    "mask2former",
-    "qwen1_5_moe",
-    "rt_detr",
-    "stable_diffusion",
-    "swin",
-    "t5_small",
-    "transformer",
-    "vit",
-    "wav2vec2",
-    "whisper_small",
-}
+    "aquila2_7b", "aquila_7b", "deepseek_v3", "detr", "flux", "gpt2", "gpt3_6_7b", "gpt_oss_20b", "llama2_70b_lora",
+    "llama2_7b_finetune", "llama3_1_8b", "llama3_70b", "llava1_5_7b", "mask2former", "qwen1_5_moe", "rt_detr",
+    "stable_diffusion", "swin", "t5_small", "transformer", "vit", "wav2vec2", "whisper_small",
+}  # fmt: skip
 """Cases whose operations take 2 to 15 s to count; with reduced depth, test_definitions.py counts them always."""
 
 
@@ -271,25 +245,17 @@ def test_the_compiled_decoder_calls_causal_attention_without_a_mask() -> None:
     assert all(call["is_causal"] is True and call["attn_mask"] is None for call in arguments)
 
 
-class Reading(nn.Module):
+class Reading(nn.Sequential):
     """A model that reads a value of its output, which the meta device has not."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens)
+        logits: Tensor = super().forward(tokens)  # type: ignore[no-untyped-call]
         return logits if bool((logits == logits).all()) else logits * 0
 
 
-def reading() -> tuple[TrainCase, nn.Module, Batch]:
-    case = case_of("llama_mini", SMALL["llama_mini"])
-    return case, Reading(case.build_model()), case.synthetic_batch(2)
-
-
 def test_a_small_model_that_reads_values_is_counted_on_real_tensors() -> None:
-    case, model, batch = reading()
+    case = case_of("llama_mini", SMALL["llama_mini"])
+    model, batch = Reading(case.build_model()), case.synthetic_batch(2)
     with pytest.raises(RuntimeError, match="meta"):
         case.loss(meta_copy(model), on_meta(batch))
     assert count_flops(case, model) == (published_flops("llama_mini", case.settings.model), None)

@@ -21,21 +21,12 @@ from transformers import (
 )
 
 from accelmark.cases.minilm.infer_pytorch import SentenceEncoder
-from accelmark.cases.minilm_finetune._passages import read_text
+from accelmark.cases.minilm_finetune.pytorch import read_text
 from tests.cases import tiny_data
-from tests.cases.infer_of import Inferred, built, infer, packaged
+from tests.cases.infer_of import accuracies, built, infer, packaged
 
 VIT = {"image_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_classes": 2}
 BERT = {"seq_length": 16, "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4}
-
-
-def _accuracies(ran: Inferred) -> tuple[float, float]:
-    finished = ran.finished
-    assert finished.state == "completed", finished.message
-    assert finished.valid, finished.invalid_reasons
-    assert finished.val_average_acc is not None
-    assert finished.infer_average_acc is not None
-    return finished.val_average_acc, finished.infer_average_acc
 
 
 @pytest.mark.heavy
@@ -43,7 +34,7 @@ def _accuracies(ran: Inferred) -> tuple[float, float]:
 def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: Path) -> None:
     ran = infer("resnet_mini", tmp_path, packaged("resnet_mini"), compiler="onnxruntime")
     assert ran.detail("create", "items") == 10_000
-    framework, engine = _accuracies(ran)
+    framework, engine = accuracies(ran)
     assert framework == pytest.approx(0.9166, abs=0.002), "what the training round measured, in bf16"
     assert engine == pytest.approx(framework, abs=0.002), "on inputs with noise of 1 %"
 
@@ -53,7 +44,7 @@ def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: 
 def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
     ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), compiler="openvino")
     assert ran.detail("create", "partial") is True
-    assert _accuracies(ran) == (1.0, 1.0)
+    assert accuracies(ran) == (1.0, 1.0)
 
 
 @pytest.mark.timeout(900)
@@ -61,7 +52,7 @@ def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
 def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
     ran = infer("minilm", tmp_path, packaged("minilm"), compiler="onnxruntime", max_batches=8)
     assert ran.detail("create", "items") == 128
-    framework, engine = _accuracies(ran)
+    framework, engine = accuracies(ran)
     assert framework == pytest.approx(0.8301, abs=0.04), "the reference is of all 1,024 passages"
     assert engine == pytest.approx(framework, abs=3 / 128), "on tokens of which two are exchanged"
 
@@ -102,46 +93,36 @@ def imagenet(tmp_path: Path) -> Path:
     return tmp_path / "imagenet"
 
 
-def _saved(model: Any, directory: Path) -> Path:
-    """Keep a model as its users would: in the format of transformers."""
+def _saved(model: Any, directory: Path, *, classifier: Any = None) -> Path:
+    """Keep a model as its users would, in the format of transformers; a classifier always answers its second class."""
+    if classifier is not None:
+        with torch.no_grad():
+            classifier.bias.copy_(torch.tensor([0.0, 1e4]))
     model.save_pretrained(directory, safe_serialization=True)
     return directory / "model.safetensors"
 
 
-def _always_second(classifier: torch.nn.Linear) -> None:
-    """Make a classifier whose answer is known, so that the weights are known to have been loaded."""
-    with torch.no_grad():
-        classifier.bias.copy_(torch.tensor([0.0, 1e4]))
-
-
 def _resnet(directory: Path) -> Path:
-    torch.manual_seed(0)
     config = ResNetConfig()
     config.num_labels = 2
     model = ResNetForImageClassification(config).eval()  # type: ignore[no-untyped-call]
-    _always_second(model.classifier[1])
-    return _saved(model, directory)
+    return _saved(model, directory, classifier=model.classifier[1])
 
 
 def _vit(directory: Path) -> Path:
-    torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=16
     )
     config.num_labels = 2
     model = ViTForImageClassification(config).eval()  # type: ignore[no-untyped-call]
-    _always_second(model.classifier)
-    return _saved(model, directory)
+    return _saved(model, directory, classifier=model.classifier)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "weights_of", "parameters", "compiler"),
-    [
-        ("resnet50", _resnet, {"image_size": 32, "num_classes": 2}, "openvino"),
-        ("vit_l_16", _vit, VIT, "onnxruntime"),
-    ],
+    [("resnet50", _resnet, {"image_size": 32, "num_classes": 2}, "openvino"), ("vit_l_16", _vit, VIT, "onnxruntime")],
 )
 def test_weights_and_images_from_directories_give_the_accuracy(
     tmp_path: Path, imagenet: Path, name: str, weights_of: Any, parameters: dict[str, int], compiler: str
@@ -152,7 +133,7 @@ def test_weights_and_images_from_directories_give_the_accuracy(
     )
     assert ran.detail("create", "items") == 12
     assert ran.detail("create", "trained") is True
-    assert _accuracies(ran) == (0.25, 0.25), "three of twelve images are of the class that it always names"
+    assert accuracies(ran) == (0.25, 0.25), "three of twelve images are of the class that it always names"
 
 
 @pytest.mark.heavy
@@ -172,7 +153,7 @@ def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tm
     dirs = {"sequences": tmp_path / "sequences", "weights": _saved(model, tmp_path / "bert_large")}
     ran = infer("bert_large", tmp_path, dirs, parameters=BERT, compiler="onnxruntime", precision="fp32", batch_size=4)
     assert ran.detail("create", "trained") is True
-    assert _accuracies(ran) == (0.5, 0.5), "its bias knows one of two masked tokens"
+    assert accuracies(ran) == (0.5, 0.5), "its bias knows one of two masked tokens"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +200,7 @@ def test_sam_h_segments_the_objects_of_coco_with_weights_from_a_directory(tmp_pa
     over = {"compiler": "onnxruntime", "precision": "fp32", "batch_size": 2, "repeat": 3}
     ran = infer("sam_h", tmp_path, dirs, parameters=SAM, **over)
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
-    framework, engine = _accuracies(ran)
+    framework, engine = accuracies(ran)
     assert 0 < framework < 1
     assert engine == pytest.approx(framework, abs=0.05), "on images with noise of 1 %"
 

@@ -28,21 +28,13 @@ from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferPrecision
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
-from tests.cases.infer_of import Inferred, built, infer
+from tests.cases.infer_of import accuracies, built, infer
 
 WHISPER = {"num_layers": 1, "hidden_size": 24, "num_heads": 2, "target_length": 12}
 DIFFUSION = {
-    "num_captions": 4,
-    "num_steps": 4,
-    "latent_size": 8,
-    "width": 64,
-    "text_width": 32,
-    "text_layers": 1,
-    "text_heads": 2,
-    "text_length": 12,
-    "vocab_size": 400,
-    "autoencoder_width": 32,
-}
+    "num_captions": 4, "num_steps": 4, "latent_size": 8, "width": 64, "text_width": 32, "text_layers": 1,
+    "text_heads": 2, "text_length": 12, "vocab_size": 400, "autoencoder_width": 32,
+}  # fmt: skip
 REDUCED = {"whisper_small": WHISPER, "stable_diffusion": DIFFUSION}
 FAST = {"precision": "fp32", "batch_size": 2, "repeat": 3}
 
@@ -99,19 +91,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {**data, "weights": root / "stable_diffusion/unet/diffusion_pytorch_model.safetensors"}
 
 
-def _metrics(ran: Inferred) -> tuple[float, float]:
-    finished = ran.finished
-    assert finished.state == "completed", finished.message
-    assert finished.valid, finished.invalid_reasons
-    assert finished.val_average_acc is not None
-    assert finished.infer_average_acc is not None
-    return finished.val_average_acc, finished.infer_average_acc
-
-
 def test_whisper_transcribes_and_its_words_are_counted(speech: Mapping[str, Path], tmp_path: Path) -> None:
     ran = infer("whisper_small", tmp_path, speech, parameters=WHISPER, **FAST)
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
-    framework, engine = _metrics(ran)
+    framework, engine = accuracies(ran)
     assert framework == pytest.approx(engine)
     assert framework < 0.1, "word error rate of the recordings that it was trained on"
 
@@ -119,7 +102,7 @@ def test_whisper_transcribes_and_its_words_are_counted(speech: Mapping[str, Path
 def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[str, Path], tmp_path: Path) -> None:
     ran = infer("stable_diffusion", tmp_path, pictures, parameters=DIFFUSION, **FAST)
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (4, True)
-    framework, engine = _metrics(ran)
+    framework, engine = accuracies(ran)
     assert -100 < framework < 100
     assert framework != 0
     assert engine == pytest.approx(framework, abs=0.5), "on noise with 1 % of other noise"
@@ -130,7 +113,7 @@ def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[st
 def test_inductor_compiles_the_parts_of_a_step(
     name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    data = {"whisper_small": speech, "stable_diffusion": pictures}[name]
+    data = speech if name == "whisper_small" else pictures
     finished = infer(name, tmp_path, data, parameters=REDUCED[name], **{**FAST, "compiler": "inductor"}).finished
     assert finished.state == "completed", finished.message
     # The mean score of four images from random weights differs between passes by the noise on their inputs.
@@ -202,7 +185,7 @@ def test_tokens_that_the_model_would_not_choose_are_found_although_their_logits_
 def test_a_narrower_precision_than_declared_is_found(
     name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    data = {"whisper_small": speech, "stable_diffusion": pictures}[name]
+    data = speech if name == "whisper_small" else pictures
     case = built(name, tmp_path, data, REDUCED[name], batch_size=3)
     inputs = next(iter(case.build_dataloader())).inputs
     model, narrow = case.create_model().eval(), case.create_model().eval().bfloat16()

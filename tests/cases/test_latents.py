@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from accelmark.tasks.generation.data import CaptionedLatents
+from tests.cases.tiny_data import npy, tar
 
 SHAPE = 8, 2, 2
 
 
-def npy(array: np.ndarray[tuple[int, ...], np.dtype[np.float16]]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
-def shard(folder: Path, files: Mapping[str, bytes]) -> CaptionedLatents:
-    with tarfile.open(folder / "00000.tar", "w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return CaptionedLatents(folder)
-
-
 def test_samples_of_all_shards_are_read_in_order(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "00001.tar", "w") as archive:
-        for name, content in (("7.txt", b"two dogs\n"), ("7.npy", npy(np.full(SHAPE, 2, np.float16)))):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    latents = shard(tmp_path, {"a/3.npy": npy(np.ones(SHAPE, np.float16)), "a/3.txt": b"a cat", "a/3.json": b"{}"})
+    one, two = (npy(np.full(SHAPE, value, np.float16)) for value in (1, 2))
+    tar(tmp_path / "00001.tar", {"7.txt": b"two dogs\n", "7.npy": two})
+    tar(tmp_path / "00000.tar", {"a/3.npy": one, "a/3.txt": b"a cat", "a/3.json": b"{}"})
+    latents = CaptionedLatents(tmp_path)
     found = [latents.read(index, SHAPE) for index in range(len(latents))]
     assert [(float(array.mean()), caption) for array, caption in found] == [(1, "a cat"), (2, "two dogs")]
 
@@ -47,18 +28,12 @@ ENCODED = {"mean": (2, 4, 4), "clip_encodings": (3,)}
 def rows(folder: Path, **changed: object) -> Path:
     pa = pytest.importorskip("pyarrow")
     arrays = {name: np.arange(np.prod(shape), dtype=np.uint16).reshape(shape) for name, shape in ENCODED.items()}
-    row = {name: stored(array) for name, array in arrays.items()} | {"timestep": 3} | changed
+    row = {name: npy(array) for name, array in arrays.items()} | {"timestep": 3} | changed
     for number in (1, 2):
         table = pa.Table.from_pylist([{name: value for name, value in row.items() if value is not None}] * number)
         with pa.ipc.new_stream(str(folder / f"data-{number}.arrow"), table.schema) as stream:
             stream.write_table(table)
     return folder
-
-
-def stored(array: np.ndarray[tuple[int, ...], np.dtype[np.uint16]]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
 
 
 def test_rows_of_several_arrow_files_are_read_by_their_number(tmp_path: Path) -> None:

@@ -1,39 +1,29 @@
 from __future__ import annotations
 
-import gzip
 import math
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 
-from accelmark.cases.llama_mini._plays import HELD_OUT, held_out_windows, read_plays
+from accelmark.cases.llama_mini._plays import HELD_OUT, read_plays, read_windows
 from accelmark.cases.lora_mini.pytorch import in_capitals
-from accelmark.cases.minilm_finetune._passages import KINDS, read_passages, split_passages
+from accelmark.cases.minilm_finetune.pytorch import KINDS, read_passages, split_passages
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.text.pytorch import Encoder, EncoderConfig
+from tests.cases import tiny_data
 from tests.cases.flops import published_flops
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import case_of
 
 WORDS = {"comedies": "love merry jest", "histories": "king crown war", "tragedies": "death blood grief"}
-
-
-def write_idx(path: Path, values: npt.NDArray[np.uint8], *, packed: bool) -> None:
-    header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}i", *values.shape)
-    content = header + values.tobytes()
-    path.with_name(f"{path.name}.gz" if packed else path.name).write_bytes(
-        gzip.compress(content) if packed else content
-    )
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "gzip"])
@@ -47,8 +37,7 @@ def fashion(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         images = random.integers(0, 40, (count, 28, 28), dtype=np.uint8)
         for image, label in zip(images, labels, strict=True):
             image[2 * label : 2 * label + 3] += 200
-        write_idx(folder / f"{prefix}-images-idx3-ubyte", images, packed=request.param)
-        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels, packed=request.param)
+        tiny_data.write_idx(folder, prefix, images, labels, packed=request.param)
     return folder
 
 
@@ -169,7 +158,7 @@ def test_moe_mini_learns_and_spreads_tokens_over_its_experts(tmp_path: Path, pla
     model = case_of("moe_mini", over).build_model()
     weights = torch.load(tmp_path / "run/checkpoints/step000000060/weights.pt", weights_only=True)["model"]
     model.load_state_dict(weights)
-    tokens = torch.from_numpy(held_out_windows(plays, 32, 32)).long()
+    tokens = torch.from_numpy(read_windows(plays, 32, 32)).long()
     with torch.no_grad():
         scores = model.get_submodule("net")(tokens, output_router_logits=True).router_logits
     for layer in scores:

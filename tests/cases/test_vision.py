@@ -13,7 +13,7 @@ import torch
 
 from accelmark.frameworks.pytorch.batches import collated
 from accelmark.tasks.detection.data import BoxedImages, Scene, centred, distorted, multi_scale
-from accelmark.tasks.detection.metrics import box_precision, mean_overlap
+from accelmark.tasks.metrics import box_precision, mean_overlap
 from accelmark.tasks.segmentation.data import SegmentedImages, random_part
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
@@ -60,7 +60,7 @@ def test_segments_are_cut_with_their_image(tmp_path: Path) -> None:
     images = SegmentedImages(tiny_data.ade20k(tmp_path)["ade20k"], "training", num_classes=2)
     random = np.random.default_rng(0)
     for index in range(8):
-        image, segments = random_part(*images.pair(index), 64, random.random)
+        image, segments = random_part(*images.pair(index), random.random, 64)
         assert image.size == (64, 64) == segments.shape
         difference = np.array(image).astype(int)[..., 1] - np.array(image)[..., 2]
         clear = np.abs(difference) > 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
@@ -41,6 +42,37 @@ def imagenet(root: Path) -> Mapping[str, Path]:
                 pixels[..., label] += 150
                 Image.fromarray(pixels).save(folder / f"{synset}_{index}.JPEG", quality=95)
     return {"imagenet": root / "imagenet"}
+
+
+def write_idx(
+    folder: Path, prefix: str, images: NDArray[np.uint8], labels: NDArray[np.uint8], *, packed: bool = False
+) -> None:
+    """Write a split of Fashion-MNIST."""
+    for name, values in (("images-idx3", images), ("labels-idx1", labels)):
+        head = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}i", *values.shape)
+        path, content = folder / f"{prefix}-{name}-ubyte", head + values.tobytes()
+        if packed:
+            path, content = path.with_name(f"{path.name}.gz"), gzip.compress(content)
+        path.write_bytes(content)
+
+
+def tar(path: Path, files: Mapping[str, bytes]) -> bytes:
+    """Write a tar archive, packed where its name says so, and return its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packed = path.suffix in (".gz", ".tgz")
+    with tarfile.open(path, "w:gz") if packed else tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path.read_bytes()
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    """Return an array in NumPy's format."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
 
 
 def save_tokenizer(path: Path, texts: list[str], special: list[str]) -> Tokenizer:
@@ -323,20 +355,14 @@ def latents(root: Path) -> Mapping[str, Path]:
     """Latents of one of two captions, bright in one of two channels, in three shards."""
     random = np.random.default_rng(5)
     for name, count in (("train/00000", 8), ("train/00001", 8), ("val/00002", 4)):
-        path = root / "laion_moments" / f"{name}.tar"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(path, "w") as archive:
-            for index in range(count):
-                kind = int(random.integers(2))
-                moments = np.full((8, 16, 16), -10, np.float16)
-                moments[:4] = random.normal(0, 0.3, (4, 16, 16))
-                moments[kind] += 6
-                stream = io.BytesIO()
-                np.save(stream, moments)
-                for suffix, content in (("npy", stream.getvalue()), ("txt", WORDS[kind].encode())):
-                    member = tarfile.TarInfo(f"{index:09}.{suffix}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+        files: dict[str, bytes] = {}
+        for index in range(count):
+            kind = int(random.integers(2))
+            moments = np.full((8, 16, 16), -10, np.float16)
+            moments[:4] = random.normal(0, 0.3, (4, 16, 16))
+            moments[kind] += 6
+            files |= {f"{index:09}.npy": npy(moments), f"{index:09}.txt": WORDS[kind].encode()}
+        tar(root / "laion_moments" / f"{name}.tar", files)
     save_tokenizer(root / "openclip_text_weights/hf/tokenizer.json", [" ".join(WORDS)], ["<end>"])
     return {each: root / each for each in ("laion_moments", "openclip_text_weights")}
 
@@ -357,9 +383,7 @@ def captions(root: Path) -> Mapping[str, Path]:
 
 def bf16_file(array: NDArray[Any]) -> bytes:
     """Return an array in NumPy's format as bf16 in uint16, as MLPerf encodes Flux's data."""
-    stream = io.BytesIO()
-    np.save(stream, torch.from_numpy(array).bfloat16().view(torch.uint16).numpy())
-    return stream.getvalue()
+    return npy(torch.from_numpy(array).bfloat16().view(torch.uint16).numpy())
 
 
 def flux_encodings(root: Path) -> Mapping[str, Path]:

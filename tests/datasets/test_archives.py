@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.datasets.fetch import ArchiveKind, FetchError, extract
+from accelmark.datasets.ensure import ArchiveKind, FetchError, extract
 
 
 def tar(path: Path, entries: list[tuple[str, bytes | str]]) -> Path:

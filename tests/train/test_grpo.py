@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelmark.cases.grpo_mini._additions import END, SIGNS, additions
+from accelmark.cases.grpo_mini.pytorch import END, SIGNS, additions
 from accelmark.spec.errors import RequestError
 from accelmark.tasks.reinforcement.pytorch import Grpo, advantages, divergence, objective
 from tests.cases.test_definitions import case_of

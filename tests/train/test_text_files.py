@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelmark.spec.errors import DataError
+from accelmark.tasks.metrics import Bleu, ErrorRate, Rouge1, TextScore, edit_distance
 from accelmark.tasks.speech.data import Recordings, read_audio
 from accelmark.tasks.text.data import JsonLines, Lines, Parallel, Table
-from accelmark.tasks.text.metrics import Bleu, CharacterErrors, Rouge1, TextScore, WordErrors, edit_distance
 from tests.cases.tiny_data import save_tone
 
 
@@ -89,11 +89,11 @@ def test_the_edit_distance_is_that_of_its_definition(first: list[str], second: l
 
 
 def test_word_errors_are_over_the_words_of_the_references() -> None:
-    score = WordErrors()
+    score = ErrorRate("word")
     found = score.sums(["the cat sat", "b"], ["the cat sat down", "a b c"])
     assert found == {"word_errors": 3.0, "words": 7.0}
     assert score.metrics(found) == {"wer": 3 / 7}
-    assert WordErrors(plain=True).sums(["Don't, stop!"], ["DON'T STOP"])["word_errors"] == 0
+    assert ErrorRate("word", plain=True).sums(["Don't, stop!"], ["DON'T STOP"])["word_errors"] == 0
 
 
 def sum_of_parts(score: TextScore, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
@@ -122,7 +122,7 @@ def test_rouge_is_the_mean_over_samples() -> None:
 
 
 def test_the_character_error_rate_counts_edits_over_characters() -> None:
-    score = CharacterErrors()
+    score = ErrorRate("character")
     sums = score.sums(["abcd", "xy"], ["abd", "xyz"])
     assert sums == {"character_errors": 2.0, "characters": 6.0}
     assert score.metrics(sums) == {"cer": pytest.approx(1 / 3)}

@@ -47,6 +47,6 @@ def _explained() -> Iterable[str]:
 cases, vendors, frameworks, servers = (
     _call(_CATALOG, "folders", kind) for kind in ("cases", "vendors", "frameworks", "servers")
 )
-engines, prepared = _call(_CATALOG, "engine_specs"), _call("accelmark.datasets.catalogue", "preparable")
+engines, prepared = _call(_CATALOG, "engine_specs"), _call("accelmark.datasets.catalogue", "preparations")
 suites, claims, searches = map(_shipped, ("suites", "claims", "searches"))
 scenarios, datasets, explained = map(_of, (_scenarios, _datasets, _explained))

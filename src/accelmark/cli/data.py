@@ -123,10 +123,10 @@ def pack(
 
     Images are shuffled, always in the same way. An interrupted call continues after the last complete shard.
     """
-    from accelmark.datasets.catalogue import dataset_of
+    from accelmark.datasets.catalogue import known_of
     from accelmark.datasets.pack import pack as make
 
-    spec = dataset_of(name)
+    spec = known_of(name).spec
     with _progress() as progress:
         count = make(spec, source.expanduser(), to.expanduser(), shard_format=shard_format, progress=progress)
     typer.echo(f"{count:,} images of {spec.title} are in {to}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Literal, final
 
 from accelmark.datasets.ensure import cached_path
 from accelmark.datasets.prepare.preparation import Preparation
@@ -14,7 +13,6 @@ from accelmark.datasets.spec import DatasetSpec, dataset_specs
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.plugins.catalog import folders, load_case
 
-_PREPARATIONS: Final = Path(__file__).parent / "prepare"
 Obtained = Literal["cached", "fetched when needed", "prepared from archives", "by hand"]
 
 
@@ -42,28 +40,31 @@ def known_datasets() -> Sequence[Known]:
             if spec.name not in specs or len(spec.tree) > len(specs[spec.name].tree):
                 specs[spec.name] = spec
             users.setdefault(spec.name, []).append(name)
-    return [_known(specs[name], tuple(users[name])) for name in sorted(specs)]
+    prepared, known = preparations(), []
+    for name, spec in sorted(specs.items()):
+        cases, path = tuple(users[name]), cached_path(spec)
+        if spec.sources and path.is_dir():
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            known.append(Known(spec, cases, "cached", size, path))
+        elif spec.sources:
+            known.append(Known(spec, cases, "fetched when needed", spec.bytes, None))
+        else:
+            obtained: Obtained = "prepared from archives" if name in prepared else "by hand"
+            known.append(Known(spec, cases, obtained, spec.bytes or None, None))
+    return known
 
 
-def _known(spec: DatasetSpec, cases: tuple[str, ...]) -> Known:
-    path = cached_path(spec) if spec.sources else None
-    if path is not None and path.is_dir():
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        return Known(spec, cases, "cached", size, path)
-    if spec.sources:
-        return Known(spec, cases, "fetched when needed", spec.bytes, None)
-    prepared = spec.name in preparable()
-    return Known(spec, cases, "prepared from archives" if prepared else "by hand", spec.bytes or None, None)
+def preparations() -> Mapping[str, Preparation]:
+    """Return how data sets are prepared from archives, by their names."""
+    from accelmark.datasets.prepare import bert_tokens, criteo, media, texts, weights
 
-
-def preparable() -> Sequence[str]:
-    """Return the names of the data sets that can be prepared from archives."""
-    return sorted(file.stem for file in _PREPARATIONS.glob("[a-z]*.py") if file.stem != "preparation")
-
-
-def dataset_of(name: str) -> DatasetSpec:
-    """Return a data set by its name; raises RequestError where no case uses it."""
-    return known_of(name).spec
+    return {
+        **texts.PREPARATIONS,
+        **media.PREPARATIONS,
+        "bert_tokens": bert_tokens.PREPARATION,
+        "criteo": criteo.PREPARATION,
+        "resnet50_vd_weights": weights.PREPARATION,
+    }
 
 
 def known_of(name: str) -> Known:
@@ -76,10 +77,9 @@ def known_of(name: str) -> Known:
 
 def preparation_of(name: str) -> tuple[DatasetSpec, Preparation]:
     """Return a data set and how it is prepared; raises RequestError with advice where that is not known."""
-    spec = dataset_of(name)
-    if name not in preparable():
+    spec, known = known_of(name).spec, preparations()
+    if name not in known:
         how = "AccelMark fetches it when it is needed" if spec.sources else spec.how_to_get
-        prepared = f"prepared are: {', '.join(preparable())}"
+        prepared = f"prepared are: {', '.join(sorted(known))}"
         raise RequestError(f"{name} is not prepared from archives: {how.removesuffix('.')}; {prepared}")
-    preparation: Preparation = import_module(f"accelmark.datasets.prepare.{name}").PREPARATION
-    return spec, preparation
+    return spec, known[name]

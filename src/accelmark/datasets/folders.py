@@ -1,50 +1,27 @@
-"""Labelled images in class folders or in shards, which are opened by their number."""
+"""Labelled images: in class folders or in shards, opened by their number; and arrays in IDX files."""
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Protocol, final
+from typing import IO, TYPE_CHECKING, Final, Union, final
 
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.datasets.shards import bytes_at, shard_images, shards_in
+from accelmark.datasets.shards import IMAGE_SUFFIXES, bytes_at, shard_images, shards_in
 from accelmark.spec.errors import DataError
 from accelmark.spec.number_format import counted
 
 if TYPE_CHECKING:
     from PIL import Image
 
-_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
-
-
-class LabelledImages(Protocol):
-    """Images that are read by their number."""
-
-    classes: list[str]
-
-    def __len__(self) -> int: ...
-
-    def label(self, index: int) -> int:
-        """Return the class of an image."""
-        ...
-
-    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
-        """Open an image; raises DataError where it is not readable, also while it is decoded."""
-        ...
-
-
-def labelled_images(folder: Path, num_classes: int) -> LabelledImages:
-    """Return the images of a split, from its shards where it has any.
-
-    Raises:
-        DataError: there is no image, there are not ``num_classes`` classes, or a shard is damaged.
-    """
-    return ShardedImages(folder, num_classes) if shards_in(folder) else ClassFolders(folder, num_classes)
+_IDX_BYTES: Final = 8
 
 
 @contextmanager
@@ -76,7 +53,11 @@ class ClassFolders:
         """The names of the folders, whose numbers are the classes."""
         self._folder = folder
         # Of millions of files, arrays are small, and stay shared with the workers that are forked from this process.
-        names = [_image_names(synset) for synset in classes]
+        names = []
+        for synset in classes:
+            with os.scandir(synset) as entries:
+                images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES))
+            names.append(np.array([os.fsencode(name) for name in images], np.bytes_))
         self._names = np.concatenate(names)
         self._labels = np.repeat(np.arange(num_classes), [len(each) for each in names])
         if not len(self._names):
@@ -92,12 +73,6 @@ class ClassFolders:
     def opened(self, index: int) -> AbstractContextManager[Image.Image]:
         """Open an image file."""
         return opened_image(self._folder / self.classes[self.label(index)] / os.fsdecode(self._names[index]))
-
-
-def _image_names(folder: Path) -> npt.NDArray[np.bytes_]:
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.lower().endswith(_SUFFIXES))
-    return np.array([os.fsencode(name) for name in names], np.bytes_)
 
 
 @final
@@ -143,3 +118,32 @@ class ShardedImages:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
         return opened_image(content, name)
+
+
+LabelledImages = Union[ClassFolders, ShardedImages]
+
+
+def labelled_images(folder: Path, num_classes: int) -> LabelledImages:
+    """Return the images of a split, from its shards where it has any.
+
+    Raises DataError: there is no image, there are not ``num_classes`` classes, or a shard is damaged.
+    """
+    return ShardedImages(folder, num_classes) if shards_in(folder) else ClassFolders(folder, num_classes)
+
+
+def read_idx(directory: Path, name: str, axes: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an IDX file, plain or gzipped, in its shape; raises DataError where it is damaged."""
+    packed, plain = directory / f"{name}.gz", directory / name
+    try:
+        raw = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{directory}: a split is missing: there is neither {name} nor {name}.gz") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{packed}: cannot be unpacked: {error}") from error
+    header = 4 * (1 + axes)
+    if len(raw) < header or raw[:4] != bytes((0, 0, _IDX_BYTES, axes)):
+        raise DataError(f"{plain}: is not an IDX file of bytes with {axes} axes")
+    shape = np.frombuffer(raw, ">i4", axes, offset=4)
+    if (shape < 0).any() or int(np.prod(shape, dtype=np.int64)) != len(raw) - header:
+        raise DataError(f"{plain}: its header says {shape.tolist()}, it holds {len(raw) - header} values")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)

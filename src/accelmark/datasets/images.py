@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import zipfile
 import zlib
@@ -14,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.datasets.folders import ClassFolders, LabelledImages, labelled_images
-from accelmark.spec.errors import DataError
+from accelmark.datasets.folders import ClassFolders, LabelledImages, labelled_images, read_idx
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -26,8 +25,6 @@ IMAGENET_SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c
 IMAGENET_TRAINING: Final = 1_281_167
 IMAGENET_HELD_OUT: Final = 50_000
 IMAGENET_MEAN_AND_DEVIATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_DAMAGE: Final = (zipfile.BadZipFile, zlib.error)
-_IDX_BYTES: Final = 8
 _CIFAR_RECORD: Final = 1 + 3 * 32 * 32
 _DECODERS: Final = 8
 _ARRAY_NAMES: Final = ("train_images", "train_labels", "held_out_images", "held_out_labels")
@@ -119,11 +116,10 @@ Images = LabeledArrays | LabeledFiles
 
 def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
     """Read all arrays of an .npz file, not pickled objects; raise DataError if it is missing or damaged."""
-    try:
-        with np.load(path, allow_pickle=False) as opened:
-            return {name: opened[name] for name in opened.files}
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, AttributeError, TypeError, *_DAMAGE) as error:
-        raise DataError(f"{path}: cannot be read as {what} (.npz): {type(error).__name__}") from error
+    damage = *UNREADABLE, zipfile.BadZipFile, zlib.error
+    damaged = raising(DataError, f"{path}: cannot be read as {what} (.npz)", *damage)
+    with damaged, np.load(path, allow_pickle=False) as opened:
+        return {name: opened[name] for name in opened.files}
 
 
 def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -150,27 +146,10 @@ def read_fashion_mnist(directory: Path) -> tuple[Images, Images]:
 
     def split(name: str) -> LabeledArrays:
         images, labels = f"{name}-images-idx3-ubyte", f"{name}-labels-idx1-ubyte"
-        arrays = _idx(directory, images, 3)[:, None], _idx(directory, labels, 1)
+        arrays = read_idx(directory, images, 3)[:, None], read_idx(directory, labels, 1)
         return _labeled(*arrays, str(directory / images), str(directory / labels))
 
     return split("train"), split("t10k")
-
-
-def _idx(directory: Path, name: str, axes: int) -> Pixels:
-    packed, plain = directory / f"{name}.gz", directory / name
-    try:
-        raw = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(f"{directory}: a split is missing: there is neither {name} nor {name}.gz") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{packed}: cannot be unpacked: {error}") from error
-    header = 4 * (1 + axes)
-    if len(raw) < header or raw[:4] != bytes((0, 0, _IDX_BYTES, axes)):
-        raise DataError(f"{plain}: is not an IDX file of bytes with {axes} axes")
-    shape = np.frombuffer(raw, ">i4", axes, offset=4)
-    if (shape < 0).any() or int(np.prod(shape, dtype=np.int64)) != len(raw) - header:
-        raise DataError(f"{plain}: its header says {shape.tolist()}, it holds {len(raw) - header} values")
-    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
 
 def read_cifar10(directory: Path) -> tuple[Images, Images]:

@@ -31,10 +31,6 @@ def pack(
     """Write the splits of ``source`` as shards below ``to``, and return the number of images.
 
     Their order is random and the same in every call, so that complete shards can be kept.
-
-    Raises:
-        RequestError: no case reads shards of this data set, or a package is missing.
-        DataError: ``source`` is not complete, or a shard cannot be written.
     """
     parts = [part for part in spec.tree if part.shards]
     if not parts:

@@ -18,7 +18,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Union
 
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, raising
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,11 +44,7 @@ def opened(path: Path) -> mmap:
 
 
 def records(path: Path, content: Buffer, *, verify: bool = False) -> Iterator[Span]:
-    """Yield the place of each message; ``verify`` compares the checksums.
-
-    Raises:
-        DataError: the file is no TFRecord, is cut off, or a checksum is another one.
-    """
+    """Yield the place of each message; ``verify`` compares the checksums. Raises DataError for a damaged file."""
     begin = 0
     while begin < len(content):
         body = begin + _HEADER.size
@@ -76,8 +72,7 @@ def _masked_crc(content: bytes) -> int:
 def features(content: Buffer, record: Span) -> dict[str, Span]:
     """Return the place of each feature of an Example: its single bytes value, or its packed numbers.
 
-    Raises:
-        ValueError: it is another message.
+    Raises ValueError: it is another message.
     """
     ((_, whole),) = _fields(content, record)
     named = {}
@@ -122,10 +117,7 @@ def _number(content: Buffer, place: int) -> tuple[int, int]:
 
 
 def write_records(path: Path, examples: Iterable[Mapping[str, bytes | int]]) -> None:
-    """Write Examples, each with bytes and integers by name, under another name, and rename the complete file.
-
-    Needs :data:`PACKAGE`.
-    """
+    """Write Examples, each with bytes and integers by name, under another name, and rename the complete file."""
     unfinished = path.with_name(f".{path.name}.part")
     with unfinished.open("wb") as file:
         for example in examples:
@@ -150,8 +142,16 @@ def _packed(value: int) -> bytes:
     return bytes([value]) if value < _END else bytes([value % _END + _END]) + _packed(value // _END)
 
 
-_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
+IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 _PIXELS, _NAME, _CLASS = "image/encoded", "image/filename", "image/class/label"
+
+
+class TarMember(NamedTuple):
+    """A file in a tar archive."""
+
+    name: str
+    offset: int
+    size: int
 
 
 class ShardImage(NamedTuple):
@@ -173,14 +173,6 @@ def shard_images(shard: Path) -> Iterator[ShardImage]:
     return (_tar_images if shard.suffix == ".tar" else _record_images)(shard)
 
 
-class TarMember(NamedTuple):
-    """A file in a tar archive."""
-
-    name: str
-    offset: int
-    size: int
-
-
 _BLOCK: Final = 512
 _TAR_HEADER: Final = struct.Struct("100s24x12s12x8s1s188x155s12x")
 """Name, size, checksum, type, and the part of the name before a slash."""
@@ -189,15 +181,12 @@ _EXTENDED: Final = (b"path=", b"size=", b"sparse")
 
 
 def tar_members(path: Path) -> Sequence[TarMember]:
-    """Return the files in a tar archive that is not compressed.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    try:
-        return _plain_members(path) or _any_members(path)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{path}: is not a readable tar archive: {error}") from error
+    """Return the files in a tar archive that is not compressed; raises DataError where it is damaged."""
+    with raising(DataError, f"{path}: is not a readable tar archive", tarfile.TarError, OSError, EOFError):
+        if plain := _plain_members(path):
+            return plain
+        with tarfile.open(path, "r:") as archive:
+            return [TarMember(each.name, each.offset_data, each.size) for each in archive if each.isreg()]
 
 
 def _plain_members(path: Path) -> Sequence[TarMember]:
@@ -225,18 +214,13 @@ def _plain_members(path: Path) -> Sequence[TarMember]:
     return members
 
 
-def _any_members(path: Path) -> Sequence[TarMember]:
-    with tarfile.open(path, "r:") as archive:
-        return [TarMember(each.name, each.offset_data, each.size) for each in archive if each.isreg()]
-
-
 def _tar_images(shard: Path) -> Iterator[ShardImage]:
     images: dict[str, TarMember] = {}
     labels: dict[str, int] = {}
     with shard.open("rb") as file:
         for member in tar_members(shard):
             key, _, suffix = member.name.rpartition(".")
-            if f".{suffix.lower()}" in _SUFFIXES:
+            if f".{suffix.lower()}" in IMAGE_SUFFIXES:
                 images[key] = member
             elif suffix == "cls":
                 text = bytes_at(file, member.offset, member.size).decode("ascii", "replace").strip()
@@ -253,14 +237,12 @@ def _tar_images(shard: Path) -> Iterator[ShardImage]:
 def _record_images(shard: Path) -> Iterator[ShardImage]:
     with opened(shard) as content:
         for number, record in enumerate(records(shard, content)):
-            try:
+            what = f"{shard}: record {number} is no tf.train.Example with {_PIXELS} and one {_CLASS}"
+            with raising(DataError, what, ValueError, KeyError):
                 found = features(content, record)
                 (label,) = integers(content, found[_CLASS])
                 begin, end = found[_PIXELS]
                 name = content[slice(*found[_NAME])].decode() if _NAME in found else f"image {number}"
-            except (ValueError, KeyError) as error:
-                what = f"{_PIXELS} and one {_CLASS}"
-                raise DataError(f"{shard}: record {number} is no tf.train.Example with {what}: {error}") from error
             yield ShardImage(name, begin, end - begin, int(label) - 1)
 
 
@@ -286,6 +268,5 @@ def write_tar(shard: Path, images: Iterable[tuple[Path, int]]) -> None:
 def write_tfrecord(shard: Path, images: Iterable[tuple[Path, int]]) -> None:
     """Write image files with their classes as :func:`write_tar` does, in TFRecord."""
     write_records(
-        shard,
-        ({_PIXELS: path.read_bytes(), _NAME: path.name.encode(), _CLASS: label + 1} for path, label in images),
+        shard, ({_PIXELS: path.read_bytes(), _NAME: path.name.encode(), _CLASS: label + 1} for path, label in images)
     )

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, Union
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -19,11 +18,11 @@ from pydantic import (
     model_validator,
 )
 
+from accelmark.datasets.shards import IMAGE_SUFFIXES
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, parse, problems_of, read_yaml
 
 _KNOWN: Final = Path(__file__).parent / "known"
-IMAGE_SUFFIXES: Final = (".jpeg", ".jpg", ".png")
 
 
 def _inside(path: str) -> str:
@@ -35,23 +34,21 @@ def _inside(path: str) -> str:
     return path
 
 
-def _https(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname:
-        raise ValueError(f"{url!r} is not an https address")
-    return url
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    """Return a validator of texts that match a pattern."""
 
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not {expected}")
+        return text
 
-def _repository(name: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise ValueError(f"{name!r} is not a repository (OWNER/NAME)")
-    return name
+    return AfterValidator(check)
 
 
 RelativePath = Annotated[str, AfterValidator(_inside)]
 ArchiveRoot = Annotated[str, AfterValidator(lambda path: path if path == "." else _inside(path))]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-HttpsUrl = Annotated[str, AfterValidator(_https)]
+HttpsUrl = Annotated[str, _matching(r"https://[^/?#]+.*", "an https address")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^(@[a-z0-9][a-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9.+_-]*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!~_-]*$")]
 
@@ -148,23 +145,20 @@ class TreePart(Spec):
     training: bool = False
     """Only training reads it; inference runs without it."""
 
-    @property
-    def _between(self) -> str:
-        return "*/" * self.depth if self.depth else "<class>/" if self.by_class else ""
-
     def describe(self) -> str:
         """Return the expected layout in one line."""
-        pattern = f"{self.path}/{self._between}*({', '.join(self.suffixes)})"
+        between = "*/" * self.depth if self.depth else "<class>/" if self.by_class else ""
+        pattern = f"{self.path}/{between}*({', '.join(self.suffixes)})"
         counts = [f"{self.classes:,} classes" if self.classes else "", f"{self.files:,} files" if self.files else ""]
-        known = ", ".join(filter(None, counts))
-        pattern = f"{pattern} ({known})" if known else pattern
+        if any(counts):
+            pattern += f" ({', '.join(filter(None, counts))})"
         return f"{pattern}, or shards {self.path}/*.tar of them" if self.shards else pattern
 
 
 class Checkpoint(Spec):
     """Files of a repository at Hugging Face, which the user puts into the folder ``hf``."""
 
-    of: Annotated[str, AfterValidator(_repository)]
+    of: Annotated[str, _matching(r"[\w.-]+/[\w.-]+", "a repository (OWNER/NAME)")]
     """Owner and name of the repository."""
     files: tuple[str, ...] = ("model.safetensors",)
     """Names of the files in the repository."""
@@ -230,8 +224,6 @@ class DatasetSpec(Spec):
     def _consistent(self) -> DatasetSpec:
         if bool(self.files) == bool(self.tree):
             raise ValueError("give either files (with their hashes) or tree (a layout)")
-        if self.tree and self.sources:
-            raise ValueError("a tree is provided by the user and has no sources")
         paths = [file.path for file in self.files]
         twice = sorted({path for path in paths if paths.count(path) > 1})
         if twice:
@@ -271,11 +263,6 @@ def dataset_specs(data: Iterable[str | Mapping[str, Any]], where: str) -> tuple[
                 Problem(item.where, ".".join(filter(None, [f"data.{index}", item.key])), item.what, item.hint)
                 for item in error.problems
             ]
-    names = [spec.name for spec in specs]
-    problems += [
-        Problem(where, "data", f"two data sets are named {name!r}")
-        for name in sorted({name for name in names if names.count(name) > 1})
-    ]
     if problems:
         raise SpecError(problems)
     return tuple(specs)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Optional, final
 
 from accelmark.datasets.shards import shard_images, shards_in
-from accelmark.datasets.spec import DatasetSpec, FileSpec, TreePart
+from accelmark.datasets.spec import DatasetSpec, TreePart
 from accelmark.spec.errors import Problem
 from accelmark.spec.number_format import counted
 
@@ -37,23 +37,19 @@ class ProgressMeter:
         self._done, self._reported_s = 0, 0.0
 
     def add(self, amount: int) -> None:
-        """Add ``amount`` bytes."""
-        self.set(self._done + amount)
+        """Add ``amount`` bytes; no more than the total is reported."""
+        self._done += amount
+        done = self._done if self._total is None else min(self._done, self._total)
+        now_s = time.monotonic()
+        if self._progress is not None and (done == self._total or now_s - self._reported_s >= INTERVAL_S):
+            self._reported_s = now_s
+            self._progress(self._what, done, self._total)
 
     def counted(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
         """Yield names and bytes of files, and add the bytes."""
         for file in files:
             self.add(file[1])
             yield file
-
-    def set(self, done: int) -> None:
-        """Set the bytes done; no more than the total is reported."""
-        self._done = done
-        done = done if self._total is None else min(done, self._total)
-        now_s = time.monotonic()
-        if self._progress is not None and (done == self._total or now_s - self._reported_s >= INTERVAL_S):
-            self._reported_s = now_s
-            self._progress(self._what, done, self._total)
 
 
 def verify(
@@ -66,19 +62,22 @@ def verify(
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
         return [Problem(str(path), "", what, _remedy(spec, path))]
-    if spec.tree:
-        meter = ProgressMeter(f"counting the files of {spec.name}", None, progress)
-        try:
+    if problems := outline(spec, path):
+        return problems
+    try:
+        if spec.tree:
+            meter = ProgressMeter(f"counting the files of {spec.name}", None, progress)
             return [problem for part in spec.tree for problem in _tree_problems(part, path, allow_subset, meter)]
-        except OSError as error:
-            return [
-                Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")
-            ]
-    missing = [file for file in spec.files if not (path / file.path).is_file()]
-    if missing:
-        return [_layout_problem(spec, path, missing)]
-    meter = ProgressMeter(f"checking {spec.name}", spec.bytes, progress)
-    return [problem for file in spec.files for problem in _file_problems(spec, path, file, meter)]
+        meter = ProgressMeter(f"checking {spec.name}", spec.bytes, progress)
+        for file in spec.files:
+            place = path / file.path
+            if (actual := file_sha256(place, meter)) != file.sha256:
+                has = f"has SHA-256 {actual} ({place.stat().st_size:,} bytes)"
+                what = f"{has}, expected {file.sha256} ({file.bytes:,} bytes)"
+                problems.append(Problem(str(place), "", what, _remedy(spec, place)))
+        return problems
+    except OSError as error:
+        return [_unreadable(error, path)]
 
 
 def outline(spec: DatasetSpec, path: Path) -> list[Problem]:
@@ -87,11 +86,21 @@ def outline(spec: DatasetSpec, path: Path) -> list[Problem]:
     Nothing is read or counted, so that it takes no time where there are millions of files.
     """
     try:
-        parts = [problem for part in spec.tree for problem in _part_outline(part, path)]
+        problems = [problem for part in spec.tree for problem in _part_outline(part, path)]
+        missing = [file.path for file in spec.files if not (path / file.path).is_file()]
+        if missing:
+            expected = _some([file.path for file in spec.files])
+            what = f"lacks files of {spec.name}: expected {expected}; {_listing(path)}; missing {_some(missing)}"
+            if len(missing) == len(spec.files):
+                what = f"lacks all files of {spec.name}: expected {expected}; {_listing(path)}"
+            problems.append(Problem(str(path), "", what, _remedy(spec, path)))
     except OSError as error:
-        return [Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")]
-    missing = [file for file in spec.files if not (path / file.path).is_file()]
-    return parts + ([_layout_problem(spec, path, missing)] if missing else [])
+        return [_unreadable(error, path)]
+    return problems
+
+
+def _unreadable(error: OSError, path: Path) -> Problem:
+    return Problem(str(error.filename or path), "", f"cannot be read: {error.strerror}", "check its permissions")
 
 
 def fingerprint(spec: DatasetSpec, path: Path, progress: Progress | None = None) -> str:
@@ -182,26 +191,6 @@ def file_sha256(path: Path, meter: ProgressMeter | None = None) -> str:
     return digest.hexdigest()
 
 
-def _file_problems(spec: DatasetSpec, path: Path, file: FileSpec, meter: ProgressMeter) -> Iterator[Problem]:
-    place = path / file.path
-    try:
-        size = place.stat().st_size
-        actual = file_sha256(place, meter)
-    except OSError as error:
-        yield Problem(str(place), "", f"cannot be read: {error.strerror}", "check its permissions")
-        return
-    if actual != file.sha256:
-        problem = f"has SHA-256 {actual} ({size:,} bytes), expected {file.sha256} ({file.bytes:,} bytes)"
-        yield Problem(str(place), "", problem, _remedy(spec, place))
-
-
-def _layout_problem(spec: DatasetSpec, path: Path, missing: list[FileSpec]) -> Problem:
-    expected, lacking = (_some([file.path for file in files]) for files in (spec.files, missing))
-    lacks_all = len(missing) == len(spec.files)
-    problem = f"lacks {'all files' if lacks_all else 'files'} of {spec.name}: expected {expected}; {_listing(path)}"
-    return Problem(str(path), "", problem if lacks_all else f"{problem}; missing {lacking}", _remedy(spec, path))
-
-
 def _remedy(spec: DatasetSpec, place: Path) -> str:
     if spec.how_to_get:
         return spec.how_to_get
@@ -209,23 +198,17 @@ def _remedy(spec: DatasetSpec, place: Path) -> str:
 
 
 def _tree_problems(part: TreePart, path: Path, allow_subset: bool, meter: ProgressMeter) -> Iterator[Problem]:
-    if bare := list(_part_outline(part, path)):
-        yield from bare
-        return
-    place, expected = path / part.path, f"expected {part.describe()}"
     names = [name for name, _ in meter.counted(_tree_files(part, path))]
     counts: list[str] = []
     if part.by_class and not part.depth and not _is_sharded(part, path):
         filled = {name.split("/")[-2] for name in names}
-        empty = sorted(_directories(place) - filled)
-        if empty:
-            yield Problem(str(place), "", f"{expected}; these classes have no such file: {_some(empty)}")
         if part.classes and len(filled) != part.classes and not (allow_subset and len(filled) < part.classes):
             counts.append(f"{len(filled):,} {'class' if len(filled) == 1 else 'classes'}")
     if part.files and len(names) != part.files and not (allow_subset and len(names) < part.files):
         counts.append(counted(len(names), "file"))
     if counts:
-        yield Problem(str(place), "", f"{expected}; found {', '.join(counts)}")
+        what = f"expected {part.describe()}; found {', '.join(counts)}"
+        yield Problem(str(path / part.path), "", what)
 
 
 def _part_outline(part: TreePart, path: Path) -> Iterator[Problem]:
@@ -241,10 +224,6 @@ def _is_sharded(part: TreePart, root: Path) -> bool:
     return part.shards and bool(shards_in(root / part.path))
 
 
-def _directories(place: Path) -> set[str]:
-    return {entry.name for entry in place.iterdir() if entry.is_dir()}
-
-
 def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
     """Yield (path below the root, bytes) of each sample of ``part``; a damaged shard raises DataError."""
     suffixes = tuple(suffix.lower() for suffix in part.suffixes)
@@ -258,7 +237,9 @@ def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
             if path.name.lower().endswith(suffixes):
                 yield path.relative_to(root).as_posix(), path.stat().st_size
         return
-    below = [f"{part.path}/{name}" for name in sorted(_directories(root / part.path))] if part.by_class else [part.path]
+    below = [part.path]
+    if part.by_class:
+        below = [f"{part.path}/{entry.name}" for entry in sorted((root / part.path).iterdir()) if entry.is_dir()]
     for directory in below:
         with os.scandir(root / directory) as entries:
             for entry in entries:
@@ -267,10 +248,7 @@ def _tree_files(part: TreePart, root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _listing(place: Path) -> str:
-    try:
-        names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in place.iterdir())
-    except OSError as error:
-        return f"it cannot be listed ({error.strerror})"
+    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in place.iterdir())
     return f"found {_some(names)}" if names else "found it empty"
 
 

@@ -224,7 +224,7 @@ import sys, torch
 from pathlib import Path
 from safetensors.torch import save_file
 from accelmark.cases.resnet_mini._fashion import read_split
-from accelmark.cases.resnet_mini._model import ResNetMini
+from accelmark.cases.resnet_mini.pytorch import ResNetMini
 torch.set_num_threads(1); torch.manual_seed(1)
 images, labels = map(torch.from_numpy, read_split(Path(sys.argv[1]), "train"))
 model = ResNetMini(8, 3, 1)

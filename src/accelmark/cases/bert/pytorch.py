@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
+from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generator_for
+from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
-from accelmark.tasks.language.pytorch import MaskedTokens
+from accelmark.tasks.language.data import masked_tokens
+from accelmark.tasks.metrics import IGNORED, classification_metrics
 
 
 class MaskedLm(nn.Module):
@@ -33,15 +38,53 @@ class MaskedLm(nn.Module):
         return logits
 
 
-class Case(MaskedTokens):
-    """Masked-token prediction at full sequence length, from the checkpoint in the data directory."""
+class Case(TaskFamily):
+    """Masked-token prediction at full sequence length, from the checkpoint in the data directory.
 
-    shards = "bert_tokens"
+    A batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions); of pairs of texts also
+    ``segments`` and ``num_tokens``.
+    """
+
     block_class = "BertLayer"
 
     def build_model(self) -> nn.Module:
         """Build BERT-large (Devlin et al. 2018, arXiv:1810.04805), with the initial checkpoint's weights."""
         config = BertConfig(**self.dimensions(), max_position_embeddings=self.number("max_positions"))
         if self.settings.model["from_checkpoint"] and not self.settings.loader.synthetic:
-            return MaskedLm(load_pretrained(BertForMaskedLM, config, self.data_dirs[self.shards] / "initial"))
+            return MaskedLm(load_pretrained(BertForMaskedLM, config, self.data_dirs["bert_tokens"] / "initial"))
         return MaskedLm(BertForMaskedLM(config))
+
+    def dataset(self, *, train: bool) -> FromArrays:
+        """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
+        sizes = (self.number(name) for name in ("seq_length", "max_predictions", "vocab_size"))
+        return FromArrays(masked_tokens(self.data_dirs["bert_tokens"], "train" if train else "val", *sizes))
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens, positions and labels."""
+        random, vocabulary = generator_for(self.place.seed), self.number("vocab_size")
+        length, predictions = self.number("seq_length"), self.number("max_predictions")
+        return {
+            "tokens": torch.randint(0, vocabulary, (size, length), generator=random),
+            "positions": torch.randint(0, length, (size, predictions), generator=random),
+            "labels": torch.randint(0, vocabulary, (size, predictions), generator=random),
+        }
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        return logits
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of the masked tokens."""
+        logits = self._logits(model, batch)
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Count the masked tokens that were predicted, and add up their cross entropies."""
+        logits, labels = self._logits(model, batch), batch["labels"]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        correct = (logits.argmax(-1) == labels).sum()
+        return {"mlm_accuracy": correct, "loss": loss, "count": (labels != IGNORED).sum()}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return accuracy and mean loss over masked tokens."""
+        return classification_metrics(sums, ["mlm_accuracy"])

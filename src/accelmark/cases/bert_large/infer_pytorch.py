@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches, swap_neighbours
 from accelmark.infer.weights import pretrained
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 
 
 class Case(ClassificationCase):
@@ -26,18 +26,11 @@ class Case(ClassificationCase):
 
     def build_dataloader(self) -> InMemoryBatches:
         """Read the prepared sequences."""
-        directory = self.data_dirs.get("sequences")
-        path = (directory or Path()) / "sequences.safetensors"
-        if directory is None or not path.is_file():
-            raise DataError(
-                f"{path} is not here: name a directory that holds sequences/sequences.safetensors (--data DIR), or "
-                "measure speed only with synthetic data (--synthetic)"
-            )
+        path = self.data_dir("sequences", "sequences/sequences.safetensors") / "sequences.safetensors"
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
-        arrays = load_file(path)
-        if not {"tokens", "mask", "labels"} <= arrays.keys():
-            raise DataError(f"{path}: expected tokens, mask and labels; found {', '.join(sorted(arrays))}")
-        return InMemoryBatches((arrays["tokens"], arrays["mask"]), arrays["labels"], self.settings.batch_size)
+        with raising(DataError, f"{path}: expected tokens, mask and labels", SafetensorError, *UNREADABLE):
+            tokens, mask, labels = map(load_file(path).__getitem__, ("tokens", "mask", "labels"))
+        return InMemoryBatches((tokens, mask), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
         """Build the network, with the weights from the data directory."""

@@ -90,7 +90,4 @@ class Case(NextToken):
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the mean similarity, and the mean loss of a token."""
-        return {
-            "embedding_average": sums["similarity"] / sums["sequences"],
-            "eval_loss": sums["loss"] / sums["count"],
-        }
+        return {"embedding_average": sums["similarity"] / sums["sequences"], "eval_loss": sums["loss"] / sums["count"]}

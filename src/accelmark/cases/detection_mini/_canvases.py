@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE
+from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE, read_split
+from accelmark.frameworks.pytorch.batches import TaskFamily
 from accelmark.tasks.detection.data import Scene, overlaps
 from accelmark.tasks.segmentation.data import Segments
 
@@ -27,16 +28,19 @@ class Canvases:
 
     Size and place of an item are random; the brighter pixel wins where two touch. Boxes overlap by an intersection over
     union of at most 0.05.
-
-    Args:
-        images: of shape (items, 1, 28, 28), uint8.
-        labels: of shape (items,).
     """
 
     def __init__(
         self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], count: int, *, side: int, most: int
     ) -> None:
         self._images, self._labels, self._count, self._side, self._most = images, labels, count, side, most
+
+    @classmethod
+    def of(cls, case: TaskFamily, *, train: bool) -> Canvases:
+        """Return the canvases of a case: of training images, or of test images."""
+        items = read_split(case.data_dirs["fashion_mnist"], "train" if train else "test")
+        count = case.number("train_images" if train else "eval_images")
+        return cls(*items, count, side=case.number("image_size"), most=case.number("most_items"))
 
     def __len__(self) -> int:
         return self._count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,7 @@ from transformers.image_transforms import center_to_corners_format
 from transformers.loss.loss_for_object_detection import generalized_box_iou
 
 from accelmark.cases.detection_mini._canvases import Canvases
-from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.data import Scene
@@ -131,10 +132,8 @@ class Case(Detection):
 
     def dataset(self, *, train: bool) -> BoxedSamples:
         """Return canvases of training images, or of test images."""
-        items = read_split(self.data_dirs[self.samples], "train" if train else "test")
-        count = self.number("train_images" if train else "eval_images")
-        canvases = Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items"))
-        return BoxedSamples(canvases, lambda scene, uniform: self.changed(scene, uniform, train=train))
+        canvases = Canvases.of(self, train=train)
+        return BoxedSamples(len(canvases), canvases.scene, partial(self.changed, train=train))
 
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
         """Return the canvas, in training flipped or not."""

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from accelmark.cases.detr._network import detector
+from accelmark.cases.detr.pytorch import detector
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.data import BoxedImages, centred
-from accelmark.tasks.detection.metrics import box_precision
 from accelmark.tasks.detection.pytorch import best_classes, precision_rows
 from accelmark.tasks.images.data import MEAN, STD
+from accelmark.tasks.metrics import box_precision
 
 _MOST_BOXES = 128
 """Boxes of an image that labels have room for; images of val2017 have up to 63."""
@@ -34,9 +34,7 @@ class _Boxes(nn.Module):
     def forward(self, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (items, queries, classes + 1) and boxes (items, queries, 4) in parts of the image.
 
-        Args:
-            image: (items, 3, side, side), normalised.
-            mask: (items, side, side), 1 for pixels of the image and 0 for those beside it.
+        ``mask``, (items, side, side), is 1 for pixels of the image and 0 for those beside it.
         """
         outputs = self.net(pixel_values=image * mask[:, None].to(image.dtype), pixel_mask=mask)
         return outputs.logits, outputs.pred_boxes

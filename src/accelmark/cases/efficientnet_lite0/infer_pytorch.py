@@ -11,10 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor, nn
 
+from accelmark.datasets.folders import opened_image
 from accelmark.infer.case import InferBatches, InMemoryBatches
 from accelmark.infer.imagenet import ImageNetCase
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.images.data import centre_box, opened_image
+from accelmark.tasks.images.data import centre_box
 
 _STAGES: Final = (
     # repeats, kernel, stride, expansion, channels out

@@ -8,16 +8,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from accelmark.cases.flux import pytorch
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, STD, read_split
 from accelmark.frameworks.pytorch.batches import generator_for
-from accelmark.tasks.generation.pytorch import EMPTY_SHARE, EVAL_TIMES
+from accelmark.tasks.generation.pytorch import EMPTY_SHARE, EVAL_TIMES, FlowMatching
 
 _BORDER = 2
 """Background on each side, so that 32 x 32 pixels become 16 channels of 8 x 8."""
 
 
-class Case(pytorch.Case):
+class Case(FlowMatching):
     """The transformer of ``flux`` at small size; latents are pixels, and an image's class is its caption."""
 
     samples = "fashion_mnist"

@@ -32,8 +32,6 @@ class Choices:
 
     Row ``i`` of ``text``, ``target``, ``logit_mask`` and of ``mask`` is a choice; rows ``2 i`` and ``2 i + 1`` of
     ``position`` are its positions and block positions. ``target_length`` limits the tokens that are predicted.
-
-    Raises DataError: a matrix is missing or damaged.
     """
 
     def __init__(self, path: Path, length: int, target_length: int, num_choices: int | None) -> None:
@@ -153,11 +151,8 @@ class Case(TaskFamily):
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random sequences."""
-        length, vocabulary, random = (
-            self.number("seq_length"),
-            self.number("vocab_size"),
-            generator_for(self.place.seed),
-        )
+        length, vocabulary = self.number("seq_length"), self.number("vocab_size")
+        random = generator_for(self.place.seed)
         choices, targets = (size, self.number("num_choices")), self.number("target_length")
         return {
             "tokens": torch.randint(0, vocabulary, (*choices, length), generator=random),

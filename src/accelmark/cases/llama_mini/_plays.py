@@ -29,22 +29,13 @@ def read_plays(directory: Path, *, held_out: bool) -> _Bytes:
     return np.frombuffer(b"\n".join(path.read_bytes() for path in chosen), np.uint8)
 
 
-def training_windows(directory: Path, length: int) -> _Bytes:
-    """Return the training plays in windows of ``length + 1`` bytes, of shape (windows, length + 1).
+def read_windows(directory: Path, length: int, count: int | None) -> _Bytes:
+    """Return windows of ``length + 1`` bytes of the training plays, or ``count`` of the held-out plays, spread evenly.
 
-    Each window starts at the last byte of the one before.
+    Each window starts at the last byte of the one before. Shape (windows, length + 1).
     """
-    return np.ascontiguousarray(_windows(directory, length, held_out=False))
-
-
-def held_out_windows(directory: Path, length: int, count: int) -> _Bytes:
-    """Return ``count`` windows, spread evenly over those of the held-out plays."""
-    windows = _windows(directory, length, held_out=True)
-    chosen: _Bytes = windows[np.linspace(0, len(windows) - 1, count).astype(int)]
-    return chosen
-
-
-def _windows(directory: Path, length: int, *, held_out: bool) -> _Bytes:
-    plays = read_plays(directory, held_out=held_out)
-    windows: _Bytes = np.lib.stride_tricks.sliding_window_view(plays, length + 1)[::length]
-    return windows
+    plays = read_plays(directory, held_out=count is not None)
+    windows = np.lib.stride_tricks.sliding_window_view(plays, length + 1)[::length]
+    if count is not None:
+        windows = windows[np.linspace(0, len(windows) - 1, count).astype(int)]
+    return np.ascontiguousarray(windows)

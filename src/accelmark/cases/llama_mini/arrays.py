@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from accelmark.cases.llama_mini._plays import VOCAB, held_out_windows, training_windows
+from accelmark.cases.llama_mini._plays import VOCAB, read_windows
 from accelmark.tasks.language.arrays import NextToken
 from accelmark.train.batches import Arrays
 from accelmark.train.case import attention_flops, dense_flops, nn
@@ -81,10 +81,8 @@ class Case(NextToken):
 
     def dataset(self, *, train: bool) -> Arrays:
         """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
-        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
-        if train:
-            return {"bytes": training_windows(plays, length)}
-        return {"bytes": held_out_windows(plays, length, self.number("eval_windows"))}
+        count = None if train else self.number("eval_windows")
+        return {"bytes": read_windows(self.data_dirs["shakespeare"], self.number("seq_length"), count)}
 
     def flops_per_sample(self) -> float:
         """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""

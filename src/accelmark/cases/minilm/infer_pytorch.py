@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from accelmark.cases.minilm_finetune._passages import read_text
+from accelmark.cases.minilm_finetune.pytorch import read_text
 from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches, swap_neighbours
 from accelmark.tasks.text.pytorch import Encoder, EncoderConfig, mean_state
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import MixtralConfig
 
-from accelmark.cases.llama_mini._plays import held_out_windows, training_windows
+from accelmark.cases.llama_mini._plays import read_windows
 from accelmark.tasks.language.pytorch_decoder import Pretraining
 
 
@@ -26,7 +26,6 @@ class Case(Pretraining):
 
     def dataset(self, *, train: bool) -> dict[str, Tensor]:
         """Return the training plays' windows, or ``eval_samples`` windows spread evenly over the held-out plays."""
-        plays, length = self.data_dirs["shakespeare"], self.number("seq_length")
-        if train:
-            return {"bytes": torch.from_numpy(training_windows(plays, length))}
-        return {"bytes": torch.from_numpy(held_out_windows(plays, length, self.number("eval_samples")))}
+        count = None if train else self.number("eval_samples")
+        windows = read_windows(self.data_dirs["shakespeare"], self.number("seq_length"), count)
+        return {"bytes": torch.from_numpy(windows)}

@@ -16,8 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from accelmark.cases import resnet_mini
 from accelmark.cases.detection_mini._canvases import Canvases
-from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
-from accelmark.cases.resnet_mini._model import ResNetMini
+from accelmark.cases.resnet_mini._fashion import MEAN, STD
+from accelmark.cases.resnet_mini.pytorch import ResNetMini
 from accelmark.infer.weights import load_weights
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.conversation.data import END, PLACEHOLDER, Span
@@ -59,26 +59,15 @@ class Captions:
 
     def __init__(self, canvases: Canvases) -> None:
         self._canvases = canvases
-        self._last: tuple[int, Scene] | None = None
 
     def __len__(self) -> int:
         return len(self._canvases)
 
-    def text(self, index: int) -> tuple[str, list[Span]]:
-        """Return the image's place and the caption; the whole caption is the answer."""
-        text = PLACEHOLDER + caption(self._scene(index)) + END
-        return text, [(len(PLACEHOLDER), len(text))]
-
-    def image(self, index: int, side: int) -> npt.NDArray[np.uint8]:
-        """Return the canvas, whose size is ``side``."""
-        return np.array(self._scene(index).image).transpose(2, 0, 1).copy()
-
-    def _scene(self, index: int) -> Scene:
-        """Return a canvas; text and image of a sample are read one after the other, and it is composed once."""
-        last = self._last
-        if last is None or last[0] != index:
-            last = self._last = index, self._canvases.scene(index)
-        return last[1]
+    def read(self, index: int, side: int) -> tuple[str, list[Span], npt.NDArray[np.uint8]]:
+        """Return the image's place and the caption, which is the answer, and the canvas, whose size is ``side``."""
+        scene = self._canvases.scene(index)
+        text = PLACEHOLDER + caption(scene) + END
+        return text, [(len(PLACEHOLDER), len(text))], np.array(scene.image).transpose(2, 0, 1).copy()
 
 
 _WEIGHTS: Final = Path(resnet_mini.__path__[0]) / "weights.safetensors"
@@ -132,7 +121,5 @@ class Case(ImageAnswers):
 
     def dataset(self, *, train: bool) -> Answers:
         """Return canvases of training images, or of test images."""
-        items = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
-        count = self.number("train_images" if train else "eval_images")
-        captions = Captions(Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items")))
-        return self.answers(captions, range(count), words())
+        captions = Captions(Canvases.of(self, train=train))
+        return Answers(self, captions, range(len(captions)), words())

@@ -23,12 +23,7 @@ class MadeUpClicks:
 
     Ids follow Zipf's law, dense features the normal distribution. Each id and each dense feature has a hidden vector
     and an effect; a table has the means of its ids. The log-odds of a click are the sum of all effects and of the
-    products of all pairs of vectors.
-
-    Args:
-        rows: number of rows of each table.
-        num_ids: number of ids of each table in a sample.
-        seed: of the samples; hidden vectors and effects do not depend on it.
+    products of all pairs of vectors. Hidden vectors and effects do not depend on ``seed``.
     """
 
     def __init__(self, count: int, num_dense: int, rows: Sequence[int], num_ids: Sequence[int], seed: int) -> None:

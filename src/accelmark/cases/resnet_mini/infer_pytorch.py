@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
-from accelmark.cases.resnet_mini._model import ResNetMini
+from accelmark.cases.resnet_mini.pytorch import ResNetMini
 from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches
 from accelmark.infer.weights import load_weights
 

@@ -14,10 +14,11 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 from transformers import SamConfig, SamModel
 
+from accelmark.datasets.folders import opened_image
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.errors import DataError, raising
-from accelmark.tasks.images.data import MEAN, STD, opened_image
+from accelmark.tasks.images.data import MEAN, STD
 
 _REDUCED = 4
 """Pixels of the image to a pixel of the mask."""
@@ -28,8 +29,6 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
     """The largest object of each image in ``val2017`` that is not a crowd.
 
     Images have a longer side of ``side`` pixels and are filled up with zeros at the right and at the bottom.
-
-    Raises DataError: the annotations cannot be read, or have no object, or no polygon or image for one.
     """
 
     def __init__(self, directory: Path, side: int) -> None:
@@ -37,13 +36,13 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
         self._file = directory / "annotations" / "instances_val2017.json"
         with raising(DataError, f"{self._file}: is not in COCO's format", OSError, ValueError, KeyError, TypeError):
             content = json.loads(self._file.read_bytes())
-            self._images = {image["id"]: image for image in content["images"]}
+            images = {image["id"]: image["file_name"] for image in content["images"]}
             largest: dict[int, Any] = {}
             for each in content["annotations"]:
                 best = largest.get(each["image_id"])
                 if not each["iscrowd"] and (best is None or each["area"] > best["area"]):
                     largest[each["image_id"]] = each
-        self._objects = [largest[number] for number in sorted(largest)]
+            self._objects = [(images[number], largest[number]) for number in sorted(largest)]
         if not self._objects:
             raise DataError(f"{self._file}: has no object that is not a crowd")
 
@@ -52,11 +51,8 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return image (3, side, side), box (4) and mask (side / 4, side / 4): 1 object, 0 other, -1 not the image."""
-        annotation = self._objects[index]
-        image = self._images.get(annotation["image_id"])
-        if image is None:
-            raise DataError(f"{self._file}: annotation {annotation['id']}: there is no image {annotation['image_id']}")
-        with opened_image(self._folder / image["file_name"]) as file:
+        name, annotation = self._objects[index]
+        with opened_image(self._folder / name) as file:
             picture = file.convert("RGB")
         scale = self._side / max(picture.size)
         width, height = (max(1, round(length * scale)) for length in picture.size)
@@ -67,17 +63,15 @@ class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
         box = scale * np.array([left, top, left + across, top + down], np.float32)
         small = max(1, width // _REDUCED), max(1, height // _REDUCED)
         mask = np.full((self._side // _REDUCED,) * 2, -1, np.int8)
-        mask[: small[1], : small[0]] = np.array(self._mask(annotation, picture.size).resize(small))
-        return torch.from_numpy(canvas), torch.from_numpy(box), torch.from_numpy(mask)
-
-    def _mask(self, annotation: Any, size: tuple[int, int]) -> Image.Image:
-        """Return the object's mask at the size of the file, from its polygons."""
-        mask = Image.new("L", size)
-        what = f"{self._file}: annotation {annotation['id']} has no polygons"
-        with raising(DataError, what, KeyError, TypeError, ValueError):
+        whole = Image.new("L", picture.size)
+        no_polygons = raising(
+            DataError, f"{self._file}: annotation {annotation['id']} has no polygons", KeyError, TypeError, ValueError
+        )
+        with no_polygons:
             for polygon in annotation["segmentation"]:
-                ImageDraw.Draw(mask).polygon(polygon, fill=1)
-        return mask
+                ImageDraw.Draw(whole).polygon(polygon, fill=1)
+        mask[: small[1], : small[0]] = np.array(whole.resize(small))
+        return torch.from_numpy(canvas), torch.from_numpy(box), torch.from_numpy(mask)
 
 
 class _Masks(nn.Module):

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import SemanticSegmenterOutput
 
 from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.detection_mini.pytorch import Pyramid
-from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.tasks.images.data import Uniform
 from accelmark.tasks.segmentation.data import Segments
 from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segmenter
@@ -44,10 +44,10 @@ class Case(Segmentation):
 
     def dataset(self, *, train: bool) -> SegmentedSamples:
         """Return canvases of training images, half of them mirrored, or of test images."""
-        items = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
-        count = self.number("train_images" if train else "eval_images")
-        canvases = Canvases(*items, count, side=self.number("image_size"), most=self.number("most_items"))
-        return SegmentedSamples(canvases, mirrored if train else lambda image, segments, _: (image, segments))
+        canvases = Canvases.of(self, train=train)
+        return SegmentedSamples(
+            len(canvases), canvases.pair, mirrored if train else lambda image, segments, _: (image, segments)
+        )
 
 
 def mirrored(image: Image.Image, segments: Segments, uniform: Uniform) -> tuple[Image.Image, Segments]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
 from accelmark.spec.errors import DataError, raising
+from accelmark.tasks.metrics import ErrorRate
 from accelmark.tasks.speech.data import read_audio
 from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, SpeechToLetters, spans
-from accelmark.tasks.text.metrics import CharacterErrors
 
 TRANSCRIPTS: Final = "core-sounds-en.txt"
 RATE_HZ: Final = 8_000
@@ -53,17 +53,10 @@ def read_transcripts(directory: Path) -> Mapping[str, str]:
 
 @final
 class Prompts:
-    """The prompts of a split, sorted; see :class:`accelmark.tasks.speech.data.Utterances`.
+    """The prompts of a split that have recordings, sorted; see :class:`accelmark.tasks.speech.data.Utterances`.
 
     One in eight transcripts is held out, by its SHA-256: no text is in both splits. In training, an utterance is
     several prompts one after another, each at 0.9 to 1.1 times its speed: first that of the index, then random ones.
-
-    Args:
-        recordings: directory of the recordings.
-        transcripts: the result of ``read_transcripts``; those without a recording are left out.
-        train: the training prompts; otherwise the held-out ones.
-
-    Raises DataError: no prompt has a recording.
     """
 
     rate_hz = RATE_HZ
@@ -194,7 +187,7 @@ class Acoustic(nn.Module):
 class Case(SpeechToLetters):
     """English prompts by one voice at 8 kHz, letter by letter, from random weights."""
 
-    score = CharacterErrors()
+    score = ErrorRate("character")
     rate_hz = RATE_HZ
     block_class = "Block"
 

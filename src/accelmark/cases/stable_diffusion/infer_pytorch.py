@@ -15,11 +15,11 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 from transformers import CLIPModel, CLIPTextModel
 
-from accelmark.cases.stable_diffusion import _network
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.generation.pytorch import BETAS, CHANNELS, SCALE, STEPS
+from accelmark.tasks.conversation.data import MEAN, STD
+from accelmark.tasks.generation.pytorch import BETAS, CHANNELS, SCALE, STEPS, autoencoder, text_config, unet
 from accelmark.tasks.text.pytorch import read_tokenizer
 
 
@@ -33,20 +33,11 @@ class TextToImage(IterativeModel):
     times: Tensor
     empty: Tensor
 
-    def __init__(
-        self,
-        unet: nn.Module,
-        text_encoder: nn.Module,
-        autoencoder: Any,
-        empty: Sequence[int],
-        steps: int,
-        guidance: float,
-    ) -> None:
-        """Take the networks; ``empty`` are the tokens of an empty caption, padding included."""
+    def __init__(self, networks: Sequence[Any], empty: Sequence[int], steps: int, guidance: float) -> None:
+        """Take UNet, text encoder and autoencoder; ``empty`` are the tokens of an empty caption, padding included."""
         super().__init__()
-        self.unet: Any = unet
-        self.text_encoder: Any = text_encoder
-        self.from_latent = nn.Sequential(autoencoder.post_quant_conv, autoencoder.decoder)
+        self.unet, self.text_encoder, decoder = networks
+        self.from_latent = nn.Sequential(decoder.post_quant_conv, decoder.decoder)
         self.guidance = guidance
         with torch.device("cpu"):  # its constants are read by the host
             scheduler: Any = DDIMScheduler
@@ -66,16 +57,11 @@ class TextToImage(IterativeModel):
     def forward(
         self, tokens: Tensor, noise: Tensor, predictions: Tensor | None = None, images: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the network's predictions and the images.
+        """Return predictions (items, steps, 2, 4, side, side), without caption and with it, and the images.
 
         With ``predictions`` of an earlier call, each step starts from the latent that follows from those before it, and
-        the images from the last one.
-
-        Args:
-            tokens: captions with padding, (items, length).
-            noise: initial latents, (items, 4, side, side).
-            predictions: as returned: (items, steps, 2, 4, side, side), without caption and with it.
-            images: as returned: (items, 3, 8 side, 8 side), values from -1 to 1; not used.
+        the images from the last one. ``tokens`` are (items, length), ``noise`` has the initial latents
+        (items, 4, side, side); ``images`` (items, 3, 8 side, 8 side) have values from -1 to 1, and are not used.
         """
         captions = torch.cat([self.empty.expand(len(tokens), -1), tokens])
         context = self.text_encoder(input_ids=captions).last_hidden_state
@@ -89,17 +75,9 @@ class TextToImage(IterativeModel):
         return outputs, self.from_latent((latent / SCALE).to(noise.dtype))
 
 
-_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_STD = (0.26862954, 0.26130258, 0.27577711)
-"""Of CLIP's images, in its ``preprocessor_config.json``."""
-
-
 @final
 class Captions(Dataset[tuple[Tensor, Tensor, int]]):
-    """The first caption of each of the first ``count`` images of ``val2017``, by the images' numbers, with noise.
-
-    Raises DataError: the annotations cannot be read, or have too few captions.
-    """
+    """The first caption of each of the first ``count`` images of ``val2017``, by the images' numbers, with noise."""
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, count: int, length: int, side: int) -> None:
         file = directory / "annotations" / "captions_val2017.json"
@@ -140,37 +118,35 @@ class Case(InferCase):
 
     def networks(self) -> tuple[nn.Module, nn.Module, nn.Module]:
         """Build the UNet, the text encoder and the autoencoder with random weights."""
-        encoder = CLIPTextModel(_network.text_encoder(self.number))
-        return _network.unet(self.number), encoder, _network.autoencoder(self.number)
+        encoder = CLIPTextModel(text_config(self.number))
+        return unet(self.number), encoder, autoencoder(self.number)
 
     def create_model(self) -> nn.Module:
         """Build the networks, with weights from the data directory."""
-        net, encoder, autoencoder = self.networks()
+        net, encoder, decoder = self.networks()
         self.trained = "weights" in self.data_dirs
         if self.trained:
             folder = self.data_dirs["weights"].parents[1]
             _load(net, folder / "unet")
             load_weights(encoder, folder / "text_encoder" / "model.safetensors")
-            _load(autoencoder, folder / "vae")
+            _load(decoder, folder / "vae")
         last = self.number("vocab_size") - 1
         empty = [last - 1, last, *[0] * (self.number("text_length") - 2)]  # start, end and padding
         guidance = float(self.parameters["guidance"] or 0)
-        return TextToImage(net, encoder, autoencoder, empty, self.number("num_steps"), guidance)
+        return TextToImage((net, encoder, decoder), empty, self.number("num_steps"), guidance)
 
     def build_dataloader(self) -> InferBatches:
         """Read captions, and the model of their score."""
-        if missing := {"coco_captions", "clip_vit_b32"} - self.data_dirs.keys():
-            raise DataError(
-                f"no {' and no '.join(sorted(missing))}: name a directory that holds them (--data DIR), or measure "
-                "speed only with synthetic data (--synthetic)"
-            )
-        folder = self.data_dirs["clip_vit_b32"] / "hf"
+        captions, folder = (
+            self.data_dir("coco_captions", "coco_captions"),
+            self.data_dir("clip_vit_b32", "clip_vit_b32") / "hf",
+        )
         tokenizer = read_tokenizer(folder / "tokenizer.json", self.number("vocab_size"))
         with raising(DataError, f"{folder}: is not a checkpoint of CLIPModel", OSError, RuntimeError, ValueError):
             clip: Any = CLIPModel
             self._clip = clip.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
         sizes = self.number("num_captions"), self.number("text_length"), self.number("latent_size")
-        self._captions = Captions(self.data_dirs["coco_captions"], tokenizer, *sizes)
+        self._captions = Captions(captions, tokenizer, *sizes)
         return LoaderBatches(self._captions, self.settings)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
@@ -178,7 +154,7 @@ class Case(InferCase):
         side = self._clip.config.vision_config.image_size
         pixels = ((outputs[1] / 2 + 0.5).clamp(0, 1) * 255).round() / 255
         small = F.interpolate(pixels, size=(side, side), mode="bicubic", antialias=True).clamp(0, 1)
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (_MEAN, _STD))
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (MEAN, STD))
         scores = self._clip(pixel_values=(small - mean) / std, input_ids=self._captions.tokens[labels])
         return {"cosine": float((scores.image_embeds * scores.text_embeds).sum()), "count": float(len(labels))}
 
@@ -194,10 +170,7 @@ class Case(InferCase):
 
 
 def _load(net: Any, folder: Path) -> None:
-    """Give a network of diffusers the weights in ``folder``.
-
-    Raises DataError: they cannot be read, or are another network's.
-    """
+    """Give a network of diffusers the weights in ``folder``; raises DataError where they are another network's."""
     with raising(DataError, f"{folder}: is not a checkpoint of this {type(net).__name__}", *UNREADABLE):
         loaded, report = type(net).from_pretrained(
             folder, local_files_only=True, torch_dtype=torch.float32, output_loading_info=True

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from tokenizers import Tokenizer
 
+from accelmark.tasks.metrics import Bleu
 from accelmark.tasks.text.data import Parallel
-from accelmark.tasks.text.metrics import Bleu
 from accelmark.tasks.text.pytorch import Translation, read_tokenizer
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gettext
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from accelmark.spec.errors import DataError, raising
-from accelmark.tasks.text.metrics import CharacterErrors
+from accelmark.tasks.metrics import ErrorRate
 from accelmark.tasks.text.pytorch import Translation
 
 CATALOGUE: Final = "uk/LC_MESSAGES/iso639-3.mo"
@@ -21,26 +21,18 @@ _SPECIAL: Final = ("<pad>", "<end>", "<unknown>")
 
 
 @final
-class Names:
+class Names(list[tuple[str, str]]):
     """Pairs of a name in both languages, sorted; see :class:`accelmark.tasks.text.data.Records`."""
-
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
-        self._pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self._pairs)
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the English and the Ukrainian name."""
-        return self._pairs[index]
+        return self[index]
 
 
 def read_names(directory: Path, most_characters: int) -> list[tuple[str, str]]:
     """Return the names of at most ``most_characters`` characters in both languages, sorted.
 
     Names with a comma or parentheses are left out: most of them repeat another name in other words.
-
-    Raises DataError: the catalogue is missing or damaged.
     """
     path = directory / CATALOGUE
     with raising(DataError, f"{path}: is not a catalogue of gettext", OSError, ValueError), path.open("rb") as file:
@@ -56,11 +48,8 @@ def read_names(directory: Path, most_characters: int) -> list[tuple[str, str]]:
 
 def split_names(names: Iterable[tuple[str, str]], *, held_out: bool) -> Names:
     """Return every eighth name by the SHA-256 of its English form, or the others."""
-    return Names([pair for pair in names if _is_held_out(pair[0]) == held_out])
-
-
-def _is_held_out(name: str) -> bool:
-    return hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
+    chosen = ((hashlib.sha256(pair[0].encode()).digest()[0] % _HELD_OUT == 0, pair) for pair in names)
+    return Names(pair for is_held_out, pair in chosen if is_held_out == held_out)
 
 
 def characters(names: Iterable[tuple[str, str]]) -> Tokenizer:
@@ -79,7 +68,7 @@ class Case(Translation):
     """English to Ukrainian, character by character, from random weights; greedy translations are scored."""
 
     samples = "iso_codes"
-    score = CharacterErrors()
+    score = ErrorRate("character")
     dropout = 0.1
 
     def pairs(self, *, train: bool) -> Names:

@@ -8,16 +8,14 @@ from typing import Any, Final, final
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import LogitsProcessor, PreTrainedModel, WhisperForConditionalGeneration
 
-from accelmark.cases.whisper_small._network import whisper
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.speech.data import Recordings
-from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Spectra, SpeechToText
+from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Spectra, SpeechToText, whisper
 from accelmark.tasks.text.pytorch import EncoderDecoder, read_tokenizer
 
 _COMPARED: Final = 8
@@ -58,12 +56,7 @@ class Transcriber(IterativeModel):
         """Return the chosen tokens with their logits, both of shape (items, ``length``); after the end -100 and 0.
 
         With ``tokens`` of an earlier call, the tokens are those with the largest logit after the earlier ones before
-        them, and the logits are those of the earlier tokens.
-
-        Args:
-            spectra: (items, 80, 3000).
-            tokens: as returned.
-            logits: as returned; not used.
+        them, and the logits are those of the earlier tokens. ``spectra`` are (items, 80, 3000); ``logits`` is unused.
         """
         if tokens is not None:
             pairs = zip_strict(torch.split(spectra, _COMPARED), torch.split(tokens, _COMPARED))
@@ -90,20 +83,6 @@ def _ended(tokens: Tensor) -> Tensor:
     return (ends.cumsum(1) - ends.long()) > 0
 
 
-@final
-class _Inputs(Dataset[tuple[Tensor, int]]):
-    """The spectrum and the number of each recording."""
-
-    def __init__(self, spectra: Spectra) -> None:
-        self._spectra = spectra
-
-    def __len__(self) -> int:
-        return len(self._spectra)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._spectra.read(index), index
-
-
 class Case(InferCase):
     """The recordings of LibriSpeech's ``test-clean``, with weights of openai/whisper-small."""
 
@@ -124,7 +103,7 @@ class Case(InferCase):
         if "weights" in self.data_dirs:
             file = self.data_dirs["weights"].with_name("tokenizer.json")
             self._tokenizer = read_tokenizer(file, self.number("vocab_size"))
-        return LoaderBatches(_Inputs(Spectra(self._recordings)), self.settings)
+        return LoaderBatches(Spectra(self._recordings), self.settings)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Count wrong words of the transcripts, as the training case does; labels are numbers of recordings."""

@@ -13,26 +13,24 @@ from typing import Any, Final
 import numpy as np
 
 from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation
-from accelmark.datasets.pytorch_weights import check_weights, read_weights
+from accelmark.datasets.prepare.weights import check_weights, read_weights
 from accelmark.datasets.shards import PACKAGE, features, integers, opened, records
-from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.errors import DataError, RequestError, raising
 from accelmark.spec.plugins.requirements import require
 
 _RECORDS: Final = "tfrecord"
 _SPLITS: Final = {
     "train": (
         "2048_shards_uncompressed",
-        *(
-            f"hdf5/training{sign}4320/hdf5_4320_shards_{kind}"
-            for sign in "-_"
-            for kind in ("varlength", "uncompressed")
-        ),
+        "hdf5/training-4320/hdf5_4320_shards_varlength",
+        "hdf5/training-4320/hdf5_4320_shards_uncompressed",
+        "hdf5/training_4320/hdf5_4320_shards_varlength",
+        "hdf5/training_4320/hdf5_4320_shards_uncompressed",
         _RECORDS,
     ),
     "val": ("eval_set_uncompressed", "hdf5/eval_varlength", "hdf5/eval", _RECORDS),
 }
 """Split -> directories that may have it; the first that exists is used."""
-_IN_RECORDS: Final = {"train": "part-*", "val": "eval_*"}
 _CHECKPOINTS: Final = ("model.ckpt-28252.pt", "phase1/model.ckpt-28252.pt")
 _COLUMNS: Final = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids")
 _UNUSED: Final = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "bert.embeddings.position_ids")
@@ -52,15 +50,17 @@ def _write_split(split: str, archives: Archives, folder: Path) -> None:
     """Link the files of HDF5, or write one for each of TFRecord."""
     source = _chosen(_SPLITS[split], split, archives)
     is_converted = source.name == _RECORDS
-    files = sorted(source.glob(_IN_RECORDS[split] if is_converted else "*.hdf5"))
+    pattern = {"train": "part-*", "val": "eval_*"}[split] if is_converted else "*.hdf5"
+    files = sorted(source.glob(pattern))
     if not files:
-        raise DataError(f"{source}: has no {_IN_RECORDS[split] if is_converted else '*.hdf5'}")
+        raise DataError(f"{source}: has no {pattern}")
+    if is_converted:
+        require(str(source), PACKAGE)
     for file in files:
         target = folder / f"{file.stem}.hdf5"
         if not is_converted:
             archives.link(file, target)
         elif not target.exists():
-            require(str(source), PACKAGE)
             _convert(file, target)
 
 
@@ -68,24 +68,18 @@ def _convert(source: Path, target: Path) -> None:
     """Write the samples of a file of TFRecord to HDF5."""
     import h5py
 
+    expected = f"expected integers {', '.join(_COLUMNS)}, as many in each sample"
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     with opened(source) as content:
-        places = list(records(source, content, verify=True))
-        arrays = {}
-        for row, place in enumerate(places):
-            try:
+        for row, place in enumerate(records(source, content, verify=True)):
+            with raising(DataError, f"{source}: record {row}: {expected}", KeyError, ValueError):
                 found = features(content, place)
-                values = {name: integers(content, found[name]) for name in _COLUMNS}
-                if not row:
-                    arrays = {name: np.zeros((len(places), len(array)), np.uint16) for name, array in values.items()}
-                for name, array in values.items():
-                    arrays[name][row] = array
-            except (KeyError, ValueError) as error:
-                expected = f"integers {', '.join(_COLUMNS)}, as many in each sample"
-                raise DataError(f"{source}: record {row}: expected {expected}: {error}") from error
+                for name, rows in columns.items():
+                    rows.append(integers(content, found[name]).astype(np.uint16))
     unfinished = target.with_suffix(".part")
-    with h5py.File(unfinished, "w") as file:
-        for name, stored in arrays.items():
-            file[name] = stored
+    with h5py.File(unfinished, "w") as file, raising(DataError, f"{source}: {expected}", ValueError):
+        for name, rows in columns.items():
+            file[name] = np.stack(rows)
     unfinished.rename(target)
 
 
@@ -124,10 +118,9 @@ def _count(to: Path) -> str:
     return ", ".join(f"{count:,} samples in {split}" for split, count in counts.items())
 
 
+_NAMES: Final = dict.fromkeys((*_SPLITS["train"], *_SPLITS["val"], *_CHECKPOINTS))
 PREPARATION: Final = Preparation(
-    archives=tuple(
-        Archive(name, None, needed=False) for name in dict.fromkeys((*_SPLITS["train"], *_SPLITS["val"], *_CHECKPOINTS))
-    ),
+    archives=[Archive(name, None, needed=False) for name in _NAMES],
     parts={
         **{split: Part((), partial(_write_split, split)) for split in _SPLITS},
         "initial": Part((), _write_checkpoint),

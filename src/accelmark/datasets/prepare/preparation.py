@@ -16,7 +16,7 @@ from typing import IO, Final, NamedTuple, final
 
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
-from accelmark.spec.errors import DataError, Problem, RequestError, first_line
+from accelmark.spec.errors import DataError, RequestError, first_line
 from accelmark.spec.plugins.requirements import require
 
 _CHUNK: Final = 1 << 20
@@ -46,29 +46,23 @@ class Archives:
         if path.suffix != ".zip":
             yield from self.tar_members(path)
             return
-        try:
-            with zipfile.ZipFile(path) as archive:
-                for info in archive.infolist():
-                    self._meter.add(info.compress_size)
-                    if not info.is_dir():
-                        with archive.open(info) as stream:
-                            yield info.filename, stream
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise DataError(f"{path}: is not a readable zip archive: {error}; download it again") from error
+        with _naming_damage(path), zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                self._meter.add(info.compress_size)
+                if not info.is_dir():
+                    with archive.open(info) as stream:
+                        yield info.filename, stream
 
     def tar_members(self, path: Path, stream: IO[bytes] | None = None) -> Iterator[tuple[str, IO[bytes]]]:
         """Yield the members of a tar archive, or of the uncompressed one in ``stream``, a member of another."""
-        try:
-            with tarfile.open(path, "r:*" if stream is None else "r:", fileobj=stream) as archive:
-                for info in archive:
-                    if stream is None:
-                        self._meter.add(info.size)
-                    content = archive.extractfile(info) if info.isreg() else None
-                    if content is not None:
-                        yield info.name.removeprefix("./"), content
-        except (tarfile.TarError, EOFError, zlib.error) as error:
-            what = first_line(error).rstrip(":")
-            raise DataError(f"{path}: is not a readable tar archive: {what}; download it again") from error
+        mode = "r:*" if stream is None else "r:"
+        with _naming_damage(path), tarfile.open(path, mode, fileobj=stream) as archive:  # type: ignore[call-overload]
+            for info in archive:
+                if stream is None:
+                    self._meter.add(info.size)
+                content = archive.extractfile(info) if info.isreg() else None
+                if content is not None:
+                    yield info.name.removeprefix("./"), content
 
     def extract(self, name: str, targets: Mapping[str, Path]) -> None:
         """Write members to files, by their names or the last parts of these; files that exist are kept.
@@ -99,6 +93,16 @@ class Archives:
         except OSError:
             with source.open("rb") as stream:
                 write_whole(target, copied(stream))
+
+
+@contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        kind = "zip" if path.suffix == ".zip" else "tar"
+        what = first_line(error).rstrip(":")
+        raise DataError(f"{path}: is not a readable {kind} archive: {what}; download it again") from error
 
 
 class Part(NamedTuple):
@@ -147,8 +151,13 @@ def prepare(
     paths = _located(spec, preparation.archives, source)
     files = (file for path in paths.values() for file in ([path] if path.is_file() else path.iterdir()))
     num_bytes = sum(file.stat().st_size for file in files)
-    _check_space(preparation.unpacked_ratio * num_bytes, to)
     with naming_failed_writes(to):
+        to.mkdir(parents=True, exist_ok=True)
+        present = sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+        needed, free = preparation.unpacked_ratio * num_bytes - present, shutil.disk_usage(to).free
+        if needed > free:
+            problem = f"about {needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free"
+            raise RequestError(f"{to}: {problem}; name another directory with --to")
         _check_hashes(preparation.archives, paths, ProgressMeter("verifying archives", num_bytes, progress))
         archives = Archives(paths, ProgressMeter(f"unpacking {spec.name}", num_bytes, progress))
         for name, part in preparation.parts.items():
@@ -182,34 +191,20 @@ def _located(spec: DatasetSpec, archives: Sequence[Archive], source: Path) -> di
     return found
 
 
-def _check_space(num_bytes: float, to: Path) -> None:
-    """Raise RequestError where the rest of the data set needs more space than is free."""
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-        needed = num_bytes - sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
-        free = shutil.disk_usage(to).free
-    except OSError as error:
-        raise RequestError(f"{to}: cannot be written to: {error.strerror or error}") from error
-    if needed > free:
-        problem = f"about {needed / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free"
-        raise RequestError(f"{to}: {problem}; name another directory with --to")
-
-
 def _check_hashes(archives: Sequence[Archive], paths: Mapping[str, Path], meter: ProgressMeter) -> None:
     problems = []
-    for archive in archives:
-        if archive.md5 is None or archive.name not in paths:
+    for name, md5, _ in archives:
+        if md5 is None or name not in paths:
             continue
-        path, digest = paths[archive.name], hashlib.md5(usedforsecurity=False)
-        with path.open("rb") as stream:
+        digest = hashlib.md5(usedforsecurity=False)
+        with paths[name].open("rb") as stream:
             for chunk in copied(stream):
                 digest.update(chunk)
                 meter.add(len(chunk))
-        if (actual := digest.hexdigest()) != archive.md5:
-            problem = f"has MD5 {actual}, the published archive {archive.md5}; download it again"
-            problems.append(Problem(str(path), "", problem))
+        if (actual := digest.hexdigest()) != md5:
+            problems.append(f"{paths[name]}: has MD5 {actual}, the published archive {md5}; download it again")
     if problems:
-        raise DataError("\n".join(map(str, problems)))
+        raise DataError("\n".join(problems))
 
 
 def write_whole(path: Path, chunks: Iterable[bytes]) -> None:

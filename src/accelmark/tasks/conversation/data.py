@@ -6,16 +6,16 @@ import json
 import re
 from array import array
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from accelmark.datasets.folders import opened_image
 from accelmark.datasets.shards import bytes_at
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
-from accelmark.tasks.images.data import opened_image
 
 PLACEHOLDER: Final = "<image>"
 """Where the image is in a sample's text."""
@@ -39,13 +39,11 @@ class ImageTexts(Protocol):
 
     def __len__(self) -> int: ...
 
-    def text(self, index: int) -> tuple[str, list[Span]]:
-        """Return the text of a sample with ``PLACEHOLDER`` where its image is, and where the answers are."""
-        ...
+    def read(self, index: int, side: int) -> tuple[str, list[Span], npt.NDArray[np.uint8] | None]:
+        """Return the text of a sample with ``PLACEHOLDER`` where its image is, where the answers are, and the image.
 
-    def image(self, index: int, side: int) -> npt.NDArray[np.uint8] | None:
-        """Return the image of shape (3, side, side); None where the sample has none."""
-        ...
+        The image has the shape (3, side, side), and is None where the sample has none.
+        """
 
 
 _CHUNK: Final = 1 << 24
@@ -82,8 +80,6 @@ class Conversations:
     """The samples of the JSON file in ``conversations``; ``image`` is a path in ``images``, absent where there is none.
 
     A sample is read from the file when it is needed: all of them as objects would take gigabytes in each process.
-
-    Raises DataError: there is not exactly one file, or it is not a JSON list.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -97,32 +93,24 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._places)
 
-    def _sample(self, index: int) -> Any:
-        begin, end = self._places[index].tolist()
-        unreadable = raising(DataError, f"{self.where(index)}: cannot be read", OSError, ValueError)
-        with unreadable, self._file.open("rb") as file:
-            return json.loads(bytes_at(file, begin, end - begin))
+    def read(self, index: int, side: int) -> tuple[str, list[Span], npt.NDArray[np.uint8] | None]:
+        """Return the text of a sample in Vicuna's format, where the answers are, and its image, if it has one.
 
-    def where(self, index: int) -> str:
-        """Return file and position of a sample."""
-        return f"{self._file}: sample {index}"
-
-    def text(self, index: int) -> tuple[str, list[Span]]:
-        """Return the text of a sample in Vicuna's format, and where the answers are.
-
-        Raises DataError: it has no questions with answers, or no place for its image; names file and sample.
+        The image is filled up to a square. Raises DataError: it cannot be read, the sample has no questions with
+        answers, or no place for its image.
         """
-        sample = self._sample(index)
-        with raising(DataError, f"{self.where(index)}: is not a conversation", KeyError, TypeError):
+        where = f"{self._file}: sample {index}"
+        begin, end = self._places[index].tolist()
+        unreadable = raising(DataError, f"{where}: is not a conversation", OSError, ValueError, KeyError, TypeError)
+        with unreadable, self._file.open("rb") as file:
+            sample = json.loads(bytes_at(file, begin, end - begin))
             turns = [(str(turn["from"]), str(turn["value"])) for turn in sample["conversations"]]
-            has_image = "image" in sample
+            name = sample.get("image")
         roles = tuple(role for role, _ in turns)
         if not turns or roles != _ROLES * (len(turns) // 2):
-            raise DataError(
-                f"{self.where(index)}: expected 'human' and 'gpt' in turn, found {', '.join(roles) or 'none'}"
-            )
-        if (count := sum(value.count(PLACEHOLDER) for _, value in turns)) != has_image:
-            raise DataError(f"{self.where(index)}: has {count} times {PLACEHOLDER} and {int(has_image)} images")
+            raise DataError(f"{where}: expected 'human' and 'gpt' in turn, found {', '.join(roles) or 'none'}")
+        if (count := sum(value.count(PLACEHOLDER) for _, value in turns)) != (name is not None):
+            raise DataError(f"{where}: has {count} times {PLACEHOLDER} and the image {name}")
         text, answers = _SYSTEM, []
         for (_, question), (_, answer) in zip_strict(turns[::2], turns[1::2]):
             if PLACEHOLDER in question:
@@ -130,20 +118,14 @@ class Conversations:
             text += f"USER: {question} ASSISTANT: "
             answers.append((len(text), len(text) + len(answer) + len(END)))
             text += answer + END
-        return text, answers
+        return text, answers, None if name is None else _squared(self._images / str(name), side)
 
-    def image(self, index: int, side: int) -> npt.NDArray[np.uint8] | None:
-        """Return the image of shape (3, side, side), filled up to a square; None where the sample has none.
 
-        Raises DataError: the image cannot be read; names it.
-        """
-        name = self._sample(index).get("image")
-        if name is None:
-            return None
-        with opened_image(self._images / str(name)) as file:
-            image = file.convert("RGB")
-        width, height = image.size
-        longer = max(image.size)
-        square = Image.new("RGB", (longer, longer), tuple(int(mean * 255) for mean in MEAN))
-        square.paste(image, ((longer - width) // 2, (longer - height) // 2))
-        return np.array(square.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1).copy()
+def _squared(path: Path, side: int) -> npt.NDArray[np.uint8]:
+    with opened_image(path) as file:
+        image = file.convert("RGB")
+    width, height = image.size
+    longer = max(image.size)
+    square = Image.new("RGB", (longer, longer), tuple(int(mean * 255) for mean in MEAN))
+    square.paste(image, ((longer - width) // 2, (longer - height) // 2))
+    return np.array(square.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1).copy()

@@ -65,25 +65,15 @@ class ImageConversation(ByteImageNetwork):
 class Answers:
     """Conversations as tokens and images; ``tokens`` is filled up with the end of text and cut off at ``length``.
 
-    Args:
-        chosen: those that are used.
-        tokenizer: of the language model.
-        length: of the text, with the image's places.
-        side: of an image.
-        features: number of an image's features.
+    An image has the places of ``num_features`` tokens in the text.
     """
 
     def __init__(
-        self,
-        conversations: ImageTexts,
-        chosen: Sequence[int] | npt.NDArray[np.int64],
-        tokenizer: Tokenizer,
-        length: int,
-        side: int,
-        features: int,
+        self, case: ImageAnswers, texts: ImageTexts, chosen: Sequence[int] | npt.NDArray[np.int64], tokenizer: Tokenizer
     ) -> None:
-        self._all, self._chosen, self._tokenizer = conversations, chosen, tokenizer
-        self._length, self._side, self._features = length, side, features
+        self._all, self._chosen, self._tokenizer = texts, chosen, tokenizer
+        self._length, self._side = case.number("seq_length"), case.number("image_size")
+        self._features = case.num_features
         end = tokenizer.token_to_id(END)
         if end is None:
             raise DataError(f"the tokenizer has no token {END}: it is another model's than Vicuna's")
@@ -94,8 +84,7 @@ class Answers:
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image`` in bytes, black where there is none, ``tokens``, and ``labels``, which only answers have."""
-        number = int(self._chosen[index])
-        text, answers = self._all.text(number)
+        text, answers, image = self._all.read(int(self._chosen[index]), self._side)
         ids: list[int] = []
         labels: list[int] = []
         begin = 0
@@ -110,11 +99,9 @@ class Answers:
                 labels.append(token if is_answer else IGNORED)
             begin += len(part) + len(PLACEHOLDER)
         spare = self._length - len(ids)
-        image = self._all.image(number, self._side)
+        black = torch.zeros(3, self._side, self._side, dtype=torch.uint8)
         return {
-            "image": torch.zeros(3, self._side, self._side, dtype=torch.uint8)
-            if image is None
-            else torch.from_numpy(image),
+            "image": black if image is None else torch.from_numpy(image),
             "tokens": torch.tensor((ids + [self._end] * spare)[: self._length]),
             "labels": torch.tensor((labels + [IGNORED] * spare)[: self._length]),
         }
@@ -123,8 +110,7 @@ class Answers:
 class ImageAnswers(TaskFamily):
     """Training of projector and language model on answers about images, from random weights.
 
-    Under ``model`` are ``vocab_size``, ``seq_length``, ``image_size`` and ``patch_size``, the distance of an image's
-    places in pixels.
+    ``patch_size`` under ``model`` is the distance of an image's places in pixels.
     """
 
     mean: ClassVar[Sequence[float]] = MEAN
@@ -162,40 +148,35 @@ class ImageAnswers(TaskFamily):
             self.initialize(net)
         return ImageConversation(net, self.mean, self.std)
 
-    def answers(
-        self, texts: ImageTexts, chosen: Sequence[int] | npt.NDArray[np.int64], tokenizer: Tokenizer
-    ) -> Answers:
-        """Return some of the texts as samples."""
-        return Answers(texts, chosen, tokenizer, self.number("seq_length"), self.number("image_size"), self._features)
-
     @property
-    def _features(self) -> int:
-        features: int = (self.number("image_size") // self.number("patch_size")) ** 2
-        return features
+    def num_features(self) -> int:
+        """Number of an image's features."""
+        return int((self.number("image_size") // self.number("patch_size")) ** 2)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images and tokens, the image first; the second half of the text is the answer."""
         random, side, length = generator_for(self.place.seed), self.number("image_size"), self.number("seq_length")
         tokens = torch.randint(1, self.number("vocab_size"), (size, length), generator=random)
-        tokens[:, 1 : self._features + 1] = IMAGE
-        half = torch.arange(length) < (self._features + 1 + length) // 2
+        tokens[:, 1 : self.num_features + 1] = IMAGE
+        half = torch.arange(length) < (self.num_features + 1 + length) // 2
         image = torch.randint(0, 256, (size, 3, side, side), generator=random, dtype=torch.uint8)
         return {"image": image, "tokens": tokens, "labels": tokens.masked_fill(half, IGNORED)}
 
-    def _predicted(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the logits before each token but the first, and the labels, both with samples first."""
-        logits: Tensor = model(batch["image"], batch["tokens"])
-        return logits[:, :-1], batch["labels"][:, 1:]
+    def _summed(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return sum of the answers' cross entropies, number of their tokens, and logits and labels of these tokens."""
+        logits: Tensor = model(batch["image"], batch["tokens"])[:, :-1]
+        labels = batch["labels"][:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return loss, (labels != IGNORED).sum(), logits, labels
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token of the answers, in nats."""
-        loss, count = _summed(*self._predicted(model, batch))
+        loss, count, _, _ = self._summed(model, batch)
         return loss / count.clamp(min=1)
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Add up the cross entropies of the answers' tokens, and the samples in which each of them is the likeliest."""
-        logits, labels = self._predicted(model, batch)
-        loss, count = _summed(logits, labels)
+        loss, count, logits, labels = self._summed(model, batch)
         learned = labels != IGNORED
         exact = ((logits.argmax(-1) == labels) | ~learned).all(1) & learned.any(1)
         return {"loss": loss, "count": count, "exact": exact.sum(), "samples": torch.tensor(len(labels))}
@@ -205,17 +186,10 @@ class ImageAnswers(TaskFamily):
         return {"eval_loss": sums["loss"] / sums["count"], "exact_match": sums["exact"] / sums["samples"]}
 
 
-def _summed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of the cross entropies of the answers' tokens, and their number."""
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-    return loss, (labels != IGNORED).sum()
-
-
 class InstructionTuning(ImageAnswers):
     """Training on conversations in LLaVA's layout from published weights of the parts, where there is data.
 
-    Under ``model`` are also the sizes of Llama and of CLIP's vision model, and ``eval_samples``: so many conversations
-    are held out, at equal distances.
+    ``eval_samples`` under ``model``: so many conversations are held out, at equal distances.
     """
 
     samples: ClassVar[str]
@@ -251,14 +225,11 @@ class InstructionTuning(ImageAnswers):
         distance = max(2, len(self._conversations) // self.number("eval_samples"))
         chosen = np.flatnonzero((np.arange(len(self._conversations)) % distance != 0) == train)
         vocabulary = self.data_dirs[self.weights] / "vicuna" / "tokenizer.json"
-        return self.answers(self._conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
+        return Answers(self, self._conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
 
 
 def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:
-    """Give a model of the meta device the weights of Vicuna, CLIP and the projector that LLaVA was published with.
-
-    Raises DataError: a part is missing, damaged or of another shape; names it.
-    """
+    """Give a model of the meta device the weights of Vicuna, CLIP and the projector that LLaVA was published with."""
     config: Any = net.config
     text: Any = load_pretrained(LlamaForCausalLM, config.text_config, directory / "vicuna")
     net.model.language_model, net.lm_head = text.model, text.lm_head

@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance
 
+from accelmark.datasets.folders import opened_image
 from accelmark.spec.errors import DataError, raising
-from accelmark.tasks.images.data import Uniform, opened_image
+from accelmark.tasks.images.data import Uniform
 
 _OVERLAPS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 """Least overlaps of a box with a crop (Liu et al. 2016, arXiv:1512.02325, section 2.2); 1: no crop."""
@@ -59,16 +60,6 @@ class Scene:
         return Scene(image, boxes[inside], self.labels[inside], self.crowd[inside])
 
 
-class Scenes(Protocol):
-    """Images with boxes, read one at a time."""
-
-    def __len__(self) -> int: ...
-
-    def scene(self, index: int) -> Scene:
-        """Return image ``index`` with its boxes; raises DataError where it cannot be read."""
-        ...
-
-
 def whole_number(low: int, high: int, uniform: Uniform) -> int:
     """Return a random number from ``low`` to ``high``."""
     return low + int(uniform() * (high - low + 1))
@@ -82,7 +73,7 @@ def chosen(values: Sequence[T], uniform: Uniform) -> T:
 def multi_scale(scene: Scene, side: int, longest: int, uniform: Uniform) -> Scene:
     """Augment as DETR (Carion et al. 2020, arXiv:2005.12872, section 4): a flip, and one of 11 sizes, cropped or not.
 
-    ``side`` is the largest shorter side; all sizes are in proportion to the paper's sizes for 800 pixels.
+    All sizes are in proportion to the paper's, whose largest shorter side (``side``) has 800 pixels.
     """
     scene = scene.flipped() if uniform() < 0.5 else scene
     sides = [round(side * part / 25) for part in range(15, 26)]
@@ -154,17 +145,11 @@ def coloured(image: Image.Image, uniform: Uniform) -> Image.Image:
         if uniform() < 0.5:
             image = enhance(image).enhance(1 + most * (2 * uniform() - 1))
     if uniform() < 0.5:
-        image = _hue_turned(image, 0.05 * (2 * uniform() - 1))
+        shift = round(0.05 * (2 * uniform() - 1) * 256)
+        hue, saturation, value = image.convert("HSV").split()
+        turned = hue.point([(each + shift) % 256 for each in range(256)])
+        image = Image.merge("HSV", (turned, saturation, value)).convert("RGB")
     return image
-
-
-def _hue_turned(image: Image.Image, share: float) -> Image.Image:
-    """Turn the hue by a share of the circle."""
-    hue, saturation, value = image.convert("HSV").split()
-    shift = round(share * 256)
-    return Image.merge("HSV", (hue.point([(each + shift) % 256 for each in range(256)]), saturation, value)).convert(
-        "RGB"
-    )
 
 
 _OUTSIDE_PX: Final = 5.0
@@ -183,23 +168,30 @@ class BoxedImages:
     Training leaves out crowds, boxes without area and images without boxes; evaluation has all of them. A box's label
     is its category's id, or where there are ``num_classes`` categories, the position of its id among them.
 
-    Raises DataError: the annotations cannot be read, have no image for a box or no such class, or a box lies outside of
-    its image; the message names file and annotation.
+    Raises DataError: the annotations cannot be read, have no image or class for a box, or a box lies outside of its
+    image.
     """
 
     def __init__(self, directory: Path, split: str, *, num_classes: int, train: bool) -> None:
         self._folder = directory / split
         self._file = directory / "annotations" / f"instances_{split}.json"
-        content = self._read()
-        with raising(DataError, f"{self._file}: is not in COCO's format", KeyError, TypeError, ValueError):
+        with raising(DataError, f"{self._file}: is not in COCO's format", OSError, KeyError, TypeError, ValueError):
+            # Outlines of objects are dropped while the file is read: of all of COCO's they would take gigabytes.
+            content = json.loads(self._file.read_bytes(), object_hook=_without_outlines)
             images = {image["id"]: image for image in content["images"]}
             sizes = {each: (image["width"], image["height"]) for each, image in images.items()}
             labels = self._labels([each["id"] for each in content["categories"]], num_classes)
             rows: dict[int, list[tuple[float, ...]]] = {each: [] for each in images}
             for annotation in content["annotations"]:
-                row = self._box_row(annotation, images, labels)
-                if not train or (not row[5] and row[2] > row[0] and row[3] > row[1]):
-                    rows[annotation["image_id"]].append(row)
+                image, (left, top, width, height) = annotation["image_id"], map(float, annotation["bbox"])
+                right, bottom, size = left + width, top + height, sizes[image]
+                beyond = (-left, -top, right - size[0], bottom - size[1], -width, -height)
+                if not all(distance <= _OUTSIDE_PX for distance in beyond):  # which not a number is not
+                    what = f"annotation {annotation['id']}: the box {annotation['bbox']} is not inside its image"
+                    raise DataError(f"{self._file}: {what} of {size[0]} x {size[1]} pixels")
+                is_crowd = bool(annotation.get("iscrowd", 0))
+                if not train or (not is_crowd and right > left and bottom > top):
+                    rows[image].append((left, top, right, bottom, labels[annotation["category_id"]], is_crowd))
         numbers = [number for number in sorted(images) if rows[number] or not train]
         self._images = [(str(images[each]["file_name"]), sizes[each]) for each in numbers]
         self._boxes = [np.array(rows[each], np.float64).reshape(-1, 6) for each in numbers]
@@ -223,41 +215,13 @@ class BoxedImages:
         """Return the file of an image."""
         return self._folder / self._images[index][0]
 
-    def _read(self) -> Mapping[str, Any]:
-        with raising(DataError, f"{self._file}: is not a readable JSON file", OSError, ValueError):
-            # Outlines of objects are dropped while the file is read: of all of COCO's they would take gigabytes.
-            content: Mapping[str, Any] = json.loads(self._file.read_bytes(), object_hook=_without_outlines)
-        return content
-
     def _labels(self, ids: Sequence[int], num_classes: int) -> Mapping[int, int]:
         if len(ids) == num_classes:
             return {each: label for label, each in enumerate(sorted(ids))}
         if not ids or min(ids) < 0 or max(ids) >= num_classes:
-            raise DataError(
-                f"{self._file}: has {len(ids)} categories with ids up to {max(ids, default=0)}; expected {num_classes} "
-                f"categories, or ids below {num_classes}"
-            )
+            has = f"{len(ids)} categories with ids up to {max(ids, default=0)}"
+            raise DataError(f"{self._file}: has {has}; expected {num_classes} categories, or ids below {num_classes}")
         return {number: number for number in ids}
-
-    def _box_row(
-        self, annotation: Mapping[str, Any], images: Mapping[int, Any], labels: Mapping[int, int]
-    ) -> tuple[float, ...]:
-        """Return left, top, right, bottom, label and whether it is a crowd."""
-        where = f"{self._file}: annotation {annotation['id']}"
-        image = images.get(annotation["image_id"])
-        if image is None:
-            raise DataError(f"{where}: there is no image {annotation['image_id']}")
-        if annotation["category_id"] not in labels:
-            raise DataError(f"{where}: there is no category {annotation['category_id']}")
-        left, top, width, height = map(float, annotation["bbox"])
-        right, bottom = left + width, top + height
-        beyond = (-left, -top, right - image["width"], bottom - image["height"], -width, -height)
-        if not all(distance <= _OUTSIDE_PX for distance in beyond):  # which not a number is not
-            size = f"{image['width']} x {image['height']}"
-            raise DataError(
-                f"{where}: the box {annotation['bbox']} is not inside {image['file_name']} of {size} pixels"
-            )
-        return left, top, right, bottom, labels[annotation["category_id"]], bool(annotation.get("iscrowd", 0))
 
 
 def centred(boxes: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArray[np.float32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Final, final
 
 import numpy as np
@@ -16,10 +17,10 @@ from transformers import PreTrainedModel
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.detection.data import BoxedImages, Scene, Scenes, centred
-from accelmark.tasks.detection.metrics import box_precision
+from accelmark.tasks.detection.data import BoxedImages, Scene, centred
 from accelmark.tasks.images.data import MEAN, STD, Uniform
 from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
+from accelmark.tasks.metrics import box_precision
 
 _SYNTHETIC_BOXES: Final = 8
 Labels = list[dict[str, Tensor]]
@@ -43,15 +44,15 @@ class Detector(ByteImageNetwork):
 class BoxedSamples:
     """Images of different sizes with boxes in parts of the image, and the sizes of the files for evaluation."""
 
-    def __init__(self, images: Scenes, change: Callable[[Scene, Uniform], Scene]) -> None:
-        self._images, self._change = images, change
+    def __init__(self, count: int, scene: Callable[[int], Scene], change: Callable[[Scene, Uniform], Scene]) -> None:
+        self._count, self._scene, self._change = count, scene, change
 
     def __len__(self) -> int:
-        return len(self._images)
+        return self._count
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image``, ``mask``, ``count`` ``boxes`` with ``label`` and ``crowd``, ``size`` and ``index``."""
-        scene = self._images.scene(index)
+        scene = self._scene(index)
         size = scene.image.size
         scene = self._change(scene, lambda: float(torch.rand((), generator=random, dtype=torch.float64)))
         pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(scene.image).transpose(2, 0, 1))
@@ -84,8 +85,14 @@ class Detection(DenseTask):
         """Return a sample at the size for the model, in training at random."""
 
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return score, class and query of each detection, each of shape (batch, detections)."""
-        return best_pairs(logits) if self.independent_classes else best_classes(logits)
+        """Return score, class and query of each detection, each of shape (batch, detections).
+
+        With independent classes these are as many best pairs of query and class as there are queries.
+        """
+        if not self.independent_classes:
+            return best_classes(logits)
+        score, chosen = logits.sigmoid().flatten(1).topk(logits.shape[1])
+        return score, chosen % logits.shape[2], chosen // logits.shape[2]
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
         """Scale a batch to one of ``scales``; empty: it is not changed."""
@@ -110,7 +117,7 @@ class Detection(DenseTask):
         """Return the images with boxes of ``train2017``, or all of ``val2017``."""
         split = "train2017" if train else "val2017"
         images = BoxedImages(self.data_dirs[self.samples], split, num_classes=self.number("num_classes"), train=train)
-        return BoxedSamples(images, lambda scene, uniform: self.changed(scene, uniform, train=train))
+        return BoxedSamples(len(images), images.scene, partial(self.changed, train=train))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images with eight boxes each."""
@@ -131,10 +138,7 @@ class Detection(DenseTask):
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's own loss; boxes are normalised by the boxes of the rank's batch.
-
-        On the meta device it is ``sum_of_outputs``.
-        """
+        """Return the model's own loss, normalised by the boxes of the rank's batch; ``sum_of_outputs`` on meta."""
         if batch["image"].is_meta:
             return sum_of_outputs(model, batch["image"], batch["mask"])
         counts = batch["count"].tolist()
@@ -167,20 +171,10 @@ def best_classes(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return score, label, label.new_ones(label.shape).cumsum(1) - 1
 
 
-def best_pairs(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return score, class and number of the query of as many best pairs of query and class as there are queries."""
-    score, chosen = logits.sigmoid().flatten(1).topk(logits.shape[1])
-    return score, chosen % logits.shape[2], chosen // logits.shape[2]
-
-
 def precision_rows(score: Tensor, label: Tensor, detected: Tensor, batch: Batch) -> dict[str, Tensor]:
     """Return the ``boxes`` of a batch and its ``detections``, in pixels of the files, as ``box_precision`` takes them.
 
-    Args:
-        score: of each detection, of shape (images, detections).
-        label: its class, likewise.
-        detected: centre, width and height in parts of the image, of shape (images, detections, 4).
-        batch: ``boxes``, ``label``, ``crowd``, ``count``, ``size`` and ``index`` of the images.
+    ``score`` and ``label`` have the shape (images, detections); ``detected`` adds centre, width and height.
     """
     size, index = batch["size"], batch["index"][:, None].float()
     detections = [index.expand_as(score), *_pixels(detected, size), score, label.float()]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accelmark.datasets.shards import bytes_at, tar_members
-from accelmark.spec.errors import DataError, raising
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.train.batches import Arrays
 
 _SUFFIXES: Final = ("npy", "txt")
@@ -21,16 +21,14 @@ _SUFFIXES: Final = ("npy", "txt")
 
 @final
 class CaptionedLatents:
-    """The moments of images' latents (means, then logarithms of variances) with captions, read by offset.
-
-    Raises DataError: there is no shard, one is damaged, or a sample of one lacks its moments or its caption.
-    """
+    """The moments of images' latents (means, then logarithms of variances) with captions, read by offset."""
 
     def __init__(self, directory: Path) -> None:
         self._shards = sorted(directory.glob("*.tar"))
         if not self._shards:
             raise DataError(f"{directory}: expected shards (*.tar) here, found none")
-        self._places = np.concatenate([_places(path, number) for number, path in enumerate(self._shards)])
+        rows = [row for number, path in enumerate(self._shards) for row in _places(path, number)]
+        self._places = np.array(rows, np.int64).reshape(-1, 5)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -51,34 +49,26 @@ class CaptionedLatents:
         return array.astype(np.float32), caption
 
 
-def _places(path: Path, number: int) -> npt.NDArray[np.int64]:
+def _places(path: Path, number: int) -> list[tuple[int, ...]]:
     """Return shard, offset and size of the moments, and offset and size of the caption of each sample."""
     members: dict[str, dict[str, tuple[int, int]]] = {}
     for member in tar_members(path):
         key, _, suffix = member.name.rpartition(".")
         if suffix in _SUFFIXES:
             members.setdefault(key, {})[suffix] = member.offset, member.size
-    for key, parts in members.items():
-        if missing := [suffix for suffix in _SUFFIXES if suffix not in parts]:
-            raise DataError(f"{path}: has no {key}.{missing[0]}")
-    rows = [(number, *parts["npy"], *parts["txt"]) for parts in members.values()]
-    return np.array(rows, np.int64).reshape(-1, 5)
+    with raising(DataError, f"{path}: a sample lacks its .npy or .txt", KeyError):
+        return [(number, *parts["npy"], *parts["txt"]) for parts in members.values()]
 
 
 @final
 class EncodedRows:
-    """The rows of all ``*.arrow`` in a directory and below it, memory-mapped.
-
-    Columns of arrays have ``.npy`` files of bf16 as uint16.
-
-    Raises DataError: there is no file, one is damaged, lacks a column, or an array has another shape.
-    """
+    """The rows of all ``*.arrow`` below a directory, memory-mapped; arrays are ``.npy`` files of bf16 as uint16."""
 
     def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]], numbers: tuple[str, ...] = ()) -> None:
         self._paths, self._shapes, self._numbers = sorted(directory.rglob("*.arrow")), shapes, numbers
         if not self._paths:
             raise DataError(f"{directory}: expected rows (*.arrow) here, found none")
-        self._tables = [_opened(path, {*shapes, *numbers}) for path in self._paths]
+        self._tables = [_opened(path) for path in self._paths]
         self._ends = np.cumsum([table.num_rows for table in self._tables])
 
     def __len__(self) -> int:
@@ -89,26 +79,18 @@ class EncodedRows:
         part = int(np.searchsorted(self._ends, index, side="right"))
         table, row = self._tables[part], index - (int(self._ends[part - 1]) if part else 0)
         where = f"{self._paths[part]}: row {row}"
-        found: Arrays = {}
-        for name, shape in self._shapes.items():
-            with raising(DataError, f"{where}: {name} cannot be read", OSError, ValueError, TypeError, EOFError):
-                array = np.load(BytesIO(table[name][row].as_py()), allow_pickle=False)
-            if array.shape != shape or array.dtype != np.uint16:
-                message = f"{name} has shape {array.shape} of {array.dtype}; expected {shape} of uint16"
-                raise DataError(f"{where}: {message}")
-            found[name] = array
-        for name in self._numbers:
-            if not isinstance(number := table[name][row].as_py(), int):
-                raise DataError(f"{where}: {name} is {number!r}, not a whole number")
-            found[name] = np.array(number)
-        return found
+        with raising(DataError, f"{where} cannot be read", *UNREADABLE):
+            found = {name: np.load(BytesIO(table[name][row].as_py()), allow_pickle=False) for name in self._shapes}
+            numbers = {name: np.array(int(table[name][row].as_py())) for name in self._numbers}
+        for name, array in found.items():
+            if array.shape != self._shapes[name] or array.dtype != np.uint16:
+                has = f"{name} has shape {array.shape} of {array.dtype}"
+                raise DataError(f"{where}: {has}; expected {self._shapes[name]} of uint16")
+        return {**found, **numbers}
 
 
-def _opened(path: Path, columns: set[str]) -> Any:
+def _opened(path: Path) -> Any:
     with raising(DataError, f"{path}: is not a readable stream of Arrow", OSError, pa.ArrowInvalid):
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
         with pa.memory_map(str(path)) as file:  # whose pages stay mapped: thousands of files would stay open
-            table = pa.ipc.open_stream(file).read_all()
-    if missing := sorted(columns - set(table.column_names)):
-        raise DataError(f"{path}: has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
-    return table
+            return pa.ipc.open_stream(file).read_all()

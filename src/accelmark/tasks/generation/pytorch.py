@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedModel
 
 from accelmark.frameworks.pytorch.batches import SampleSource, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
+from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.generation.data import CaptionedLatents, EncodedRows
@@ -60,10 +62,7 @@ _LOG_VARIANCES: Final = (-30.0, 20.0)
 
 
 class Denoiser(nn.Module):
-    """A network that predicts the velocity of noised latents (Salimans & Ho 2022, arXiv:2202.00512), from captions.
-
-    The text encoder is not trained.
-    """
+    """A network that predicts the velocity of noised latents (Salimans & Ho 2022, arXiv:2202.00512), from captions."""
 
     kept: Tensor
 
@@ -111,11 +110,52 @@ class NoisedLatents:
         }
 
 
-class Diffusion(VelocityPrediction):
-    """Training on shards of captioned latents; the mean squared error of the velocity is also the evaluation's loss.
+def unet(number: Callable[[str], int]) -> nn.Module:
+    """Build the UNet of Stable Diffusion 2 (Rombach et al. 2021, arXiv:2112.10752), with 64 channels a head."""
+    widths = [number("width") * factor for factor in (1, 2, 4, 4)]
+    network: Any = UNet2DConditionModel  # which is untyped
+    net: nn.Module = network(
+        sample_size=number("latent_size"),
+        block_out_channels=widths,
+        cross_attention_dim=number("text_width"),
+        attention_head_dim=[width // 64 for width in widths],  # which is diffusers' name for the number of heads
+        use_linear_projection=True,
+    )
+    return net
 
-    Under ``model`` are ``latent_size``, ``vocab_size``, ``text_length`` and ``lr_batch_size``: ``optimizer.lr`` is the
-    rate for a global batch of that size.
+
+def text_config(number: Callable[[str], int]) -> CLIPTextConfig:
+    """Return the configuration of the text encoder (Radford et al. 2021, arXiv:2103.00020) without its last layer."""
+    width = number("text_width")
+    config = CLIPTextConfig(
+        vocab_size=number("vocab_size"),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=number("text_layers"),
+        num_attention_heads=number("text_heads"),
+        max_position_embeddings=number("text_length"),
+        hidden_act="gelu",
+    )
+    return with_padding(config)
+
+
+def autoencoder(number: Callable[[str], int]) -> nn.Module:
+    """Build the autoencoder, which reduces the sides of an image to an eighth."""
+    network: Any = AutoencoderKL
+    net: nn.Module = network(
+        sample_size=8 * number("latent_size"),
+        block_out_channels=[number("autoencoder_width") * factor for factor in (1, 2, 4, 4)],
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=2,
+    )
+    return net
+
+
+class Diffusion(VelocityPrediction):
+    """Training of Stable Diffusion 2's UNet on shards of captioned latents; the text encoder is not trained.
+
+    ``optimizer.lr`` is the rate for a global batch of ``lr_batch_size``.
     """
 
     samples: ClassVar[str]
@@ -123,17 +163,11 @@ class Diffusion(VelocityPrediction):
     weights: ClassVar[str]
     """Name of the data set with the text encoder and its tokenizer, in its folder ``hf``."""
 
-    @abstractmethod
-    def network(self) -> nn.Module:
-        """Return a network of diffusers that takes noised latents, steps and hidden states of the text."""
-
-    @abstractmethod
-    def text_encoder(self) -> PreTrainedModel:
-        """Return the text encoder with its published weights."""
-
     def build_model(self) -> nn.Module:
-        """Build the network with random weights."""
-        return Denoiser(self.network(), self.text_encoder())
+        """Build the UNet with random weights, and the text encoder with its published ones."""
+        net = unet(self.number)
+        encoder = initial_net(CLIPTextModel, text_config(self.number), self.data_dirs.get(self.weights))
+        return Denoiser(net, encoder)
 
     def dataset(self, *, train: bool) -> NoisedLatents:
         """Return the latents of ``train`` or of ``val``."""
@@ -164,6 +198,7 @@ class Diffusion(VelocityPrediction):
         return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
 
 
+_FLUX_BLOCKS: Final = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
 FLOW_CHANNELS: Final = 16
 """Of latents."""
 _FLOW_SHIFT, _FLOW_SCALE = 0.1159, 0.3611
@@ -200,8 +235,8 @@ class FlowMatcher(nn.Module):
         return velocity
 
 
-def initialize_flux(net: nn.Module) -> None:
-    """Draw FLUX's initial weights: Xavier's, 0.02 for time and caption, and 0 for modulations and the last layer.
+def _initialize_flux(net: nn.Module) -> None:
+    """Draw initial weights: Xavier's, 0.02 for time and caption, 0 for modulations and the last layer.
 
     The latter are those of DiT (Peebles & Xie 2022, arXiv:2212.09748, section 3.2).
     """
@@ -249,21 +284,32 @@ class FlowSamples:
 
 
 class FlowMatching(VelocityPrediction):
-    """Training on encoded images and captions; the mean squared error of the velocity is also the evaluation's loss.
-
-    Under ``model`` are ``latent_size``, ``text_length``, ``text_width`` and ``pooled_width``.
-    """
+    """Training of a FLUX.1 from random weights on encoded images and captions, as in MLPerf Training."""
 
     samples: ClassVar[str]
     """Name of the data set, with rows in ``train`` and ``val`` and the empty caption's encodings in ``empty``."""
 
-    @abstractmethod
-    def network(self) -> nn.Module:
-        """Return a transformer of diffusers with the arguments of Flux."""
-
     def build_model(self) -> nn.Module:
-        """Build the network with random weights."""
-        return FlowMatcher(self.network())
+        """Build the transformer; rotations of a head are for 1/8 the text's and for 7/16 each rows and columns."""
+        head = self.number("head_dim")
+        place = head * 7 // 32 * 2
+        transformer: Any = FluxTransformer2DModel  # which is untyped
+        net: nn.Module = transformer(
+            in_channels=4 * FLOW_CHANNELS,
+            num_layers=self.number("double_layers"),
+            num_single_layers=self.number("single_layers"),
+            attention_head_dim=head,
+            num_attention_heads=self.number("num_heads"),
+            joint_attention_dim=self.number("text_width"),
+            pooled_projection_dim=self.number("pooled_width"),
+            axes_dims_rope=(head - 2 * place, place, place),
+        )
+        _initialize_flux(net)
+        return FlowMatcher(net)
+
+    def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the blocks of two streams and of one."""
+        return [module for module in model.modules() if type(module).__name__ in _FLUX_BLOCKS]
 
     @property
     def _text_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -276,10 +322,13 @@ class FlowMatching(VelocityPrediction):
         shapes, directory = {"mean": latent, "logvar": latent, **self._text_shapes}, self.data_dirs[self.samples]
         if not train:
             return FlowSamples(EncodedRows(directory / "val", shapes, ("timestep",)), None)
-        words, caption = (
-            read_empty(directory / "empty" / f"{name.removesuffix('_encodings')}_empty.npy", shape)
-            for name, shape in self._text_shapes.items()
-        )
+        empty = []
+        for name, shape in self._text_shapes.items():
+            path = directory / "empty" / f"{name.removesuffix('_encodings')}_empty.npy"
+            with raising(DataError, f"{path}: expected numbers of shape {shape}", OSError, ValueError):
+                array = np.load(path, allow_pickle=False).astype(np.float32).reshape(shape)
+            empty.append(torch.from_numpy(array).bfloat16())
+        words, caption = empty
         return FlowSamples(EncodedRows(directory / "train", shapes), {"words": words, "caption": caption})
 
     def synthetic_batch(self, size: int) -> Batch:
@@ -295,12 +344,3 @@ class FlowMatching(VelocityPrediction):
     def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return predicted and actual velocities."""
         return model(batch), batch["noise"] - batch["latent"]
-
-
-def read_empty(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Return the encoding of the empty caption in bf16; raises DataError where the file has another shape."""
-    with raising(DataError, f"{path}: cannot be read", OSError, ValueError):
-        array = np.load(path, allow_pickle=False)
-    if array.size != np.prod(shape) or array.dtype.kind != "f":
-        raise DataError(f"{path}: has shape {array.shape} of {array.dtype}; expected numbers of shape {shape}")
-    return torch.from_numpy(array.astype(np.float32)).reshape(shape).bfloat16()

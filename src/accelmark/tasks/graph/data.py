@@ -35,10 +35,7 @@ class Relation(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Incoming:
-    """The edges of a relation by target: those into node i come from ``sources[starts[i]:starts[i + 1]]``.
-
-    Either may be memory-mapped.
-    """
+    """The edges of a relation by target: those into node i come from ``sources[starts[i]:starts[i + 1]]``."""
 
     starts: npt.NDArray[Any]
     sources: npt.NDArray[Any]
@@ -93,8 +90,6 @@ def sample_neighbourhood(
 
     In hop h, at most ``fan_out[h]`` edges of each relation are drawn into each node that hop h found first
     (Hamilton et al. 2017, arXiv:1706.02216, algorithm 2).
-
-    Raises DataError: an edge comes from a node that does not exist.
     """
     kinds = sorted({end for relation in graph for end in (relation.source, relation.target)})
     nodes = {each: [seeds if each == kind else np.empty(0, np.int64)] for each in kinds}

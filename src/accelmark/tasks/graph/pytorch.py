@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,7 @@ from torch_geometric.nn import GATConv
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.graph.data import (
-    Ids,
-    Incoming,
-    Relation,
-    sample_neighbourhood,
-    synthetic_trees,
-)
+from accelmark.tasks.graph.data import Ids, Incoming, Relation, sample_neighbourhood, synthetic_trees
 from accelmark.tasks.images.pytorch import Classification
 from accelmark.train.batches import EVALUATION_EPOCH, NUMPY, Arrays, Share, read_ahead, seed_of
 
@@ -97,10 +90,7 @@ class LabelledGraph:
     labels: npt.NDArray[Any]
 
     def read(self, seeds: Ids, kind: str, fan_out: Sequence[int], random: np.random.Generator, classes: int) -> Arrays:
-        """Return a sampled neighbourhood and ``label`` of the seeds.
-
-        Raises DataError: a seed or the source of an edge does not exist, or a seed has no class.
-        """
+        """Return a sampled neighbourhood and ``label`` of the seeds; raises DataError for a damaged graph."""
         if len(wrong := seeds[seeds >= len(self.labels)]):
             raise DataError(f"{self.where}: node {wrong[0]} is to be classified; {kind!r} has {len(self.labels)} nodes")
         counts = {each: len(features) for each, features in self.features.items()}
@@ -143,23 +133,24 @@ class NeighbourhoodBatches:
 class NodeClassification(Classification):
     """Classification of nodes by sampled neighbourhoods; not all tensors of a batch have a row for each sample.
 
-    Under ``model`` are ``num_features``, ``hidden_size``, ``num_heads``, ``num_classes`` and ``fan_out``: the number of
-    edges of each relation that are drawn into a node, for each layer, as text with commas.
+    ``fan_out`` under ``model`` is the number of edges of each relation that are drawn into a node, for each layer.
     """
 
     accuracies = {"accuracy": 1}  # noqa: RUF012 - a class variable of the base
     block_class = "RelationalAttention"
+    samples: ClassVar[str]
+    """Name of the data set."""
     kind: ClassVar[str]
     """Type of the nodes that have classes."""
-    relations: ClassVar[tuple[str, ...]]
+    relations: ClassVar[Sequence[str]]
 
-    @abstractmethod
     def graph(self) -> LabelledGraph:
-        """Return the graph."""
+        """Return the graph, memory-mapped, in MLPerf's layout."""
+        return read_graph(self.data_dirs[self.samples], self.relations, self.kind, self.number("num_features"))
 
-    @abstractmethod
     def seeds(self, *, train: bool) -> Ids:
-        """Return the ids of the nodes that are classified in training or in evaluation."""
+        """Return the ids of the nodes that are classified in training or in evaluation, of ``split_seeds.py``."""
+        return read_array(self.data_dirs[self.samples] / f"{'train' if train else 'val'}_idx.pt")
 
     def build_model(self) -> nn.Module:
         """Build the network with random weights."""
@@ -204,39 +195,28 @@ def read_array(path: Path, dimensions: int = 1) -> npt.NDArray[Any]:
 
 
 def read_graph(directory: Path, relations: Sequence[str], kind: str, num_features: int) -> LabelledGraph:
-    """Return the graph in ``directory``, memory-mapped.
+    """Return the graph in ``directory``, memory-mapped; raises DataError where a file is damaged or fits no other.
 
     For each relation it has ``CSC/<relation>/indptr.pt`` and ``indices.pt``, for each type of nodes
     ``<type>/node_feat_fp16.pt``, and ``<kind>/node_label_2K.npy``: fp32 numbers of classes, with or without a header.
-
-    Raises DataError: a file is missing, damaged, or does not fit the others.
     """
     parsed = [Relation.parse(each) for each in relations]
-    features = {}
-    for each in sorted({end for relation in parsed for end in (relation.source, relation.target)}):
-        path = directory / each / "node_feat_fp16.pt"
-        features[each] = read_array(path, 2)
-        if features[each].shape[1] != num_features:
-            raise DataError(f"{path}: has {features[each].shape[1]} features a node, the model {num_features}")
-    edges = {}
-    for relation in parsed:
-        folder = directory / "CSC" / str(relation)
-        incoming = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
-        if len(incoming.starts) != (needed := len(features[relation.target]) + 1):
-            message = f"has {len(incoming.starts)} entries; {relation.target!r} needs {needed}, one more than its nodes"
-            raise DataError(f"{folder / 'indptr.pt'}: {message}")
-        if incoming.starts[-1] != len(incoming.sources):
-            message = f"has {len(incoming.sources)} edges, indptr.pt counts {incoming.starts[-1]}"
-            raise DataError(f"{folder / 'indices.pt'}: {message}")
+    kinds = sorted({end for relation in parsed for end in (relation.source, relation.target)})
+    features = {each: read_array(directory / each / "node_feat_fp16.pt", 2) for each in kinds}
     path = directory / kind / "node_label_2K.npy"
-    if len(labels := _read_labels(path)) != (count := len(features[kind])):
-        raise DataError(f"{path}: has {len(labels)} entries for {count} nodes")
-    return LabelledGraph(str(directory), edges, features, labels)
-
-
-def _read_labels(path: Path) -> npt.NDArray[Any]:
     with raising(DataError, f"{path}: cannot be read as an array", OSError, ValueError):
         with path.open("rb") as file:
             has_header = file.read(6) == b"\x93NUMPY"
         labels: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
-    return labels
+    edges, sizes = {}, [(path, len(labels), len(features[kind]), "nodes")]
+    for each, rows in features.items():
+        sizes.append((directory / each / "node_feat_fp16.pt", rows.shape[1], num_features, "features of the model"))
+    for relation in parsed:
+        folder = directory / "CSC" / str(relation)
+        incoming = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
+        sizes.append((folder / "indptr.pt", len(incoming.starts), len(features[relation.target]) + 1, "nodes and 1"))
+        sizes.append((folder / "indices.pt", len(incoming.sources), int(incoming.starts[-1]), "edges of indptr.pt"))
+    for path, found, expected, what in sizes:
+        if found != expected:
+            raise DataError(f"{path}: has {found} entries; expected {expected}, as many as {what}")
+    return LabelledGraph(str(directory), edges, features, labels)

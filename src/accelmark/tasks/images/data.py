@@ -10,9 +10,7 @@ from typing import Final, final
 import numpy as np
 from PIL import Image
 
-from accelmark.datasets.folders import LabelledImages as LabelledImages
-from accelmark.datasets.folders import labelled_images as labelled_images
-from accelmark.datasets.folders import opened_image as opened_image
+from accelmark.datasets.folders import labelled_images
 from accelmark.train.batches import Arrays
 
 MEAN: Final = (0.485, 0.456, 0.406)
@@ -31,14 +29,10 @@ Uniform = Callable[[], float]
 
 
 class FolderImages:
-    """The images of one split.
+    """The images of one split: random resized crops (Szegedy et al. 2015, arXiv:1409.4842), flipped, or centre crops.
 
-    Training samples are random resized crops (8 to 100 % of the area, ratio 3:4 to 4:3), flipped with probability
-    0.5; evaluation samples are centre crops of 224 of 256 pixels (Szegedy et al. 2015, arXiv:1409.4842), as for
-    ResNet's published accuracies. With ``draft``, training JPEGs are decoded at the smallest scale (1/2, 1/4 or 1/8)
-    that still covers the crop's pixels, which is faster and changes them.
-
-    Raises DataError: the split is missing or does not have ``num_classes`` classes.
+    With ``draft``, training JPEGs are decoded at the smallest scale (1/2, 1/4 or 1/8) that still covers the crop's
+    pixels, which is faster and changes them.
     """
 
     def __init__(
@@ -88,14 +82,17 @@ def _drafted(file: Image.Image, box: Box, size: int) -> Box:
 
 
 def _random_box(size: tuple[int, int], uniform: Uniform) -> Box:
+    def between(low: float, high: float) -> float:
+        return low + (high - low) * uniform()
+
     width, height = size
     for _ in range(_TRIES):
-        area = width * height * _between(*_AREA, uniform)
-        ratio = math.exp(_between(math.log(_RATIO[0]), math.log(_RATIO[1]), uniform))
+        area = width * height * between(*_AREA)
+        ratio = math.exp(between(math.log(_RATIO[0]), math.log(_RATIO[1])))
         crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < crop_width <= width and 0 < crop_height <= height:
-            left = math.floor(_between(0, width - crop_width + 1, uniform))
-            top = math.floor(_between(0, height - crop_height + 1, uniform))
+            left = math.floor(between(0, width - crop_width + 1))
+            top = math.floor(between(0, height - crop_height + 1))
             return left, top, left + crop_width, top + crop_height
     return centre_box(size)
 
@@ -106,7 +103,3 @@ def centre_box(size: tuple[int, int]) -> Box:
     side = min(size) * 224 / 256
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
-
-
-def _between(low: float, high: float, uniform: Uniform) -> float:
-    return low + (high - low) * uniform()

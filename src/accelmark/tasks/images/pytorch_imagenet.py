@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
@@ -26,12 +27,7 @@ from accelmark.train.loop.epochs import scaled_learning_rate
 
 
 class ByteImageNetwork(nn.Module):
-    """A network of transformers behind images of uint8, which are normalised on the device.
-
-    Args:
-        mean: of the channels, for values from 0 to 1; ImageNet's by default.
-        std: likewise.
-    """
+    """A network of transformers behind images of uint8, which are normalised on the device; ``mean`` for 0 to 1."""
 
     mean: Tensor
     std: Tensor
@@ -81,10 +77,7 @@ class DenseTask(TaskFamily):
 
 @final
 class FullPrecision(nn.Module):
-    """A function of tensors that computes in fp32 within autocast, too.
-
-    Boxes in half precision are off by pixels, and SciPy, which assigns them, does not have all of its types.
-    """
+    """A function of tensors that computes in fp32 within autocast, too: boxes in half precision are off by pixels."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -94,19 +87,15 @@ class FullPrecision(nn.Module):
         """Call the function with floating-point tensors in fp32."""
         device = next(leaf.device for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor))
         with torch.autocast(device.type, enabled=False):
-            inputs, named = tree_map(_wide, (inputs, named))
+            wide = lambda each: each.float() if each.is_floating_point() else each  # noqa: E731
+            inputs, named = tree_map_only(Tensor, wide, (inputs, named))
             return self.function(*inputs, **named)
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def sum_of_outputs(model: nn.Module, *inputs: Tensor) -> Tensor:
     """Return a sum for counting a model's operations on the meta device, where no values can be compared.
 
-    The losses, which assign predictions to objects, have no counted operations. In training, encoder layers of
-    transformers compare values; in evaluation they take the same operations.
+    The losses, which assign predictions to objects, have no counted operations.
     """
     leaves = [each for each in tree_leaves(model.eval()(*inputs)) if isinstance(each, Tensor) and each.requires_grad]
     return torch.stack([leaf.float().sum() for leaf in leaves]).sum()
@@ -123,18 +112,9 @@ Operation = Callable[[Image.Image, float, float], Image.Image]
 """Changes an image by a magnitude from 0 to 1 and a sign."""
 
 
-def _sheared(image: Image.Image, x: float, y: float) -> Image.Image:
-    return _moved(image, (1, x, 0, y, 1, 0))
-
-
 def _moved(image: Image.Image, matrix: tuple[float, float, float, float, float, float]) -> Image.Image:
     grey = (124, 116, 104)  # the mean of ImageNet
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=grey)
-
-
-def _brighter_below(image: Image.Image, added: int) -> Image.Image:
-    table = [min(255, value + added) if value < 128 else value for value in range(256)]
-    return image.point(table * 3)
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
@@ -146,13 +126,15 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "posterize": lambda image, size, sign: ImageOps.posterize(image, max(1, 4 - int(4 * size))),
     "solarize": lambda image, size, sign: ImageOps.solarize(image, 256 - int(256 * size)),
-    "solarize_add": lambda image, size, sign: _brighter_below(image, int(110 * size)),
+    "solarize_add": lambda image, size, sign: image.point(
+        [min(255, value + int(110 * size)) if value < 128 else value for value in range(256)] * 3
+    ),
     "color": lambda image, size, sign: ImageEnhance.Color(image).enhance(1 + 0.9 * size * sign),
     "contrast": lambda image, size, sign: ImageEnhance.Contrast(image).enhance(1 + 0.9 * size * sign),
     "brightness": lambda image, size, sign: ImageEnhance.Brightness(image).enhance(1 + 0.9 * size * sign),
     "sharpness": lambda image, size, sign: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * size * sign),
-    "shear_x": lambda image, size, sign: _sheared(image, 0.3 * size * sign, 0),
-    "shear_y": lambda image, size, sign: _sheared(image, 0, 0.3 * size * sign),
+    "shear_x": lambda image, size, sign: _moved(image, (1, 0.3 * size * sign, 0, 0, 1, 0)),
+    "shear_y": lambda image, size, sign: _moved(image, (1, 0, 0, 0.3 * size * sign, 1, 0)),
     "translate_x": lambda image, size, sign: _moved(image, (1, 0, 0.45 * size * sign * image.width, 0, 1, 0)),
     "translate_y": lambda image, size, sign: _moved(image, (1, 0, 0, 0, 1, 0.45 * size * sign * image.height)),
 }
@@ -224,10 +206,7 @@ def _span(size: int, part: float, draws: np.random.Generator) -> slice:
 
 @final
 class ImageFolder(FolderImages):
-    """The images of one split, with random numbers of PyTorch.
-
-    ``rand_magnitude`` and ``erase_probability`` are for RandAugment and random erasing in training; 0: off.
-    """
+    """The images of one split, with random numbers of PyTorch; in training also with RandAugment and random erasing."""
 
     def __init__(
         self,
@@ -266,17 +245,30 @@ class ImageNetTraining(ImageClassification):
     """Image classification on ImageNet; a case states the network.
 
     The settings ``image_size``, ``num_classes`` and ``lr_batch_size`` are under ``model``: ``optimizer.lr`` is the rate
-    for a global batch of ``lr_batch_size``. Optional are ``rand_magnitude``, ``erase_probability``, ``mixup_alpha``
-    with ``cutmix_alpha``, and ``label_smoothing``.
+    for a global batch of ``lr_batch_size``. Optional are ``stage1_blocks`` to ``stage4_blocks``, ``rand_magnitude``,
+    ``erase_probability``, ``mixup_alpha`` with ``cutmix_alpha``, and ``label_smoothing``.
     """
 
     accuracies: ClassVar = {"top1": 1, "top5": 5}
     samples: ClassVar[str]
     """Name of the data set."""
+    network_class: ClassVar[str]
+    """Class of transformers."""
+    arguments: ClassVar[Mapping[str, str]] = {}
+    """Argument of the network's configuration -> setting that it is."""
+    config_values: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the configuration."""
 
-    @abstractmethod
     def network(self) -> PreTrainedModel:
         """Return a network whose output for normalised images has ``logits``."""
+        values: dict[str, Any] = {name: self.number(setting) for name, setting in self.arguments.items()}
+        if "stage1_blocks" in self.settings.model:
+            values["depths"] = [self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)]
+        network_class: Any = getattr(transformers, self.network_class)
+        config = network_class.config_class(**values, **self.config_values)
+        config.num_labels = self.num_classes
+        net: PreTrainedModel = network_class(config)
+        return net
 
     def build_model(self) -> nn.Module:
         """Build the network with random weights."""

@@ -27,10 +27,7 @@ from accelmark.train.batches import Arrays, ArraySource
 
 @final
 class TokenShards:
-    """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given.
-
-    Raises DataError: the directory has another layout, or a file does not hold token numbers below ``vocab_size``.
-    """
+    """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given."""
 
     def __init__(
         self, directory: Path, split: str, length: int, stride: int, vocab_size: int, limit: int | None = None
@@ -88,9 +85,7 @@ def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
             raise DataError(f"{index}: is not an index of Megatron-LM; remove it if {path.name} holds bare uint16")
         _, version, kind, num_sequences, _ = _HEADER.unpack(header)
         if version != 1 or kind not in _TYPES:
-            raise DataError(
-                f"{index}: version {version} with type {kind} is not known; expected version 1 and integers"
-            )
+            raise DataError(f"{index}: has version {version} and type {kind}; expected version 1 and integers")
         dtype = np.dtype(_TYPES[kind])
         # The end of the last sequence, since hundreds of millions of lengths take gigabytes.
         length = _number(file, _HEADER.size + 4 * (num_sequences - 1), "<i4") if num_sequences else 0
@@ -165,17 +160,13 @@ class MaskedSamples:
 
     Rows are padded to ``length`` tokens, with the number of tokens in ``input_mask``, or have variable lengths. Of the
     masked tokens, position 0 is padding.
-
-    Raises:
-        DataError: a file is damaged, or has other data sets.
-        RequestError: h5py is not installed.
     """
 
     def __init__(self, folder: Path, length: int, max_predictions: int, vocab_size: int) -> None:
         require(f"{folder}/*.hdf5", "h5py>=3.10")
         self._paths = sorted(folder.glob("*.hdf5"))
         self._length, self._max_predictions, self._vocab_size = length, max_predictions, vocab_size
-        self._ends = list(accumulate(map(num_samples, self._paths)))
+        self._ends = list(accumulate(map(_num_samples, self._paths)))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -189,11 +180,14 @@ class MaskedSamples:
             tokens, segments, positions, labels = (file[name][row].astype(np.int64) for name in _COLUMNS)
             num_tokens = int(file["input_mask"][row].sum()) if "input_mask" in file else len(tokens)
         num_masked = int(np.count_nonzero(positions))
-        if max(len(tokens), int(positions.max(initial=0)) + 1) > self._length or num_masked > self._max_predictions:
-            has = f"has {len(tokens)} tokens, {num_masked} of them masked"
-            raise DataError(f"{path}: sample {row} {has}; expected {self._length}, {self._max_predictions} at most")
-        if int(max(tokens.max(), labels.max(initial=0))) >= self._vocab_size:
-            raise DataError(f"{path}: sample {row} has a token that is not below {self._vocab_size}")
+        length, most = (
+            max(len(tokens), int(positions.max(initial=0)) + 1),
+            int(max(tokens.max(), labels.max(initial=0))),
+        )
+        if length > self._length or num_masked > self._max_predictions or most >= self._vocab_size:
+            has = f"has {len(tokens)} tokens up to {most}, {num_masked} of them masked"
+            limits = f"{self._length} below {self._vocab_size}, {self._max_predictions} masked"
+            raise DataError(f"{path}: sample {row} {has}; expected at most {limits}")
         rest, spare = (0, self._length - len(tokens)), (0, self._max_predictions - num_masked)
         return {
             "tokens": np.pad(tokens, rest),
@@ -217,8 +211,7 @@ def _hdf5(path: Path, process: int) -> Any:
     return h5py.File(path)
 
 
-def num_samples(path: Path) -> int:
-    """Return the number of MLPerf's samples of BERT in a file of HDF5; raises DataError where it has others."""
+def _num_samples(path: Path) -> int:
     import h5py
 
     with raising(DataError, f"{path}: is not a complete HDF5 file", OSError), h5py.File(path) as file:

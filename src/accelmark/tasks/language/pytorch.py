@@ -1,4 +1,4 @@
-"""Language modelling: prediction of the next token, or of masked tokens."""
+"""Language modelling: prediction of the next token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generator_for
+from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.tasks.language.data import masked_tokens
-from accelmark.tasks.metrics import IGNORED, PredictedTokens, classification_metrics
+from accelmark.tasks.metrics import PredictedTokens
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.context_parallel import SequencePart
@@ -53,48 +52,3 @@ class NextToken(PredictedTokens, TaskFamily):
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Add up the cross entropies of the tokens."""
         return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(self._labels(batch)).sum()}
-
-
-class MaskedTokens(TaskFamily):
-    """Masked tokens: a batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions).
-
-    Batches of pairs of texts also have their ``segments`` and ``num_tokens``.
-    """
-
-    shards: ClassVar[str]
-    """Name of the data set."""
-
-    def dataset(self, *, train: bool) -> FromArrays:
-        """Return windows of ``train``, masked anew in each epoch, or of ``val``, masked the same each time."""
-        sizes = (self.number(name) for name in ("seq_length", "max_predictions", "vocab_size"))
-        return FromArrays(masked_tokens(self.data_dirs[self.shards], "train" if train else "val", *sizes))
-
-    def synthetic_batch(self, size: int) -> Batch:
-        """Return random tokens, positions and labels."""
-        random, vocabulary = generator_for(self.place.seed), self.number("vocab_size")
-        length, predictions = self.number("seq_length"), self.number("max_predictions")
-        return {
-            "tokens": torch.randint(0, vocabulary, (size, length), generator=random),
-            "positions": torch.randint(0, length, (size, predictions), generator=random),
-            "labels": torch.randint(0, vocabulary, (size, predictions), generator=random),
-        }
-
-    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits: Tensor = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-        return logits
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross entropy of the masked tokens."""
-        logits = self._logits(model, batch)
-        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
-
-    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Count the masked tokens that were predicted, and add up their cross entropies."""
-        logits, labels = self._logits(model, batch), batch["labels"]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        correct = (logits.argmax(-1) == labels).sum()
-        return {"mlm_accuracy": correct, "loss": loss, "count": (labels != IGNORED).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return accuracy and mean loss over masked tokens."""
-        return classification_metrics(sums, ["mlm_accuracy"])

@@ -48,7 +48,7 @@ _SPLITS: Final[Mapping[str, Mapping[str, Split]]] = {
         "mlp.gate_proj": "columns",
         "mlp.up_proj": "columns",
         "mlp.down_proj": "rows",
-    },
+    }
 }
 """Family of configurations (``model_type``) -> layers of a block that tensor parallelism splits."""
 _PARTS: Final = {
@@ -85,10 +85,7 @@ class CausalLm(nn.Module):
 
     @classmethod
     def pretrained(cls, config: PreTrainedConfig, directory: Path, end_of_document: int | None = None) -> CausalLm:
-        """Return the model with the weights of a checkpoint of transformers, in fp32.
-
-        Raises DataError: the checkpoint cannot be read, or lacks a weight of this architecture.
-        """
+        """Return the model with the weights of a checkpoint of transformers, in fp32; raises DataError for another."""
         with torch.device("meta"):
             model = cls(config, end_of_document)
         model.net = load_pretrained(type(model.net), config, directory)
@@ -228,11 +225,10 @@ class Pretraining(ChunkedNextToken):
 
     def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
         """Return windows of ``train`` or of ``val``."""
-        length, split = self.number("seq_length"), "train" if train else "val"
-        limit = None if train else self.settings.model.get("eval_samples")
-        limit = self.number("eval_samples") if limit is not None else None
-        shards = self.data_dirs[self.shards]
-        return FromArrays(TokenShards(shards, split, length + 1, length, self.vocab_size, limit))
+        length, split, limit = self.number("seq_length"), "train" if train else "val", None
+        if not train and self.settings.model.get("eval_samples") is not None:
+            limit = self.number("eval_samples")
+        return FromArrays(TokenShards(self.data_dirs[self.shards], split, length + 1, length, self.vocab_size, limit))
 
 
 class LowRankTuning(Pretraining):
@@ -263,8 +259,6 @@ def packed_rows(texts: Sequence[str], tokenizer: Tokenizer, length: int, file: P
     """Return the tokens of all texts of ``file``, one after another, in rows of ``length`` tokens without padding.
 
     The tokens that fill no row are left out. Shape (rows, length), int32.
-
-    Raises DataError: there are too few tokens.
     """
     tokens = torch.tensor([token for row in tokenizer.encode_batch(texts) for token in row.ids], dtype=torch.int32)
     if len(tokens) < length:

@@ -7,13 +7,13 @@ import struct
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import DataError, raising
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.train.batches import Arrays
 
 _LABELS: Final = "_labels.npy"
@@ -27,14 +27,7 @@ class ClickLog:
 
     A day has ``<day>_labels.npy`` of shape (samples, 1), ``<day>_dense.npy`` of shape (samples, dense features), and
     ``<day>_sparse_multi_hot.npz``, not compressed, with the ids of each table: ``0.npy`` of shape (samples, ids).
-
-    Args:
-        directory: with the files of at least one day.
-        rows: number of rows of each table, above its ids.
-        num_ids: number of ids of each table in a sample.
-        share: the part of the last day that is used, from its beginning.
-
-    Raises DataError: a file is missing, damaged or of another shape, or an id is outside of its table; names it.
+    Tables have ``rows`` each, and ``num_ids`` in a sample; ``share`` is the first part of the last day that is used.
     """
 
     def __init__(
@@ -61,74 +54,60 @@ class ClickLog:
             if max(start, first) < min(stop, end):
                 label, dense, *tables = self._days[number]
                 ids = np.concatenate([table[chosen] for table in tables], 1)
-                self._check(ids, number, chosen.start)
+                outside = (ids < 0) | (ids >= self._limits)
+                if outside.any():
+                    row, column = np.argwhere(outside)[0].tolist()
+                    problem = f"id {ids[row, column]} in column {column} of all tables' ids is outside of its table"
+                    raise DataError(f"{self._paths[number]}: sample {chosen.start + row}: {problem}")
                 parts.append((np.array(dense[chosen], np.float32), ids, label[chosen, 0].astype(np.float32)))
         joined = [np.concatenate(each) for each in zip_strict(*parts)]
         return dict(zip_strict(("dense", "ids", "label"), joined))
 
-    def _check(self, ids: npt.NDArray[np.int32], day: int, first: int) -> None:
-        outside = (ids < 0) | (ids >= self._limits)
-        if outside.any():
-            row, column = np.argwhere(outside)[0].tolist()
-            problem = f"sample {first + row}: id {ids[row, column]} in column {column} of all tables' ids"
-            raise DataError(f"{self._paths[day]}: {problem} is outside of its table of {self._limits[column]:,} rows")
-
 
 def _day(path: Path) -> tuple[int, str]:
-    digits = "".join(filter(str.isdigit, path.name))
-    return int(digits or 0), path.name
+    return int("".join(filter(str.isdigit, path.name)) or 0), path.name
 
 
 def _opened(labels: Path, num_dense: int, num_ids: Sequence[int]) -> list[Any]:
     """Return labels, dense features and the ids of each table of a day, memory-mapped."""
     stem = labels.name.removesuffix(_LABELS)
-    arrays: list[Any] = [_mapped(labels), _mapped(labels.with_name(f"{stem}_dense.npy"))]
-    names, widths = [labels.name, f"{stem}_dense.npy"], [1, num_dense, *num_ids]
     archive = labels.with_name(f"{stem}_sparse_multi_hot.npz")
-    for number in range(len(num_ids)):
-        names.append(f"{archive.name}: {number}.npy")
-        arrays.append(_mapped(archive, f"{number}.npy"))
-    for name, array, width in zip_strict(names, arrays, widths):
+    files: list[tuple[Path, str | None, int]] = [
+        (labels, None, 1),
+        (labels.with_name(f"{stem}_dense.npy"), None, num_dense),
+    ]
+    files += [(archive, f"{number}.npy", width) for number, width in enumerate(num_ids)]
+    arrays = [_mapped(path, member) for path, member, _ in files]
+    for (path, member, width), array in zip_strict(files, arrays):
         if array.shape != (len(arrays[0]), width):
             expected = f"expected {(len(arrays[0]), width)}, as many samples as in {labels.name}"
-            raise DataError(f"{labels.parent / name}: has shape {array.shape}; {expected}")
+            raise DataError(f"{path}: {member or 'it'} has shape {array.shape}; {expected}")
     return arrays
 
 
-def _mapped(path: Path, member: str | None = None) -> npt.NDArray[Any]:
+def _mapped(path: Path, member: str | None) -> npt.NDArray[Any]:
     """Return the array of a file, or of a member of an archive that is not compressed."""
-    name = f"{path}: {member}" if member else path
-    with raising(DataError, f"{name}: cannot be read", OSError, ValueError, KeyError, zipfile.BadZipFile):
+    with raising(DataError, f"{path}: {member or 'it'} cannot be read", *UNREADABLE, zipfile.BadZipFile):
         if member is None:
             plain: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return plain
-        with path.open("rb") as file:
-            offset = _offset(path, file, member)
-            file.seek(offset)
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            info = archive.getinfo(member)
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("it is compressed; write it with numpy.savez")
+            file.seek(info.header_offset)
+            name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            file.seek(info.header_offset + _LOCAL_HEADER.size + int(name) + int(extra))
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(file)
             return np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
 
 
-def _offset(path: Path, file: IO[bytes], member: str) -> int:
-    """Return where the content of a member begins."""
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(member)
-    if info.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("it is compressed; write it with numpy.savez")
-    file.seek(info.header_offset)
-    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return info.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
-
-
 def area_under_curve(scored: npt.NDArray[np.float64]) -> float:
     """Return the area under the ROC curve: the chance that a positive sample has a higher score than a negative one.
 
-    Args:
-        scored: a row of score and label (0 or 1) for each sample; of equal scores, half counts.
-
-    Raises DataError: all samples have the same label.
+    ``scored`` has a row of score and label (0 or 1) for each sample; of equal scores, half counts.
     """
     positive = scored[:, 1] > 0
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())

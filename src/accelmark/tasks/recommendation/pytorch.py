@@ -70,7 +70,6 @@ class Clicks(Protocol):
 
     def read(self, start: int, stop: int) -> Arrays:
         """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
-        ...
 
 
 @final
@@ -84,45 +83,36 @@ class ClickBatches:
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Iterate over this rank's batches from batch ``skip`` on, the same in every epoch."""
-        for arrays in read_ahead(self._read, self._slices(skip), self._loader):
-            yield {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def _slices(self, skip: int) -> Iterator[slice]:
         share = self._share
         if share.train:
-            return share.train_slices(skip)
-        rank, world_size = share.place.rank, share.place.world_size
-        begin, end = (share.total * part // world_size for part in (rank, rank + 1))
-        cuts = [begin + (end - begin) * batch // share.num_batches for batch in range(share.num_batches + 1)]
-        return (slice(*pair) for pair in list(pairwise(cuts))[skip:])
-
-    def _read(self, chosen: slice) -> Arrays:
-        return self._log.read(chosen.start, chosen.stop)
+            slices = share.train_slices(skip)
+        else:
+            rank, world_size = share.place.rank, share.place.world_size
+            begin, end = (share.total * part // world_size for part in (rank, rank + 1))
+            cuts = [begin + (end - begin) * batch // share.num_batches for batch in range(share.num_batches + 1)]
+            slices = (slice(*pair) for pair in list(pairwise(cuts))[skip:])
+        for arrays in read_ahead(lambda chosen: self._log.read(chosen.start, chosen.stop), slices, self._loader):
+            yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 class ClickPrediction(TrainCase):
     """Whether a user clicks, by a network that returns logits for ``dense`` and ``ids``.
 
-    Under ``model`` are ``num_dense``, and as texts with commas ``table_rows`` and ``table_ids``: the number of rows of
-    each embedding table, and the number of its ids in a sample. The network has layers of ``dense_widths`` for dense
-    features, ``cross_layers`` of rank ``cross_rank``, and layers of ``over_widths`` up to a logit.
+    Under ``model`` are, as texts with commas, ``table_rows`` and ``table_ids``: the number of rows of each embedding
+    table, and of its ids in a sample; ``dense_widths`` of the layers for dense features, ``over_widths`` up to a logit.
     """
 
     samples: ClassVar[str]
     """Name of the data set in MLPerf's layout, where a case does not override ``log``."""
 
-    def check_settings(self) -> None:
-        """Raise RequestError for settings that embedding tables do not support."""
+    def build_model(self) -> nn.Module:
+        """Build the network with random weights; raises RequestError for settings that tables do not support."""
         if self.settings.precision == "fp16":
             raise RequestError("precision: the gradients of embedding tables are not scaled; use bf16 instead of fp16")
         if self.settings.gradient_clip_norm is not None:
             raise RequestError("gradient_clip_norm: gradients of embedding tables are not clipped; leave it null")
         if self.settings.optimizer.name != "adagrad":
             raise RequestError("optimizer.name: embedding tables are trained by adagrad")
-
-    def build_model(self) -> nn.Module:
-        """Build the network with random weights."""
-        self.check_settings()
         dense, over = self.numbers("dense_widths"), self.numbers("over_widths")
         tables = EmbeddingTables(self.numbers("table_rows"), self.numbers("table_ids"), dense[-1])
         ranks = [self.number("cross_rank")] * self.number("cross_layers")

@@ -180,11 +180,7 @@ def advantages(rewards: Tensor, group: int) -> Tensor:
 def objective(log: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Return the clipped objective of each token, shape (answers, length), without penalty (equation 3).
 
-    Args:
-        log: log-probabilities by the policy, shape (answers, length).
-        old: of the policy that wrote the answers.
-        advantage: shape (answers).
-        clip: largest deviation of the ratio of probabilities from 1 that is rewarded (epsilon).
+    ``log`` and ``old`` are log-probabilities by the policy and by the one that wrote the answers, of the same shape.
     """
     ratio = (log - old).exp()
     return torch.minimum(ratio * advantage[:, None], ratio.clamp(1 - clip, 1 + clip) * advantage[:, None])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from accelmark.datasets.folders import opened_image
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.data import coloured, whole_number
-from accelmark.tasks.images.data import Uniform, opened_image
+from accelmark.tasks.images.data import Uniform
 
 _MOST_OF_ONE_CLASS: Final = 0.75
 _TRIES: Final = 10
@@ -19,22 +20,9 @@ Segments = npt.NDArray[np.uint8]
 """Classes from 1; 0: not counted. Of shape (height, width)."""
 
 
-class Segmented(Protocol):
-    """Images with a class for each pixel, read one at a time."""
-
-    def __len__(self) -> int: ...
-
-    def pair(self, index: int) -> tuple[Image.Image, Segments]:
-        """Return image and classes; raises DataError where they cannot be read."""
-        ...
-
-
 @final
 class SegmentedImages:
-    """The images ``images/<split>/*.jpg`` with their classes ``annotations/<split>/*.png``.
-
-    Raises DataError: there is no image, or one has no annotation.
-    """
+    """The images ``images/<split>/*.jpg`` with their classes ``annotations/<split>/*.png``."""
 
     def __init__(self, directory: Path, split: str, *, num_classes: int) -> None:
         self._images = sorted((directory / "images" / split).glob("*.jpg"))
@@ -56,15 +44,13 @@ class SegmentedImages:
         annotation = self._annotations / f"{path.stem}.png"
         with opened_image(annotation) as file:
             segments = np.array(file)
-        if segments.dtype != np.uint8 or segments.shape != (image.height, image.width):
-            shape = f"has shape {segments.shape} of {segments.dtype}"
-            raise DataError(f"{annotation}: {shape}; expected bytes of ({image.height}, {image.width}) as {path.name}")
-        if segments.max(initial=0) > self._num_classes:
-            raise DataError(f"{annotation}: has the class {segments.max()}; expected at most {self._num_classes}")
+        if segments.shape != (image.height, image.width) or segments.max(initial=0) > self._num_classes:
+            expected = f"expected ({image.height}, {image.width}) as {path.name}, and classes up to {self._num_classes}"
+            raise DataError(f"{annotation}: has shape {segments.shape} and classes up to {segments.max()}; {expected}")
         return image, segments
 
 
-def random_part(image: Image.Image, segments: Segments, size: int, uniform: Uniform) -> tuple[Image.Image, Segments]:
+def random_part(image: Image.Image, segments: Segments, uniform: Uniform, size: int) -> tuple[Image.Image, Segments]:
     """Return a square of ``size``, flipped and coloured at random, of the image at 0.5 to 2 times that shorter side.
 
     The square has at most 75 % of one class, if one of ten has; smaller images are filled up with class 0. As the

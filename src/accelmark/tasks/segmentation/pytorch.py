@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.detection.metrics import mean_overlap
 from accelmark.tasks.images.data import Uniform
 from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
-from accelmark.tasks.segmentation.data import Segmented, SegmentedImages, Segments, at_shorter_side, random_part
+from accelmark.tasks.metrics import mean_overlap
+from accelmark.tasks.segmentation.data import SegmentedImages, Segments, at_shorter_side, random_part
 
 NOT_COUNTED: Final = -1
 Change = Callable[[Image.Image, Segments, Uniform], tuple[Image.Image, Segments]]
@@ -36,23 +37,19 @@ class Segmenter(ByteImageNetwork):
 class SegmentedSamples:
     """Images as they are for the model, and in evaluation classes at the size of the file."""
 
-    def __init__(self, images: Segmented, change: Change) -> None:
-        self._images, self._change = images, change
+    def __init__(self, count: int, pair: Callable[[int], tuple[Image.Image, Segments]], change: Change) -> None:
+        self._count, self._pair, self._change = count, pair, change
 
     def __len__(self) -> int:
-        return len(self._images)
+        return self._count
 
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``image``, ``segments`` and the height and width of both in ``sizes``."""
         uniform = lambda: float(torch.rand((), generator=random, dtype=torch.float64))  # noqa: E731
-        image, segments = self._change(*self._images.pair(index), uniform)
+        image, segments = self._change(*self._pair(index), uniform)
         sizes = [image.height, image.width, *segments.shape]
         pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(image).transpose(2, 0, 1))
-        return {
-            "image": torch.from_numpy(pixels),
-            "segments": torch.from_numpy(segments),
-            "sizes": torch.tensor(sizes),
-        }
+        return {"image": torch.from_numpy(pixels), "segments": torch.from_numpy(segments), "sizes": torch.tensor(sizes)}
 
 
 class Segmentation(DenseTask):
@@ -68,10 +65,10 @@ class Segmentation(DenseTask):
         images = SegmentedImages(self.data_dirs[self.samples], split, num_classes=self.number("num_classes"))
         size = self.number("image_size")
         if train:
-            return SegmentedSamples(
-                images, lambda image, segments, uniform: random_part(image, segments, size, uniform)
-            )
-        return SegmentedSamples(images, lambda image, segments, _: (at_shorter_side(image, size), segments))
+            return SegmentedSamples(len(images), images.pair, partial(random_part, size=size))
+        return SegmentedSamples(
+            len(images), images.pair, lambda image, segments, _: (at_shorter_side(image, size), segments)
+        )
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images, whose classes change every 32 pixels."""
@@ -99,21 +96,18 @@ class Segmentation(DenseTask):
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return for each image and class the common, the true and the predicted pixels, at the file's size."""
-        scores = self.scores(model, batch["image"]).float()
+        scores, number = self.scores(model, batch["image"]).float(), self.number("num_classes")
         rows = []
         for image, segments, sizes in zip_strict(scores, batch["segments"], batch["sizes"].tolist()):
             height, width, *whole = sizes
             visible = _at_size(image[None], batch["image"].shape[2:])[:, :, :height, :width]
             labels = _at_size(visible, whole)[0].argmax(0) + 1
-            rows.append(self._counts(labels, segments[: whole[0], : whole[1]].long()))
+            truth = segments[: whole[0], : whole[1]].long()
+            labels, truth = labels[truth > 0], truth[truth > 0]
+            parts = (truth[labels == truth], truth, labels)
+            counts = [torch.bincount(part, minlength=number + 1)[1:] for part in parts]
+            rows.append(torch.stack([torch.arange(number, device=labels.device), *counts], 1))
         return {"images": torch.tensor(len(rows)), "segments": torch.cat(rows)}
-
-    def _counts(self, predicted: Tensor, truth: Tensor) -> Tensor:
-        counted, number = truth > 0, self.number("num_classes")
-        predicted, truth = predicted[counted], truth[counted]
-        parts = (truth[predicted == truth], truth, predicted)
-        counts = [torch.bincount(part, minlength=number + 1)[1:] for part in parts]
-        return torch.stack([torch.arange(number, device=predicted.device), *counts], 1)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return nothing: the mean over classes follows from all images."""
@@ -125,10 +119,7 @@ class Segmentation(DenseTask):
 
 
 class MaskClassification(Segmentation):
-    """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's.
-
-    Their backbone has a tenth of the learning rate.
-    """
+    """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's."""
 
     backbone_name = "model.pixel_level_module.encoder"
     own_rate = (backbone_name, 0.1)
@@ -140,10 +131,7 @@ class MaskClassification(Segmentation):
         return Segmenter(net.to(torch.get_default_device()))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's own loss for a mask of each class in an image, normalised by masks of the rank's batch.
-
-        On the meta device it is ``sum_of_outputs``.
-        """
+        """Return the model's own loss, normalised by the masks of the rank's batch; ``sum_of_outputs`` on meta."""
         if batch["image"].is_meta:
             return sum_of_outputs(model, batch["image"])
         present = [segments[segments > 0].unique() for segments in batch["segments"]]

@@ -27,26 +27,20 @@ class Utterances(Protocol):
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the transcript that utterance ``index`` is scored against."""
-        ...
 
     def where(self, index: int) -> Path:
         """Return the path of a recording."""
-        ...
 
     def utterance(self, index: int, most_s: float, seed: int) -> tuple[npt.NDArray[np.int16], str]:
         """Return samples and transcript, in training changed by random numbers for ``seed``.
 
         Raises DataError: the recording cannot be read, or is longer than ``most_s`` seconds.
         """
-        ...
 
 
 @final
 class Recordings:
-    """The utterances of some subsets: ``<subset>/<speaker>/<chapter>/*.trans.txt`` with a recording for each line.
-
-    Raises DataError: a subset has no transcripts, or a line of one has no text or no recording.
-    """
+    """The utterances of some subsets: ``<subset>/<speaker>/<chapter>/*.trans.txt`` with a recording for each line."""
 
     rate_hz = RATE_HZ
 
@@ -97,10 +91,7 @@ def _utterances(transcript: Path) -> list[tuple[Path, str]]:
 
 
 def read_audio(path: Path, rate_hz: int = RATE_HZ) -> npt.NDArray[np.int16]:
-    """Return the samples of a recording.
-
-    Raises DataError: it is not readable, or is not one channel of 16 bits at ``rate_hz``.
-    """
+    """Return the samples of a recording; raises DataError where it is not one channel of 16 bits at ``rate_hz``."""
     with raising(DataError, f"{path}: is not a readable recording", *UNREADABLE, wave.Error):
         samples, channels, rate = _read_wav(path) if path.suffix == ".wav" else _read_flac(path)
     if (channels, rate) != (1, rate_hz):

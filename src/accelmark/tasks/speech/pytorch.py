@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import WhisperFeatureExtractor
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
+from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
-from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.metrics import IGNORED, ErrorRate, TextScore
 from accelmark.tasks.speech.data import RATE_HZ, Recordings, Utterances
-from accelmark.tasks.text.metrics import TextScore, WordErrors
 from accelmark.tasks.text.pytorch import SequenceToSequence, read_tokenizer
 
 LETTERS: Final = "    |ETAOINHSRDLUMWCFGYPBVK'XJQZ"
@@ -43,8 +44,12 @@ class LetteredSpeech:
     def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         """Return ``audio`` (int16) with its ``length``, ``letters`` with their ``count``, and ``index``."""
         samples, text = self._recordings.utterance(index, self._seconds, random.initial_seed())
-        audio = torch.from_numpy(samples.copy())
-        letters = self._letters(text, self._recordings.where(index))
+        audio, text = torch.from_numpy(samples.copy()), "|".join(text.upper().split())
+        if (strange := sorted(set(text) - set(LETTERS.strip()))) or len(text) > self._most_letters:
+            has = f"{len(text)} letters, with {''.join(strange)!r} that are none"
+            expected = f"expected at most {self._most_letters} letters, ' and spaces"
+            raise DataError(f"{self._recordings.where(index)}: its transcript has {has}; {expected}")
+        letters = [LETTERS.rindex(letter) for letter in text]
         padded = F.pad(audio, (0, round(self._seconds * self._recordings.rate_hz) - len(audio)))
         spare = self._most_letters - len(letters)
         return {
@@ -55,21 +60,12 @@ class LetteredSpeech:
             "index": torch.tensor(index),
         }
 
-    def _letters(self, text: str, place: Path) -> list[int]:
-        text = "|".join(text.upper().split())
-        if strange := sorted(set(text) - set(LETTERS.strip())):
-            raise DataError(f"{place}: its transcript has {''.join(strange)!r}; expected letters, ' and spaces")
-        if len(text) > self._most_letters:
-            raise DataError(f"{place}: its transcript has {len(text)} letters; expected at most {self._most_letters}")
-        return [LETTERS.rindex(letter) for letter in text]
-
 
 class Letters(nn.Module):
     """A wav2vec 2.0 of transformers with a CTC head: int16 recordings to logits of letters.
 
     In training, spans of the encoder's input are replaced by a learned vector, and spans of its channels by zeros
-    (Baevski et al. 2020, arXiv:2006.11477, section 3.1). transformers' own masking indexes by booleans, which
-    synchronizes on an accelerator and fails on the meta device.
+    (arXiv:2006.11477, section 3.1). transformers' own masking synchronizes, and fails on the meta device.
     """
 
     def __init__(self, net: Any, time_share: float, channel_share: float) -> None:
@@ -108,16 +104,15 @@ def spans(shape: tuple[int, int], share: float, length: int, device: torch.devic
 class SpeechToLetters(TaskFamily):
     """Recordings to letters without an alignment; greedy transcripts are scored.
 
-    The settings ``train_seconds``, ``eval_seconds`` and ``most_letters`` under ``model`` are the longest recordings and
-    transcript. A case states data and model. The model turns ``audio`` of shape (batch, samples), int16, into logits of
-    shape (batch, frames, letters), and its ``frames`` turns numbers of samples into numbers of frames.
+    A case states data and model. The model turns ``audio`` of shape (batch, samples), int16, into logits of shape
+    (batch, frames, letters), and its ``frames`` turns numbers of samples into numbers of frames.
     """
 
     samples: ClassVar[str]
     subsets: ClassVar[Sequence[str]] = ()
     """Subsets that are trained on, in LibriSpeech's layout."""
     eval_subsets: ClassVar[Sequence[str]] = ()
-    score: ClassVar[TextScore] = WordErrors()
+    score: ClassVar[TextScore] = ErrorRate("word")
     rate_hz: ClassVar[int] = RATE_HZ
     _references: Utterances | None = None
 
@@ -146,44 +141,40 @@ class SpeechToLetters(TaskFamily):
             "count": torch.full((size,), most // 2),
         }
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean over samples of the CTC loss of a letter, in nats; an impossible alignment has none."""
+    def _aligned(self, model: nn.Module, batch: Batch, reduction: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, logits, and numbers of frames."""
         logits: Tensor = model(batch["audio"])
         if logits.is_meta:  # where FLOPs are counted: PyTorch has no CTC loss there, and it has no products
-            return logits.sum()
-        frames = self._frames(model, batch)
+            return logits.sum(), logits, batch["length"]
+        plain = cast("Letters", getattr(model, "module", model))  # any model of a case has ``frames``
+        frames = plain.frames(batch["length"])
         scores = logits.float().log_softmax(-1).transpose(0, 1)
-        return F.ctc_loss(scores, batch["letters"], frames, batch["count"], zero_infinity=True)
+        loss = F.ctc_loss(scores, batch["letters"], frames, batch["count"], reduction=reduction, zero_infinity=True)
+        return loss, logits, frames
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean over samples of the CTC loss of a letter, in nats; an impossible alignment has none."""
+        return self._aligned(model, batch, "mean")[0]
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Transcribe greedily, and return the score's statistics and the summed loss."""
-        logits: Tensor = model(batch["audio"])
-        frames = self._frames(model, batch)
-        scores = logits.float().log_softmax(-1).transpose(0, 1)
-        loss = F.ctc_loss(scores, batch["letters"], frames, batch["count"], reduction="sum", zero_infinity=True)
-        best = [row[:count] for row, count in zip_strict(logits.argmax(-1).tolist(), frames.tolist())]
+        loss, logits, frames = self._aligned(model, batch, "sum")
+        texts = []
+        for row, count in zip_strict(logits.argmax(-1).tolist(), frames.tolist()):  # repetitions are one letter
+            letters = zip_strict(row[:count], [0, *row[:count]][:count])
+            texts.append(_text([letter for letter, before in letters if letter != before]))
         if self._references is None or "index" not in batch:
             pairs = zip_strict(batch["letters"].tolist(), batch["count"].tolist())
             references = [_text(row[:count]) for row, count in pairs]
         else:
             references = [self._references.row(index)[0].upper() for index in batch["index"].tolist()]
-        scored = self.score.sums([greedy_text(row) for row in best], references)
+        scored = self.score.sums(texts, references)
         sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in scored.items()}
         return sums | {"loss": loss, "letters": batch["count"].sum()}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the score, and the mean loss of a letter."""
         return self.score.metrics(sums) | {"eval_loss": sums["loss"] / sums["letters"]}
-
-    def _frames(self, model: nn.Module, batch: Batch) -> Tensor:
-        plain = cast("Letters", getattr(model, "module", model))  # any model of a case has ``frames``
-        return plain.frames(batch["length"])
-
-
-def greedy_text(best: Sequence[int]) -> str:
-    """Return the text of the likeliest letter of each frame: repetitions are one letter, blanks none."""
-    pairs = zip_strict(best, [0, *best[:-1]])
-    return _text([letter for letter, before in pairs if letter != before])
 
 
 def _text(letters: Sequence[int]) -> str:
@@ -199,8 +190,8 @@ FRAMES: Final = 3000
 
 
 @final
-class Spectra:
-    """Log-mel spectra of 30 s; longer recordings are cut off."""
+class Spectra(Dataset[tuple[Tensor, int]]):
+    """Log-mel spectra of 30 s with their numbers; longer recordings are cut off."""
 
     def __init__(self, recordings: Recordings) -> None:
         self._recordings = recordings
@@ -210,11 +201,10 @@ class Spectra:
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def read(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return the spectrum of a recording, (80, 3000)."""
-        audio = self._recordings.audio(index) / 32768
-        spectrum: Tensor = self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0]
-        return spectrum
+        audio = self._recordings.audio(index) / FULL_SCALE
+        return self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0], index
 
 
 @final
@@ -233,7 +223,27 @@ class LoggedSpeech:
         text = self._tokenizer.encode(self._recordings.row(index)[0].lower(), add_special_tokens=False).ids
         tokens = [*self._prompt, *text, END][: self._length]
         target = torch.tensor(tokens + [IGNORED] * (self._length - len(tokens)))
-        return {"source": self._spectra.read(index), "target": target, "index": torch.tensor(index)}
+        return {"source": self._spectra[index][0], "target": target, "index": torch.tensor(index)}
+
+
+def whisper(number: Callable[[str], int]) -> WhisperConfig:
+    """Return the configuration of Whisper (Radford et al. 2022, arXiv:2212.04356, table 1) from named numbers."""
+    width, layers, heads = number("hidden_size"), number("num_layers"), number("num_heads")
+    config = WhisperConfig(
+        vocab_size=number("vocab_size"),
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
+        decoder_start_token_id=START,
+        pad_token_id=END,
+        bos_token_id=END,
+        eos_token_id=END,
+    )
+    return with_padding(config)
 
 
 class SpeechToText(SequenceToSequence):
@@ -245,9 +255,13 @@ class SpeechToText(SequenceToSequence):
     """Name of the data set with the checkpoint and its tokenizer, in its folder ``hf``."""
     subsets: ClassVar[Sequence[str]]
     eval_subsets: ClassVar[Sequence[str]]
-    score = WordErrors(plain=True)
+    score = ErrorRate("word", plain=True)
     prompt = (50259, 50359, 50363)
     """English, transcribe, no timestamps."""
+
+    def network(self) -> PreTrainedModel:
+        """Build Whisper with its weights."""
+        return initial_net(WhisperForConditionalGeneration, whisper(self.number), self.data_dirs.get(self.weights))
 
     def dataset(self, *, train: bool) -> LoggedSpeech:
         """Return the recordings of the training or the evaluation subsets."""

@@ -22,7 +22,6 @@ class Records(Protocol):
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the texts of row ``index``."""
-        ...
 
 
 @final

@@ -22,9 +22,8 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.pytorch import Classification
-from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.metrics import IGNORED, TextScore
 from accelmark.tasks.text.data import Records, Table
-from accelmark.tasks.text.metrics import TextScore
 
 
 @final
@@ -131,10 +130,7 @@ class Encoder(nn.Module):
         return x
 
     def load(self, path: Path) -> None:
-        """Load the weights of a published checkpoint except its pooler.
-
-        Raises DataError: the file is missing, damaged or has other shapes.
-        """
+        """Load the weights of a published checkpoint except its pooler; raises DataError for another file."""
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
         with raising(DataError, f"{path}: are not this encoder's weights", OSError, SafetensorError, RuntimeError):
             state = {name: weight for name, weight in load_file(path).items() if not name.startswith("pooler.")}
@@ -149,10 +145,7 @@ def mean_state(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """Return a tokenizer of Hugging Face's ``tokenizer.json``.
-
-    Raises DataError: the file is missing or damaged, or has more tokens than the model.
-    """
+    """Return a tokenizer of ``tokenizer.json``; raises DataError where it is damaged or has too many tokens."""
     with raising(DataError, f"{path}: is not a tokenizer", Exception):
         tokenizer = Tokenizer.from_file(str(path))
     if (size := tokenizer.get_vocab_size()) > vocab_size:
@@ -207,13 +200,7 @@ class TextClassification(Classification):
 
 @final
 class LabelledText:
-    """Texts of a table with their classes, as tokens with a padding mask.
-
-    Args:
-        table: rows of a text and the number of its class.
-        tokenizer: Hugging Face's ``tokenizer.json``, which adds the special tokens.
-        length: tokens of a sample; longer texts are cut off.
-    """
+    """Texts of a table with their classes, as ``length`` tokens with a padding mask; longer texts are cut off."""
 
     def __init__(self, table: Table, tokenizer: Tokenizer, length: int, num_classes: int) -> None:
         self._table, self._tokenizer, self._num_classes = table, tokenizer, num_classes
@@ -227,8 +214,7 @@ class LabelledText:
         """Return ``tokens``, ``mask`` and ``label``; raises DataError with file and line for an unknown class."""
         text, label = self._table.row(index)
         if not label.isdecimal() or int(label) >= self._num_classes:
-            expected = f"expected 0 to {self._num_classes - 1}"
-            raise DataError(f"{self._table.where(index)}: {label!r} is not a class; {expected}")
+            raise DataError(f"{self._table.where(index)}: {label!r} is not a class from 0 to {self._num_classes - 1}")
         encoding = self._tokenizer.encode(text)
         mask = torch.tensor(encoding.attention_mask, dtype=torch.bool)
         return {"tokens": torch.tensor(encoding.ids), "mask": mask, "label": torch.tensor(int(label))}
@@ -275,10 +261,7 @@ class EncoderDecoder(nn.Module):
 
 @final
 class TextPairs:
-    """Pairs of source and target text as tokens that end with ``end``, and the pair's number.
-
-    Sources are padded with ``pad``, targets with a label that is not predicted.
-    """
+    """Pairs of source and target text as tokens that end with ``end``; sources are padded with ``pad``."""
 
     def __init__(
         self, pairs: Records, tokenizer: Tokenizer, lengths: tuple[int, int], *, end: int, pad: int, prefix: str = ""
@@ -308,8 +291,7 @@ class SequenceToSequence(TaskFamily):
     """Training on the target's tokens; in evaluation the model generates, and the text is scored.
 
     A batch has ``source``, and ``target`` of shape (batch, ``target_length``) that ends with labels that are not
-    predicted; in evaluation also ``index``, the number of the sample. ``vocab_size`` and ``target_length`` are under
-    ``model``.
+    predicted; in evaluation also ``index``, the number of the sample.
     """
 
     block_class = "GradientCheckpointingLayer"
@@ -383,10 +365,7 @@ class SequenceToSequence(TaskFamily):
 
 
 class TextToText(SequenceToSequence):
-    """From text to text; the lengths ``source_length`` and ``target_length`` in tokens are under ``model``.
-
-    A case states the pairs and their tokenizer.
-    """
+    """From text to text; the lengths ``source_length`` and ``target_length`` in tokens are under ``model``."""
 
     prefix: ClassVar[str] = ""
     """Begins every source."""

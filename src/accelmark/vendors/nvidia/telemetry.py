@@ -61,7 +61,11 @@ class Source(LibrarySource):
             "memory_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             "throttle": lambda: _throttle(nvml, handle),
             "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
-            "ecc_errors": lambda: _ecc_errors(nvml, handle),
+            "ecc_errors": lambda: int(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
             "pids": lambda: dict(map(_process, nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
         }
 
@@ -131,11 +135,6 @@ def _throttle(nvml: Any, handle: Any) -> tuple[str, ...]:
     names = tuple(name for bit, name in _THROTTLE.items() if mask & bit)
     unknown = mask & ~sum(_THROTTLE)
     return (*names, f"unknown_{unknown:#x}") if unknown else names
-
-
-def _ecc_errors(nvml: Any, handle: Any) -> int:
-    kind, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import read_split
-from accelmark.cases.resnet_mini._model import ResNetMini
+from accelmark.cases.resnet_mini.pytorch import ResNetMini
 from accelmark.tasks.images.pytorch import ImageClassification, flip
 
 

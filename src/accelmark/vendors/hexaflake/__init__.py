@@ -1,1 +1,0 @@
-"""Hexaflake accelerators."""

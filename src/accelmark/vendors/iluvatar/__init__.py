@@ -1,1 +1,0 @@
-"""Iluvatar CoreX GPUs."""

@@ -1,1 +1,0 @@
-"""Moore Threads GPUs."""

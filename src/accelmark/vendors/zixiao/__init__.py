@@ -1,1 +1,0 @@
-"""Tencent Zixiao accelerators."""
