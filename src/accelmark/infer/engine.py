@@ -25,7 +25,7 @@ from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.slots import Rows, rows_of
-from accelmark.spec.errors import RequestError, raising
+from accelmark.spec.errors import DataError, RequestError, raising
 from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor, switch_option
 
 Source = Literal["onnx", "model", "either"]
@@ -331,6 +331,8 @@ def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> Non
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file with its external weights (``.data``), or over the files of a directory."""
+    if not path.exists():
+        raise DataError(f"{path}: does not exist, so it cannot be hashed")
     files = sorted(path.rglob("*")) if path.is_dir() else [path, path.with_name(f"{path.name}.data")]
     digest = hashlib.sha256()
     for file in files:
