@@ -126,9 +126,8 @@ def test_the_wheel_has_every_file_that_the_package_reads(tmp_path: Path) -> None
     )
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    tracked = subprocess.run(
-        ["git", "ls-files", "src/accelmark"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=300
-    ).stdout.split()
+    listing = ["git", "ls-files", "src/accelmark"]
+    tracked = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout.split()
     assert {name.removeprefix("src/") for name in tracked} <= packed
 
 

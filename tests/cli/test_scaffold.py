@@ -100,6 +100,7 @@ def test_an_unknown_vendor_is_reported_with_what_is_wrong_with_the_plugins(
 
 def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench: Path) -> None:
     folder = new_folder("vendors", "acme11", bench)
+    assert missing(vendor_checks("cpu")) == "", "also of cases without training"
     checks = list(vendor_checks("acme11"))
     assert missing(checks) == ""
     assert (checks[-1].what, checks[-1].do) == (
@@ -135,18 +136,10 @@ def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench
     assert "cases/llama_mini-pytorch/serve.yaml: 2 settings, all mutable" in [check.what for check in checks]
 
 
-def test_the_folders_of_the_cpu_are_complete_also_those_of_cases_without_training() -> None:
-    assert missing(vendor_checks("cpu")) == ""
-
-
 @pytest.mark.parametrize(
     ("part", "by", "expected"),
     [
-        (
-            "  unit: sample\n  metric: accuracy",
-            "  unit: sample\n  metric: acuracy",
-            "infer.metric is 'acuracy', which metrics()",
-        ),
+        ("sample\n  metric: accuracy", "sample\n  metric: acuracy", "infer.metric is 'acuracy', which metrics()"),
         ("parameters: {width: 16}", "parameters: {wide: 16}", "KeyError: 'width'"),
     ],
 )

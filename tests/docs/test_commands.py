@@ -1,4 +1,4 @@
-"""Every command in README.md and the guides is valid, and is run or planned here, or named with the test that runs it.
+"""Every command in README.md and the guides is valid, and is run or planned here or by the tests of its verb.
 
 The pages about a first chip and about a case are followed as a whole by tests of their own.
 """
@@ -35,26 +35,10 @@ FOLLOWED: Final = (
 )
 """Pages whose files and commands tests/docs/test_vendor_page.py and test_case_page.py write and type."""
 ELSEWHERE: Final = {
-    "view": "tests/report/test_view.py",
-    "probe": "tests/probe/test_probe.py",
-    "cluster": "tests/cluster/test_cluster_report.py",
-    "reproduce": "tests/results/test_claims.py",
-    "ledger": "tests/ledger/test_ledger.py",
-    "data": "tests/datasets/test_prepare.py",
-    "env": "tests/frameworks/test_environments.py",
-    "automl": "tests/automl/controller",
-    "demo": "tests/cli/test_main.py",
-    "doctor": "tests/cli/test_machine_verbs.py",
-    "monitor": "tests/cli/test_machine_verbs.py",
-    "preflight": "tests/cluster/test_preflight.py",
-    "status": "tests/run/test_session.py",
-    "stop": "tests/run/test_session.py",
-    "resume": "tests/run/test_session.py",
-    "evaluate": "tests/audit/test_reevaluation.py",
-    "new": "tests/cli/test_scaffold.py",
-    "check": "tests/cli/test_scaffold.py",
-}
-"""Verbs that serve, install, train or follow a live run -> the tests that run them."""
+    "view", "probe", "cluster", "reproduce", "ledger", "data", "env", "automl", "demo", "doctor", "monitor",
+    "preflight", "status", "stop", "resume", "evaluate", "new", "check",
+}  # fmt: skip
+"""Verbs that serve, install, train or follow a live run, which other tests run."""
 HARDWARE: Final = re.compile(r"(train|infer) [^ ]+:H100:|--compiler (tensorrt|torchtrt)|--set max_batches")
 """Commands that need an accelerator, another project's trainer, or minutes of computation, also to be planned."""
 _COMMAND: Final = re.compile(r"^(?: {4,}|\$ )?(accelmark(?: [^\n]*)?)$", re.MULTILINE)
@@ -65,11 +49,6 @@ class Documented(NamedTuple):
 
     page: str
     words: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """The command as written."""
-        return shlex.join(self.words)
 
 
 def documented() -> Iterator[Documented]:
@@ -148,12 +127,12 @@ def ready(words: tuple[str, ...]) -> list[str]:
 PLANNED: Final = ("train", "infer", "serve", "run")
 """Verbs that start work, which is only planned: a second for each command."""
 RUN_HERE: Final = {
-    command.line: command
+    shlex.join(command.words): command
     for command in COMMANDS
     if command.page.startswith(("README.md", "docs/start/", "docs/how-to/", "docs/why/"))
     and command.page not in FOLLOWED
     and not (command.words and command.words[0] in ELSEWHERE)
-    and not HARDWARE.search(command.line)
+    and not HARDWARE.search(shlex.join(command.words))
     and not {"--tensorboard", "--mlflow", "--prometheus", "--replay", "--key", "--allowed-signers"} & set(command.words)
 }
 """Commands of the tutorials and guides, by line."""
@@ -163,21 +142,14 @@ RUN_HERE: Final = {
     "planned", [pytest.param(False, id="quick"), pytest.param(True, id="planned", marks=pytest.mark.heavy)]
 )
 def test_commands_of_the_guides_work_as_they_are_written(place: Path, planned: bool) -> None:
-    chosen = [command for command in RUN_HERE.values() if (command.words[0] in PLANNED) == planned]
+    chosen = {line: command for line, command in RUN_HERE.items() if (command.words[0] in PLANNED) == planned}
     failed: dict[str, str] = {}
-    for command in chosen:
+    for line, command in chosen.items():
         done = CliRunner().invoke(app, ready(command.words))
         # Made runs have no data and no weights, so verify finds them INVALID. A framework or server may not be
         # installed, or may not run.
         lacks = "this would not start" in done.output and ("not installed" in done.output or "host:8000" in done.output)
         if done.exit_code not in ((0, 1) if command.words[0] == "verify" or lacks else (0,)):
-            failed[command.line] = f"exit code {done.exit_code}: {done.exception!r} {done.output[-500:]}"
+            failed[line] = f"exit code {done.exit_code}: {done.exception!r} {done.output[-500:]}"
     assert failed == {}
     assert len(chosen) > 15, "most commands of the guides are run or planned"
-
-
-def test_the_other_commands_name_tests_that_exist() -> None:
-    assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []
-    for verb, path in ELSEWHERE.items():
-        files = [ROOT / path] if (ROOT / path).is_file() else [*(ROOT / path).glob("*.py")]
-        assert any(verb in file.read_text(encoding="utf-8") for file in files), (verb, path)

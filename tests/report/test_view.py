@@ -99,9 +99,11 @@ def test_files_outside_the_runs_are_not_served(port: int, path: str) -> None:
     assert Asked(port, path).status == 404
 
 
-def test_nothing_can_be_changed(port: int) -> None:
+def test_nothing_can_be_changed_and_another_name_for_this_machine_is_refused(port: int) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert Asked(port, "/run/base", method).status in {405, 501}
+    assert Asked(port, "/", Host="evil.example").status == 421
+    assert Asked(port, "/", Host="localhost:8710").status == 200
 
 
 def test_pages_allow_no_foreign_content(port: int) -> None:
@@ -113,11 +115,6 @@ def test_pages_allow_no_foreign_content(port: int) -> None:
         own = re.sub(r"<script>.*?</script>", "", page.text, flags=re.DOTALL)
         assert re.findall(r"""(?:src|href)=["']https?:""", own) == []
     assert "unsafe-inline" not in Asked(port, "/").headers["Content-Security-Policy"]
-
-
-def test_another_name_for_this_machine_is_refused(port: int) -> None:
-    assert Asked(port, "/", Host="evil.example").status == 421
-    assert Asked(port, "/", Host="localhost:8710").status == 200
 
 
 def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -257,9 +257,8 @@ def case_checks(name: str, *, run: bool) -> Checks:
             yield from trial(name, "cpu", evaluate=True)
         if case.infer is not None:
             if case.infer.generates or case.infer.iterative:
-                yield Check(
-                    "advice", f"{name}: inference was not tried: it needs weights", f"accelmark infer {name} --data DIR"
-                )
+                what = f"{name}: inference was not tried: it needs weights"
+                yield Check("advice", what, f"accelmark infer {name} --data DIR")
             else:
                 yield from _metrics(f"{name}: inference", "infer.metric", case.infer.metric, "--infer", name)
 
@@ -277,11 +276,6 @@ def _case_description(name: str, folder: Path) -> Checks:
         yield from _problems(_FILE, lambda: _require_effect(train.settings), "train.settings.")
     if infer is not None:
         yield from _problems(_FILE, lambda: resolve_inference(infer, _FILE, reserved=option_names()), "infer.")
-        compiler = infer.configurations.get("compiler")
-        engines = set().union(*(catalog.known_engines(vendor.path) for vendor in folders("vendors").values()))
-        if compiler is not None and compiler not in engines:
-            what = f"case.yaml: infer.configurations.compiler: unknown engine {compiler!r}"
-            yield Check("missing", what, nearest(str(compiler), engines))
         if not infer.generates:
             yield _code_check(folder / "infer_pytorch.py")
     if train is not None:

@@ -292,8 +292,6 @@ def probe(
         raise RequestError(f"{cluster}: names no vendor: add 'vendor: NAME', or give --vendor")
     if hosts is None and here.num_devices is not None and nproc > here.num_devices:
         raise RequestError(f"--nproc {nproc}: this machine has {here.num_devices} devices of {here.vendor}")
-    if items == ["collectives"] and nproc * (len(hosts.hosts) if hosts is not None else 1) == 1:
-        raise RequestError("--only collectives needs at least two ranks: give --nproc 2 or more, or --cluster")
     vendor_spec = load_vendor(here.vendor)
     doing = f"measuring {', '.join(items)} for about {duration(budget)}"
     with options.host_problems_printed(as_json=as_json), options.working(doing) as note:

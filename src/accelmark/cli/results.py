@@ -18,7 +18,7 @@ from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -358,12 +358,11 @@ def results(
     from accelmark.results.sources import open_sources
     from accelmark.results.table import column, matching, rows_of
 
-    given = {"--sql": sql is not None, "--group-by": group_by, "--format": output_format, "--output": output}
-    _refuse_unused("--readme" if readme else None, given | {"--json": as_json})
-    _refuse_unused("--json" if as_json else None, {"--format": output_format})
-    only_flat = output_format not in (None, "markdown")
-    flat = "--sql" if sql is not None else "--json" if as_json else "this --format" if only_flat else None
-    _refuse_unused(flat, {"--group-by": group_by})
+    forms = {"--readme": readme, "--json": as_json, "--format": output_format}
+    if len(given := [form for form, value in forms.items() if value]) > 1:
+        raise RequestError(f"{' and '.join(given)}: give one of them")
+    if group_by and (readme or as_json or sql is not None or output_format not in (None, "markdown")):
+        raise RequestError("--group-by is for tables in the terminal and in Markdown: remove it")
     groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]
     wanted = [text.partition("=")[::2] for text in where or ()]
     if malformed := [text for text in where or () if not text.partition("=")[0] or "=" not in text]:
@@ -377,11 +376,10 @@ def results(
     if readme:
         from accelmark.report.tables import write_readme_table
 
-        models = {page: page.resolve().parent.name for page in readme}
         measured = {case.key.model for run in runs for case in run.summary.cases}
-        if absent := [(page, model) for page, model in models.items() if model not in measured]:
-            raise RequestError(f"{absent[0][0]}: not changed: there is no run of {absent[0][1]}")
-        for page, model in models.items():
+        for page in readme:
+            if (model := page.resolve().parent.name) not in measured:
+                raise RequestError(f"{page}: not changed: there is no run of {model}")
             write_readme_table(page, runs, model)
             typer.echo(str(page))
         return
@@ -389,55 +387,41 @@ def results(
 
 
 def _write(
-    rows: list[Row],
-    problems: list[str],
-    groups: list[str],
-    sql: str | None,
-    output_format: Format | None,
-    output: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+    rows: list[Row], problems: list[str], groups: list[str], sql: str | None, output_format: Format | None,
+    output: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
     """Print or write rows, or the answer of a query on them."""
     from accelmark.report.tables import markdown, plain_markdown
+    from accelmark.results.store.files import write_atomic
     from accelmark.results.table import COLUMNS, run_query, to_csv, write_parquet
 
     answer = run_query(rows, sql) if sql is not None else None
-    if as_json:
-        content = {"results": rows, "problems": problems} if answer is None else {"results": answer.records()}
-        text = json.dumps(content, default=str, allow_nan=False)
-    elif output_format == "csv" and answer is None:
-        text = to_csv(list(COLUMNS), [[row[name] for name in COLUMNS] for row in rows])
-    elif output_format == "csv" and answer is not None:
-        text = to_csv(answer.columns, answer.rows)
-    elif output_format == "markdown":
-        text = markdown(rows, groups) if answer is None else plain_markdown(answer.columns, answer.rows)
-    elif output_format and output is not None and answer is None:
+    if output_format == "parquet" and output is not None and answer is None:
         write_parquet(rows, output)
         typer.echo(str(output))
         return
-    elif output_format or output:
+    if output_format == "parquet" or (output is not None and not output_format and not as_json):
         raise RequestError("--output needs --format csv, markdown or parquet; parquet needs --output and has no --sql")
-    elif answer is not None:
-        _console().print(_table(answer.columns, answer.rows))
-        return
+    if as_json:
+        content = {"results": rows, "problems": problems} if answer is None else {"results": answer.records()}
+        text = json.dumps(content, default=str, allow_nan=False)
+    elif output_format == "csv":
+        cells = [[row[name] for name in COLUMNS] for row in rows]
+        text = to_csv(list(COLUMNS), cells) if answer is None else to_csv(answer.columns, answer.rows)
+    elif output_format == "markdown":
+        text = markdown(rows, groups) if answer is None else plain_markdown(answer.columns, answer.rows)
     else:
-        _show_rows(rows, groups)
+        if answer is None:
+            _show_rows(rows, groups)
+        else:
+            _console().print(_table(answer.columns, answer.rows))
         return
+    text = text if text.endswith("\n") else f"{text}\n"
     if output is None:
-        typer.echo(text, nl=not text.endswith("\n"))
-        return
-    from accelmark.results.store.files import write_atomic
-
-    write_atomic(output, text if text.endswith("\n") else text + "\n")
-    typer.echo(str(output))
-
-
-def _refuse_unused(chosen: str | None, others: Mapping[str, object]) -> None:
-    """Raise RequestError for options that have no effect together with ``chosen``."""
-    unused = [name for name, value in others.items() if value]
-    if chosen is not None and unused:
-        raise RequestError(f"{', '.join(unused)} has no effect together with {chosen}: remove one of them")
+        typer.echo(text, nl=False)
+    else:
+        write_atomic(output, text)
+        typer.echo(str(output))
 
 
 def _show_rows(rows: Sequence[Row], group_by: Sequence[str]) -> None:

@@ -63,10 +63,9 @@ def train(
     """Train a case and measure it. Writes a run directory with a report page."""
     request = _request(key, "train", {}, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
-    is_shown = dry_run or commands
-    plan = plan_request(request, [*tolerated, *(settings or ())], synthetic=synthetic, allow_missing_data=is_shown)
-    has_reference = write_reference or reference_file is not None
-    file = _reference_file(plan, reference_file) if has_reference else None
+    overrides = [*tolerated, *(settings or ())]
+    plan = plan_request(request, overrides, synthetic=synthetic, allow_missing_data=dry_run or commands)
+    file = _reference_file(plan, reference_file) if write_reference or reference_file is not None else None
     try:
         directory = execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
     except typer.Exit:

@@ -101,12 +101,10 @@ def scaling_chart(curve: ScalingCurve) -> Chart:
     measured["error_y"] = _interval(shares, _around(shares, halves), _colour(0))
     dots = {"color": "--soft", "dash": "dot"}
     ideal = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": dots}
-    axis = titled("hosts × devices per host", type="log", tickvals=ranks, ticktext=[point.scale for point in points])
-    return Chart(
-        f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below",
-        [measured],
-        {"xaxis": axis, "yaxis": titled("efficiency", tickformat=".0%", rangemode="tozero"), "shapes": [ideal]},
-    )
+    x = titled("hosts × devices per host", type="log", tickvals=ranks, ticktext=[point.scale for point in points])
+    y = titled("efficiency", tickformat=".0%", rangemode="tozero")
+    label = f"Scaling efficiency of {curve.model} on {curve.chip}; values in the table below"
+    return Chart(label, [measured], {"xaxis": x, "yaxis": y, "shapes": [ideal]})
 
 
 def trend_chart(
@@ -131,11 +129,8 @@ def trend_chart(
     places = range(0, len(points), max(1, math.ceil(len(points) / 7)))
     days = [points[place][0][:16].replace("T", "<br>") for place in places]
     unit_text = f"{title}, {scale.unit}" if scale.unit else title
-    return Chart(
-        f"{title} over time; values in the table below",
-        [runs],
-        {"xaxis": {"tickvals": list(places), "ticktext": days}, "yaxis": titled(unit_text), "shapes": shapes},
-    )
+    layout = {"xaxis": {"tickvals": list(places), "ticktext": days}, "yaxis": titled(unit_text), "shapes": shapes}
+    return Chart(f"{title} over time; values in the table below", [runs], layout)
 
 
 def latency_chart(
@@ -265,16 +260,12 @@ def timeline_chart(requests: Sequence[TimelineRequest], window_s: tuple[float, f
         for phase, end in ends.items() if request.status == "ok" else [("failed", request.end_s)]:
             spans.setdefault(phase, []).append((place, begin, end - begin, text))
             begin = end
-    return Chart(
-        "Timeline of requests: queued, waiting for the first token, decoding",
-        [bars(spans[phase], title, shade) for phase, title, shade in _PHASES if phase in spans],
-        {
-            "xaxis": titled("seconds since the stage began"),
-            "yaxis": titled("request", autorange="reversed"),
-            "height": min(140 + 10 * len(requests), 620),
-            "shapes": [_edge(edge) for edge in window_s or ()],
-        },
-    )
+    traces = [bars(spans[phase], title, shade) for phase, title, shade in _PHASES if phase in spans]
+    layout = {
+        "xaxis": titled("seconds since the stage began"), "yaxis": titled("request", autorange="reversed"),
+        "height": min(140 + 10 * len(requests), 620), "shapes": [_edge(edge) for edge in window_s or ()],
+    }  # fmt: skip
+    return Chart("Timeline of requests: queued, waiting for the first token, decoding", traces, layout)
 
 
 Span = tuple[Any, float, float, str]

@@ -248,16 +248,9 @@ def _trial(record: TrialRecord, state: SearchState) -> tuple[Cell, ...]:
     settings = [f"batch {hyper.batch_size}", f"rate {digits(hyper.learning_rate)}"]
     settings += [f"kernel {hyper.kernel}"] if hyper.kernel is not None else []
     settings += [f"dropout {digits(hyper.dropout, 2)}"] if hyper.dropout is not None else []
+    status = record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else "")
     return (
-        record.trial,
-        record.individual,
-        record.round,
-        record.status + (f" (attempt {record.attempt})" if record.attempt > 1 else ""),
-        f"{totals.complete}/{record.epochs_planned}",
-        totals.accuracy,
-        record.held_out_accuracy,
-        record.parameters,
-        record.weights,
-        ", ".join(settings) + (" (TPE)" if record.tuned else ""),
-        record.reason,
-    )
+        record.trial, record.individual, record.round, status, f"{totals.complete}/{record.epochs_planned}",
+        totals.accuracy, record.held_out_accuracy, record.parameters, record.weights,
+        ", ".join(settings) + (" (TPE)" if record.tuned else ""), record.reason,
+    )  # fmt: skip

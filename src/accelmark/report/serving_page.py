@@ -70,9 +70,7 @@ def serving_view(result: RoundResult | None) -> dict[str, Any] | None:
         "columns": columns,
         "rows": [
             {
-                "label": stage.label,
-                "is_headline": stage.stage == serving.headline,
-                "is_search": stage.is_search,
+                "label": stage.label, "is_headline": stage.stage == serving.headline, "is_search": stage.is_search,
                 "cells": [column.cell(stage) for column in columns],
             }
             for stage in serving.stages
@@ -80,9 +78,7 @@ def serving_view(result: RoundResult | None) -> dict[str, Any] | None:
         "headline": headline.label if headline else "",
         "latencies": [
             {
-                "title": title,
-                "explanation": LATENCIES[name],
-                "samples": f"{spread.count:,}",
+                "title": title, "explanation": LATENCIES[name], "samples": f"{spread.count:,}",
                 "cells": [_shown(spread.quantiles[share]) for share in PERCENTILES if share in spread.quantiles],
             }
             for name, title in _TITLES.items()
@@ -93,7 +89,7 @@ def serving_view(result: RoundResult | None) -> dict[str, Any] | None:
         "distributions": [(title, chart) for title, chart in distributions.items() if chart is not None],
         "timeline": timeline_chart(serving.timeline, headline.window_s if headline else None),
         "facts": list(_facts(serving)),
-    }
+    }  # fmt: skip
 
 
 def _columns(serving: ServingRound) -> Iterator[Column]:
