@@ -70,9 +70,8 @@ def accept(
         return newest_cases(opened, vendor, model, framework)
 
     if train or dry_run or commands:
-        from accelmark.cli.execution import execute
         from accelmark.cli.machine import detect_devices
-        from accelmark.cli.runs import plan_request, run_name
+        from accelmark.cli.runs import execute, plan_request, run_name
         from accelmark.spec.cluster import ClusterSpec
         from accelmark.spec.runfile import CaseRequest, RunSpec
 

@@ -26,17 +26,6 @@ from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import (
-    ADAPTATION_NAMES,
-    allowed_hooks,
-    find,
-    folders,
-    hooks_file,
-    load_case,
-    load_server,
-    load_vendor,
-    unread_files,
-)
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.settings.serving import ServeSettings
@@ -76,7 +65,7 @@ Checks = Iterator[Check]
 
 def vendor_checks(name: str, *, run: bool = False) -> Checks:
     """Check a vendor's folder; with ``run`` also read its devices on this machine and train on them."""
-    folder = find("vendors", name).path
+    folder = catalog.find("vendors", name).path
     described = list(_vendor_description(name, folder))
     yield from described
     if not run:
@@ -97,7 +86,7 @@ def vendor_checks(name: str, *, run: bool = False) -> Checks:
                 yield Check("good", f"reads {counted(len(here.devices), 'device')} of this machine: {names}")
         adapted = [path.name.rpartition("-") for path in sorted((folder / "cases").glob("*")) if path.is_dir()]
         for model, _, framework in adapted:
-            if (case := load_case(model)).train is not None and framework in catalog.frameworks_of(case):
+            if (case := catalog.load_case(model)).train is not None and framework in catalog.frameworks_of(case):
                 yield from trial(model, name, framework, untried="advice")
         if not adapted:
             yield from trial("resnet_mini", name)
@@ -105,7 +94,7 @@ def vendor_checks(name: str, *, run: bool = False) -> Checks:
 
 def _vendor_description(name: str, folder: Path) -> Checks:
     try:
-        spec = load_vendor(name)
+        spec = catalog.load_vendor(name)
         has_telemetry = _has_telemetry(name, folder)
     except AccelmarkError as error:
         yield from (Check("missing", line, "correct this key") for line in str(error).splitlines())
@@ -131,7 +120,7 @@ def _vendor_description(name: str, folder: Path) -> Checks:
         yield Check("advice" if spec.uses_host_cpu else "missing", what, do)
     if not (folder / "README.md").is_file():
         yield Check("missing", "no README.md", "describe what runs, with which driver and framework version")
-    known = folders("frameworks")
+    known = catalog.folders("frameworks")
     for framework in spec.frameworks.keys() - known.keys():
         yield Check("missing", f"frameworks.{framework}: unknown framework", nearest(framework, known))
     for chip in spec.chips:
@@ -150,13 +139,13 @@ def _vendor_description(name: str, folder: Path) -> Checks:
 
 
 def _has_telemetry(name: str, folder: Path) -> bool:
-    telemetry = telemetry_of(load_vendor(name), str(folder / "vendor.yaml"))
+    telemetry = telemetry_of(catalog.load_vendor(name), str(folder / "vendor.yaml"))
     return bool(telemetry.tool or telemetry.script or (folder / MODULE_FILE).is_file())
 
 
 def _resolved_server(name: str, folder: Path) -> object:
-    find("servers", name, f"servers/{name}.yaml")
-    server, layers = adapted_server(load_server(name), folder)
+    catalog.find("servers", name, f"servers/{name}.yaml")
+    server, layers = adapted_server(catalog.load_server(name), folder)
     base, declared = Layer(_FILE, {}), option_layer(server)
     return resolve_as(ServeSettings, base, layers, mutable=("server_options",), is_open=False, defaults=declared)
 
@@ -168,8 +157,8 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
         yield Check("missing", f"{where}: names no framework", "name the folder <model>-<framework> after a case")
         return
     try:
-        find("cases", model, where)
-        case = load_case(model)
+        catalog.find("cases", model, where)
+        case = catalog.load_case(model)
     except AccelmarkError as error:
         yield Check("missing", str(error), "name the folder <model>-<framework> after a case")
         return
@@ -185,15 +174,15 @@ def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
         # Which weaker files apply to an infer_*.yaml depends on the device.
         if path.match("config*.yaml") or path.match("serve*.yaml") or path.name == "infer.yaml":
             yield from _settings_checks(path, f"{where}/{path.relative_to(folder)}", case)
-    for path in unread_files(folder):
+    for path in catalog.unread_files(folder):
         what = f"{where}/{path.relative_to(folder)} is not read"
-        yield Check("advice", what, f"names that are: {', '.join(ADAPTATION_NAMES)}")
+        yield Check("advice", what, f"names that are: {', '.join(catalog.ADAPTATION_NAMES)}")
     if not (folder / "README.md").is_file() and any(path.suffix != ".yaml" for path in folder.iterdir()):
         yield Check("advice", f"{where}: no README.md", "describe what it changes, and with which chip and versions")
     contents = adaptation_files(folder)
     if contents is not None and (folder / "csrc").is_dir() and not contents.has_build:
         yield Check("missing", f"{where}/csrc cannot be built", "add a setup.py or pyproject.toml that pip can install")
-    if (folder / "extern").is_dir() and hooks_file(framework) is None:
+    if (folder / "extern").is_dir() and catalog.hooks_file(framework) is None:
         yield Check("missing", f"{where}/extern: framework {framework} has no hooks to replace", "remove the folder")
     elif (folder / "extern").is_dir():
         yield from _extern_checks(folder / "extern" / "__init__.py", f"{where}/extern", framework)
@@ -212,8 +201,8 @@ def _settings_checks(file: Path, name: str, case: CaseSpec) -> Checks:
         elif file.name.startswith("serve") and case.serve is not None:
             values, server, declared = layer.values, layer.values.get("server"), None
             if isinstance(server, str):
-                find("servers", server, name)
-                declared = option_layer(load_server(server))
+                catalog.find("servers", server, name)
+                declared = option_layer(catalog.load_server(server))
             else:  # options are those of another file's server
                 values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
             base, over = Layer.of(_FILE, case.serve.settings), [Layer(name, values)]
@@ -234,7 +223,7 @@ def _extern_checks(file: Path, where: str, framework: str) -> Checks:
         return
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Extern"]
     names = [node.name for extern in classes for node in extern.body if isinstance(node, ast.FunctionDef)]
-    allowed = allowed_hooks(framework)
+    allowed = catalog.allowed_hooks(framework)
     forbidden = [name for name in names if not name.startswith("_") and name not in allowed]
     for name in forbidden:
         yield Check("missing", f"{where} replaces {name!r}, which is not a hook", nearest(name, allowed))
@@ -246,13 +235,13 @@ def _extern_checks(file: Path, where: str, framework: str) -> Checks:
 
 def case_checks(name: str, *, run: bool) -> Checks:
     """Check a case's folder; with ``run`` also train three steps on synthetic data, and run the model of inference."""
-    described = list(_case_description(name, find("cases", name).path))
+    described = list(_case_description(name, catalog.find("cases", name).path))
     yield from described
     if not run:
         what = "not tried: the imports and results of its code, its model's parameters, the metric of its target"
         yield Check("advice", what, f"accelmark check case {name}")
     elif all(check.state != "missing" for check in described):
-        case = load_case(name)
+        case = catalog.load_case(name)
         if case.train is not None:
             yield from trial(name, "cpu", evaluate=True)
         if case.infer is not None:
@@ -265,7 +254,7 @@ def case_checks(name: str, *, run: bool) -> Checks:
 
 def _case_description(name: str, folder: Path) -> Checks:
     try:
-        case = load_case(name)
+        case = catalog.load_case(name)
     except AccelmarkError as error:
         yield from (Check("missing", line, "correct this key") for line in str(error).splitlines())
         return
@@ -284,10 +273,10 @@ def _case_description(name: str, folder: Path) -> Checks:
             yield Check("missing", "no criterion for correct training", do)
         frameworks = catalog.frameworks_of(case)
         if not frameworks:
-            do = f"add a file named after a framework: {', '.join(f'{known}.py' for known in folders('frameworks'))}"
-            yield Check("missing", "no implementation in any framework", do)
-        files = ("arrays" if name in train.arrays else name for name in frameworks if name not in train.classes)
-        for name in dict.fromkeys(files):
+            files = ", ".join(f"{framework}.py" for framework in catalog.folders("frameworks"))
+            yield Check("missing", "no implementation in any framework", f"add a file named after one: {files}")
+        coded = ("arrays" if name in train.arrays else name for name in frameworks if name not in train.classes)
+        for name in dict.fromkeys(coded):
             yield _code_check(folder / f"{name}.py")
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
@@ -379,7 +368,7 @@ def trial(
             not_tried = "data, target, speed and replay were not tried"
             yield Check("good", f"{title}: no audit rule was broken in three steps on synthetic data; {not_tried}")
         if evaluate:
-            train, job = load_case(name).train, next(run.glob("*/round1/job.json"))
+            train, job = catalog.load_case(name).train, next(run.glob("*/round1/job.json"))
             metric = train.target.metric if train is not None and train.target is not None else None
             yield from _metrics(f"{name}: evaluation", "target.metric", metric, str(job))
 

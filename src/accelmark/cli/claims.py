@@ -60,7 +60,7 @@ def reproduce(
     name, content = load_claim(claim)
     if check is not None:
         return _compared(name, content, _run_at(check), output)
-    from accelmark.cli.execution import execute
+    from accelmark.cli.runs import execute
     from accelmark.results.claims import planned_differences
 
     plan = _planned(content, rounds, data, vendor, settings or [], synthetic=synthetic, dry_run=dry_run)

@@ -38,8 +38,7 @@ def audit(
     as_json: options.AsJson = False,
 ) -> Output:
     """Train a case honestly, then with a vendor's hook that skips steps. Shows both speeds and the findings."""
-    from accelmark.cli.execution import execute
-    from accelmark.cli.runs import plan_request
+    from accelmark.cli.runs import execute, plan_request
     from accelmark.report.comparison import render_comparison
     from accelmark.results.comparison import compare
     from accelmark.results.figures import FigureName

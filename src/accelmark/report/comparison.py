@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from accelmark.report.charts import Chart, LoadCurve, LoadPoint, tradeoff_chart
-from accelmark.report.run_page import scale_text
-from accelmark.report.serving_page import limits_of
+from accelmark.report.run_page import limits_of, scale_text
 from accelmark.report.templating import page
 from accelmark.results.claims import Reproduction
 from accelmark.results.comparison import Area, FigureDifference, LoadCurvePoint, Pair, RunComparison, Side
