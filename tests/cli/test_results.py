@@ -7,14 +7,13 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.help import Verb
-from accelmark.cli.results import compare, evaluate, report, results
+from accelmark.cli.results import compare, report, results
 from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.sources import open_sources
@@ -66,14 +65,6 @@ def test_rows_are_filtered_and_grouped(runs: Path) -> None:
         ask("results", runs, "--where", "scal=1x1")
     with pytest.raises(RequestError, match="COLUMN=VALUE"):
         ask("results", runs, "--where", "scale")
-
-
-def test_a_run_in_the_directory_runs_is_found_by_its_name(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "runs").symlink_to(runs)
-    monkeypatch.chdir(tmp_path)
-    assert "base" in ask("results", "base")
 
 
 def with_case(run: LoadedRun, name: str, **changes: object) -> LoadedRun:
@@ -254,17 +245,3 @@ def test_recompute_reads_the_events_again(tmp_path: Path) -> None:
     write_manifest(run)
     runner.invoke(app, ["report", str(run), "--recompute"], catch_exceptions=False)
     assert result.read_text() == before
-
-
-def test_evaluate_measures_the_run_that_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "runs" / "toy")
-    monkeypatch.chdir(tmp_path)
-    used: list[Path] = []
-    again = SimpleNamespace(counts=True, is_reproduced=True, values=dict)
-    monkeypatch.setattr("accelmark.run.controller.evaluate.evaluate_run", lambda run, *_: used.append(run))
-    monkeypatch.setattr("accelmark.run.controller.evaluate.remove_repeated", lambda _: None)
-    monkeypatch.setattr("accelmark.audit.verify.checked_again", lambda _: [again])
-    monkeypatch.setattr("accelmark.run.record.directory.measure_run", lambda run, recompute: used.append(run))
-    for name in ("toy", "latest"):
-        evaluate(Path(name), as_json=True)
-    assert used == 4 * [Path("runs/toy")]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from accelmark.cli import checks as folder_checks
 from accelmark.cli.checks import Check, case_checks, vendor_checks
 from accelmark.cli.folders import new_folder
 from accelmark.cli.main import app
 from accelmark.cli.runs import read_run_file
 from accelmark.plan.request import Detected
-from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 
@@ -48,22 +45,6 @@ def test_a_new_case_passes_its_checks_and_trains(bench: Path) -> None:
     ]
 
 
-def test_each_adaptation_of_a_vendor_is_tried_in_its_own_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[tuple[object, ...]] = []
-
-    def trial(*arguments: object, **_: object) -> Iterator[Check]:
-        begun.append(arguments)
-        yield from ()
-
-    monkeypatch.setattr(folder_checks, "trial", trial)
-    list(vendor_checks("cpu", run=True))
-    frameworks = ("jax", "mindspore", "paddle", "pytorch", "tensorflow")
-    mini = [("llama_mini", "cpu", framework) for framework in frameworks]
-    assert [one for one in begun if one[0] == "llama_mini"] == mini
-    assert ("graph_mini", "cpu", "pytorch") in begun
-    assert ("vit_l_16", "cpu", "pytorch") not in begun, "it is not trained"
-
-
 def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -> None:
     folder = new_folder("vendors", "acme2", bench)
     adaptation = folder / "cases" / "resnet_mini-pytorch"
@@ -81,21 +62,6 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "'metrics', which is not a hook" in told
     assert "no README.md" in told
     assert "cases/llama_mini: names no framework name the folder <model>-<framework>" in told
-
-
-def test_an_unknown_vendor_is_reported_with_what_is_wrong_with_the_plugins(
-    bench: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (bench / "vendors" / "acme3").mkdir(parents=True)
-    for plugins, expected in (
-        (str(bench), f"{bench}/vendors/acme3: is not read: it has no vendor.yaml)"),
-        (str(bench / "vendors"), f"{bench}/vendors: has none of cases/"),
-        ("/missing", "/missing: does not exist)"),
-        ("", "ACCELMARK_PLUGINS is not set)"),
-    ):
-        monkeypatch.setenv(PLUGINS_VARIABLE, plugins)
-        with pytest.raises(RequestError, match=re.escape(expected)):
-            list(vendor_checks("acme3"))
 
 
 def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench: Path) -> None:
