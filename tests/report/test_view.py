@@ -15,16 +15,14 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.results import view
-from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.report.view import is_loopback, read_or_create_token
 from accelmark.results.store.bundle import SUFFIX, write_bundle
-from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from tests.made_run import perflog
 from tests.report.serving import Asked, serving
 from tests.results.compared_runs import made
 from tests.results.test_sources import RECORDED
-from tests.run.fakes import job_spec
+from tests.run.fakes import make_plan
 
 TOKEN = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
 
@@ -168,14 +166,7 @@ def running(root: Path) -> Path:
     """A run in progress, as its coordinator and rank 0 would have left it by now: GENERATED."""
     run = root / "running"
     run.mkdir(parents=True)
-    spec = job_spec()
-    node = PlannedNode(host="localhost", noderank=0, nproc=1, command=("python",))
-    plan = Plan(
-        name="test", created_at="2026-11-21T10:00:00Z", accelmark_version="0", source_sha256="0" * 64, vendor="acme",
-        vendor_sha256="0" * 64, open=False, strict=False, fail_fast=False, timeout_s=None, stall_timeout_s=60.0,
-        telemetry_interval_s=1.0, cluster=ClusterSpec(),
-        jobs=(PlannedJob(directory=f"{spec.key.slug}/round1", job=spec, nodes=(node,)),),
-    )  # fmt: skip
+    plan = make_plan(("steps=5",))
     (run / "plan.json").write_text(plan.model_dump_json())
     job = plan.jobs[0]
     events = [{"at": "2026-11-21T10:00:00.000Z", "kind": "state", "job": job.directory, "state": "running"}]
@@ -201,7 +192,7 @@ def test_a_run_in_progress_shows_its_progress(tmp_path: Path) -> None:
         assert "running" in page.text
         assert "the report appears here" in Asked(found, "/run/running").text.lower()
         metrics = Asked(found, "/metrics").text
-    assert 'accelmark_device_power_watts{case="toy-pytorch-X1x1x1",device="0",node=' in metrics
+    assert 'accelmark_device_power_watts{case="toy0-pytorch-X1x1x1",device="0",node=' in metrics
     assert metrics.count("# TYPE accelmark_host_cpu_ratio gauge") == 1
 
 
