@@ -12,7 +12,6 @@ from typing import Final, Literal
 from pydantic import Field
 
 from accelmark.results.read.round_dir import ledger_events, node_dirs, rank_logs, read_json
-from accelmark.results.rounds.hosts import disturbances
 from accelmark.results.scaling import ScalingCurve
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round
 from accelmark.spec.errors import RunError
@@ -111,6 +110,8 @@ def checkpoint_writes(round_dir: Path) -> CheckpointWrites:
 
 def disturbances_of(round_dirs: Iterable[Path]) -> tuple[str, ...]:
     """Return other work on the hosts of rounds, each text once."""
+    from accelmark.results.rounds.hosts import disturbances  # imports NumPy, which planning does not need
+
     results = (load_round(place / RESULT_FILE) for place in round_dirs if (place / RESULT_FILE).is_file())
     return tuple(dict.fromkeys(text for result in results for text in disturbances(result.findings)))
 

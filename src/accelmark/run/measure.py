@@ -35,7 +35,6 @@ from accelmark.results.cluster import (
 )
 from accelmark.results.read.round_dir import node_dirs, read_json
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.controller import coordinator
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.data import DataFetcher
 from accelmark.run.controller.execution import execute_job
@@ -202,6 +201,8 @@ def measure(request: ClusterRequest, directory: Path) -> ClusterReport:
 
 
 def _measure(request: ClusterRequest, directory: Path) -> ClusterReport:
+    from accelmark.run.controller import coordinator  # imports NumPy, which planning does not need
+
     plan, reasons = request.scaling, dict[Part, str]()
     key, hosts = plan.jobs[-1].job.key, tuple(host.name for host in plan.cluster.hosts)
     rates: Ceilings | None = None
@@ -267,6 +268,8 @@ def _reason_kept(
 
 def _recover(request: ClusterRequest, path: Path, fetch: DataFetcher) -> Recovery:
     """Kill the last rank of a job, resume the run at once, and return how long that took."""
+    from accelmark.run.controller import coordinator
+
     (job,) = request.recovery.jobs
     rank, work = job.job.key.world_size - 1, job.job.work
     if not isinstance(work, TrainJob):
