@@ -126,12 +126,6 @@ async def show_job(job_id: str) -> _SlurmJob | None:
     return _SlurmJob(job_id, fields["JobState"], fields.get("Reason", ""), fields.get("TimeLimit", ""), restarts)
 
 
-async def node_address(node: str) -> str | None:
-    """Return a node's address in Slurm's configuration; None where it has none."""
-    done = await _slurm("scontrol", "show", "node", "--oneliner", node)
-    return dict(field.partition("=")[::2] for field in done.out.decode(errors="replace").split()).get("NodeAddr")
-
-
 async def cancel(job_id: str) -> None:
     """Cancel a job; that it has ended is not an error.
 
@@ -388,7 +382,9 @@ class _SlurmLauncher(SharedFilesystemLauncher):
 
     async def master_address(self, host: HostSpec) -> str:
         if host.address not in self._addresses:
-            self._addresses[host.address] = await node_address(host.address) or host.address
+            done = await _slurm("scontrol", "show", "node", "--oneliner", host.address)
+            match = re.search(r"\bNodeAddr=(\S+)", done.out.decode(errors="replace"))
+            self._addresses[host.address] = match[1] if match is not None else host.address
         return self._addresses[host.address]
 
     async def close(self) -> None:

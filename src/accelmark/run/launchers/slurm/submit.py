@@ -70,7 +70,10 @@ def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
     ``slurm_options`` of the cluster file take precedence over AccelMark's options.
     """
     hosts = [host.address for host in plan.cluster.hosts]
-    limit = [f"--time={minutes}"] if (minutes := time_limit_min(plan)) is not None else []
+    limit: list[str] = []
+    if plan.timeout_s is not None:
+        attempts = len(plan.jobs) * (1 + plan.retry_lost)
+        limit = [f"--time={math.ceil((attempts * (plan.timeout_s + _PREPARE_S) + _STOP_S) / 60)}"]
     options = [
         f"--job-name=accelmark-{plan.name}",
         f"--nodes={len(hosts)}",
@@ -85,11 +88,3 @@ def batch_script(plan: Plan, run: Path, arguments: Sequence[str]) -> str:
     ]
     command = shlex.join([sys.executable, "-m", "accelmark", *arguments])
     return "\n".join(["#!/bin/sh", *(f"#SBATCH {option}" for option in options), f"exec {command}", ""])
-
-
-def time_limit_min(plan: Plan) -> int | None:
-    """Return the time that a run may take, in minutes; None where its rounds have no time limit."""
-    if plan.timeout_s is None:
-        return None
-    attempts = 1 + plan.retry_lost
-    return math.ceil((len(plan.jobs) * attempts * (plan.timeout_s + _PREPARE_S) + _STOP_S) / 60)
