@@ -129,24 +129,20 @@ class BackgroundLoad:
     """CPU time of processes outside this job since its creation; this process must reap all processes of the job."""
 
     def __init__(self) -> None:
-        self._began = _host_s(), _own_s()
+        self._began_s = _others_s()
 
     def cpu_s(self) -> float | None:
         """Return the CPU time of other processes, in seconds; None where the kernel does not report it."""
-        host, agent = _host_s(), _own_s()
-        if host is None or self._began[0] is None:
-            return None
-        return max(0.0, (host - self._began[0]) - (agent - self._began[1]))
+        now_s = _others_s()
+        return max(0.0, now_s - self._began_s) if now_s is not None and self._began_s is not None else None
 
 
-def _host_s() -> float | None:
+def _others_s() -> float | None:
+    """Return the CPU time of all processes without those of this job."""
     try:
         times = psutil.cpu_times()._asdict()
     except (OSError, RuntimeError):
         return None
-    return float(sum(spent for name, spent in times.items() if name not in _NOT_BUSY))
-
-
-def _own_s() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return float(sum(spent for name, spent in times.items() if name not in _NOT_BUSY)) - own_s
