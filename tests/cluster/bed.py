@@ -1,7 +1,6 @@
 """A test bed: hosts that are network namespaces of this machine, each with its own sshd, name and files.
 
-``python -m tests.cluster.bed up DIRECTORY NUM_HOSTS`` and ``... down DIRECTORY``; needs root. What it makes is named
-after the directory, so that two beds do not meet, and ``down`` removes it all, also after a crash.
+Needs root. What it makes is named after the directory, so that two beds do not meet, and ``down`` removes it all.
 """
 
 from __future__ import annotations
@@ -195,13 +194,3 @@ class Bed:
                 run("ip", "netns", "del", name, check=False)
         run("ip", "link", "del", self.bridge, check=False)
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-def main(arguments: list[str]) -> int:
-    bed = Bed(Path(arguments[1]).absolute(), int(arguments[2]) if len(arguments) > 2 else 0)
-    bed.up() if arguments[0] == "up" else bed.down()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
