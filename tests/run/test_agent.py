@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,10 @@ import pytest
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import SUMMARY_FILE
 from accelmark.results.store.secret_list import SECRETS_FILE
-from accelmark.run.agent.task import AgentTask, VisibleDevices
+from accelmark.run.agent.task import AgentTask, TelemetryTask, VisibleDevices
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, descendants
 from accelmark.spec.job import NodeExit
+from accelmark.spec.plugins.catalog import find
 from tests.run.fakes import left_running, wait_for
 
 MakeTask = Callable[..., AgentTask]
@@ -29,17 +32,17 @@ def node_dir(task: AgentTask) -> Path:
     return task.job_file.parent / "here_noderank0"
 
 
-def start(task: AgentTask) -> Agent:
+def start(task: AgentTask, **variables: str) -> Agent:
     where = node_dir(task)
     return subprocess.Popen(
         [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
-        env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)},
+        env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)} | variables,
         start_new_session=True,
     )
 
 
 def ended(task: AgentTask, agent: Agent) -> NodeExit:
-    agent.wait(30)
+    agent.wait(60)
     return NodeExit.model_validate_json((node_dir(task) / "exit.json").read_bytes())
 
 
@@ -210,3 +213,39 @@ def test_secrets_printed_by_a_rank_are_not_in_a_bundle(
     out = "(left out)"
     assert log == f'token={out}.\n{out}\nhttps://{out}@host/simple {out} false\n["\\n{out}", "{out}"]'
     assert not (unpacked / node_dir(task).name / SECRETS_FILE).exists()
+
+
+SHIFTED = """
+import os, pathlib, time
+_offset, _time, _time_ns = pathlib.Path(os.environ["CLOCK_OFFSET_FILE"]), time.time, time.time_ns
+time.time = lambda: _time() + float(_offset.read_text())
+time.time_ns = lambda: _time_ns() + int(float(_offset.read_text()) * 1e9)
+"""
+"""Run by every Python at its start: shifts the wall clock by the value in a file."""
+
+
+def test_a_clock_that_steps_back_changes_no_duration_and_no_end(make_task: MakeTask, tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SHIFTED)
+    task = make_task("steps=40", "pace=0.1", timeout_s=120.0)
+    recorder = TelemetryTask(vendor="cpu", vendor_folder=find("vendors", "cpu").path, interval_s=0.2)
+    (node_dir(task) / "agent.json").write_text(task.model_copy(update={"telemetry": recorder}).model_dump_json())
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    began = time.monotonic()
+    agent = start(task, PYTHONPATH=path, CLOCK_OFFSET_FILE=str(clock))
+    wait_for(lambda: said(task, "STEP_END"), "the first step")
+    clock.write_text("-7200")
+    end = ended(task, agent)
+    took = time.monotonic() - began
+    assert (end.state, end.reason) == ("succeeded", None)
+    assert 0 < end.duration_s <= took
+    lines = (node_dir(task) / "rank0.out.log").read_text().splitlines()
+    events = [json.loads(line.removeprefix("[PerfLog] ")) for line in lines if line.startswith("[PerfLog]")]
+    stamps = [event["metadata"]["time_ms"] for event in events]
+    assert min(after - before for before, after in pairwise(stamps)) < -3_600_000, "it stepped back"
+    samples = [json.loads(line) for line in (node_dir(task) / "telemetry.jsonl").read_text().splitlines()]
+    monotonic = [sample["t"] for sample in samples if "t" in sample]
+    assert monotonic == sorted(monotonic)
+    assert len(monotonic) >= 2

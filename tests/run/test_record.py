@@ -1,0 +1,183 @@
+"""A run's records: directory, event log, the source record of a wheel and of a checkout, and the drawn pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelmark.results.read.reevaluation import SavedCheckpoints
+from accelmark.run.controller.evaluate import MOST_DRAWN, _replays
+from accelmark.run.launchers.ssh.launcher import SshLauncher
+from accelmark.run.record import directory
+from accelmark.run.record.directory import RunDirectory
+from accelmark.run.record.registry import source_record
+from accelmark.run.record.states import RunEventLog, read_events, statuses
+from accelmark.spec.cluster import ClusterSpec, ContainerSpec
+from accelmark.spec.errors import RunError
+from accelmark.spec.log.events import CheckpointHashes
+from tests.run.fakes import make_plan
+
+ROOT = Path(__file__).parents[2]
+
+SOURCE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from accelmark.run.record.registry import source_record
+print(source_record().model_dump_json())
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that AccelMark's own wheel was installed into by pip."""
+    root = tmp_path_factory.mktemp("wheel")
+    copy = root / "source"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    files = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "src"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--no-compile", "--target", str(root / "site"), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return root / "site"
+
+
+def record_of(site: Path) -> dict[str, Any]:
+    command = [sys.executable, "-c", SOURCE, str(site)]
+    done = subprocess.run(command, cwd=site, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def test_an_installed_wheel_is_recognised_as_unmodified(site: Path) -> None:
+    record = record_of(site)
+    assert (record["kind"], record["modified"], record["reason"]) == ("wheel", [], None)
+
+
+def test_files_of_a_wheel_that_were_changed_added_or_removed_are_listed(site: Path) -> None:
+    before = record_of(site)["sha256"]
+    changed, added = site / "accelmark" / "train" / "loop" / "ends.py", site / "accelmark" / "train" / "faster.py"
+    removed = site / "accelmark" / "py.typed"
+    kept = changed.read_bytes()
+    changed.write_bytes(kept + b"\n# a change\n")
+    added.write_text("")
+    removed.unlink()
+    try:
+        record = record_of(site)
+    finally:
+        changed.write_bytes(kept)
+        added.unlink()
+        removed.write_bytes(b"")
+    assert record["modified"] == ["accelmark/py.typed", "accelmark/train/faster.py", "accelmark/train/loop/ends.py"]
+    assert record["sha256"] != before
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.invalid"]
+    subprocess.run(["git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_files_of_a_checkout_that_differ_from_the_commit_are_listed(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "accelmark"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "driver.py").write_text("steps = 1\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    clean = source_record(package)
+    assert (clean.kind, clean.modified) == ("checkout", ())
+    assert clean.commit is not None
+    (package / "driver.py").write_text("steps = 2\n")
+    (package / "extra.py").write_text("")
+    assert source_record(package).modified == ("src/accelmark/driver.py", "src/accelmark/extra.py")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mode"),
+    [
+        (ClusterSpec(), 0o004),
+        (ClusterSpec(environment={"HF_TOKEN": "open5ame"}), 0),
+        (ClusterSpec(container=ContainerSpec(engine="podman", pip_source="https://bob:hunter2@host/simple")), 0),
+    ],
+)
+def test_only_the_owner_can_read_a_plan_with_secrets(tmp_path: Path, cluster: ClusterSpec, mode: int) -> None:
+    plan = make_plan().model_copy(update={"cluster": cluster})
+    RunDirectory.create(tmp_path / "run", plan)
+    assert (tmp_path / "run" / "plan.json").stat().st_mode & 0o004 == mode
+
+
+def test_a_run_that_was_moved_has_the_same_directory_on_its_hosts(tmp_path: Path) -> None:
+    cluster = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "h1"}]})
+    first = RunDirectory.create(tmp_path / "first", make_plan((), hosts=("h1",), cluster=cluster))
+    before = SshLauncher(first.plan, first.path).layout
+    moved = RunDirectory.open(first.path.rename(tmp_path / "moved"))
+    assert SshLauncher(moved.plan, moved.path).layout.run == before.run
+    second = RunDirectory.create(tmp_path / "first", first.plan)
+    assert SshLauncher(second.plan, second.path).layout.run != before.run
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise RunError(f"{path}: cannot be written: the disk is full")
+
+    monkeypatch.setattr(directory, "write_atomic", full)
+    with pytest.raises(RunError, match="full"):
+        RunDirectory.create(tmp_path / "runs" / "first", make_plan())
+    assert not (tmp_path / "runs" / "first").exists()
+
+
+def test_an_incomplete_line_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    ledger = RunEventLog(path, ["a"])
+    ledger.move("a", "preparing")
+    ledger.close()
+    with path.open("ab") as file:
+        file.write(b'{"at":"2026-01-01T00:00:00Z","kind":"sta')
+    again = RunEventLog(path, ["a"])
+    assert again.jobs["a"].state == "preparing"
+    again.note("run_resumed")
+    again.move("a", "running")
+    again.close()
+    assert statuses(["a"], read_events(path))["a"].state == "running"
+
+
+STEPS = {f"step{step}": step for step in (8, *range(64, 705, 64))}
+NAMES = list(STEPS)
+PAIRS = ((None, NAMES[0]), *pairwise(NAMES))
+SAVED = SavedCheckpoints(
+    STEPS,
+    CheckpointHashes(
+        sha256=dict.fromkeys(STEPS, "00"), pairs=PAIRS, claimed="step320", final="step704", num_bytes=1, duration_s=1
+    ),
+    {},
+)
+
+
+def replayed(draw: str, most: float) -> list[tuple[str | None, str | None]]:
+    return [(pair.start, pair.end) for pair in _replays(SAVED, draw, most)]
+
+
+def test_a_secret_draws_pairs_in_addition_to_the_first_steps_and_those_that_end_in_evaluated_weights() -> None:
+    drawn = [replayed(secret, MOST_DRAWN) for secret in ("one", "one", "two")]
+    assert drawn[0] == drawn[1] != drawn[2]
+    always = [(None, "step8"), ("step256", "step320"), ("step640", "step704")]
+    assert [sorted(map(str, pairs[:3])) for pairs in drawn] == [sorted(map(str, always))] * 3
+    assert len(drawn[0]) == 3 + MOST_DRAWN // 64
+
+
+def test_all_pairs_are_replayed_on_request() -> None:
+    assert sorted(map(str, replayed("a secret", math.inf))) == sorted(map(str, PAIRS))
