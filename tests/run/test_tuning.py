@@ -94,8 +94,15 @@ def carried_out(run_dir: Path, plan: Plan, *, wrong_trials: bool = False, **chan
         statuses[due.directory] = ENDED
 
 
+def within(plan: Plan, budget: Budget) -> Plan:
+    """Return the plan of a search with another budget."""
+    assert plan.tuning is not None
+    limits = {"budget_s": budget.time_s, "max_trials": budget.num_trials, "settings_file": budget.settings_file}
+    return plan.model_copy(update={"tuning": plan.tuning.model_copy(update=limits), "timeout_s": budget.time_s})
+
+
 def begun(plugins: Path, tmp_path: Path, budget: Budget) -> RunDirectory:
-    directory = RunDirectory.create(tmp_path / "run", planned(plugins, budget=budget))
+    directory = RunDirectory.create(tmp_path / "run", within(planned(plugins), budget))
     record_start(directory.plan, directory.path)
     return directory
 
@@ -209,7 +216,7 @@ def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:
 def test_a_search_ends_within_its_budget_of_trials_or_time(
     budget: Budget, expected: int, plugins: Path, tmp_path: Path
 ) -> None:
-    plan = carried_out(tmp_path, planned(plugins, budget=budget))
+    plan = carried_out(tmp_path, within(planned(plugins), budget))
     assert sum(job.job.role == "trial" for job in plan.jobs) == expected
     limit = "within 1 m 40 s" if budget.time_s == 100 else "within 20 s" if budget.time_s else "of 2"
     assert heading(Board(plan, {})).plain.endswith(f", {expected} trials {limit}")
