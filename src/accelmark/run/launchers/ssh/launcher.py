@@ -92,13 +92,19 @@ class NodeStream:
 
         Raises UnreachableError: the connection was lost (call again to continue); HostError: files cannot be copied.
         """
-        end, checksums = await self._once()
-        for name, digest in checksums.items():
+        for _ in range(2):  # a copy that the machine damaged while it went down is made again
+            end, checksums = await self._once()
             if self.in_place:
-                await wait_until_visible(self.host.name, self.local / name, digest)
-            elif await asyncio.to_thread(_sha256, self.local / name) != digest:
-                raise HostError(self.host.name, f"the copy of {name} differs from the host's file")
-        return end
+                for name, digest in checksums.items():
+                    await wait_until_visible(self.host.name, self.local / name, digest)
+                return end
+            copies = {name: await asyncio.to_thread(_sha256, self.local / name) for name in checksums}
+            damaged = sorted(name for name, digest in checksums.items() if copies[name] != digest)
+            if not damaged:
+                return end
+            for name in damaged:
+                (self.local / name).unlink(missing_ok=True)
+        raise HostError(self.host.name, f"copies of {', '.join(damaged)} differ from the host's files")
 
     def ask(self, *, at_once: bool) -> None:
         """Ask the agent to end, as soon as the host can be reached."""
