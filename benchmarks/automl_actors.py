@@ -21,13 +21,21 @@ from typing import Any
 import numpy as np
 import psutil
 
+from accelmark.automl.cluster import WorkerPool
 from accelmark.automl.config import AutomlConfig, ScheduleConfig
-from accelmark.automl.controller.controller import SearchController
+from accelmark.automl.controller import SearchController
 from accelmark.automl.journal import Proposed, SearchDirectory, read_journal
-from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult, WorkerReady
 from accelmark.automl.model.seeds import resolve_network
-from accelmark.automl.pool import WorkerPool
-from accelmark.automl.records import EpochReport, Splits
+from accelmark.automl.records import (
+    EpochReport,
+    Splits,
+    TrainedWeights,
+    TrialEnded,
+    TrialListener,
+    TrialOrder,
+    TrialResult,
+    WorkerReady,
+)
 from accelmark.automl.trial.worker import TrialWorker
 from benchmarks.automl_figures import stamp, write_figures
 

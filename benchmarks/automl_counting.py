@@ -20,7 +20,7 @@ from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import resolve_network
-from accelmark.automl.trial.module import GraphModule
+from accelmark.automl.trial.training import GraphModule
 from benchmarks.automl_figures import stamp, write_figures
 
 BATCH = 2

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from accelmark.automl.journal import SearchDirectory
-from accelmark.automl.scoring.score import summarise, verify_search
+from accelmark.automl.scoring import summarise, verify_search
 from benchmarks.automl_figures import stamp, write_figures
 
 

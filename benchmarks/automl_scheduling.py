@@ -29,13 +29,21 @@ import numpy as np
 import psutil
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig
-from accelmark.automl.controller.controller import LARGEST_BATCH, SearchController, batch_size
+from accelmark.automl.controller import LARGEST_BATCH, SearchController, batch_size
 from accelmark.automl.journal import SearchDirectory
-from accelmark.automl.messages import Message, TrialEnded, TrialOrder, TrialResult, WorkerReady
 from accelmark.automl.model.seeds import resnet50
-from accelmark.automl.records import EpochReport, Individual, Splits
-from accelmark.automl.scoring.score import summarise
-from accelmark.automl.search.schedule import Assignment, Scheduler
+from accelmark.automl.records import (
+    EpochReport,
+    Individual,
+    Message,
+    Splits,
+    TrialEnded,
+    TrialOrder,
+    TrialResult,
+    WorkerReady,
+)
+from accelmark.automl.scoring import summarise
+from accelmark.automl.search.schedule import Scheduler
 from accelmark.automl.search.searchers import BayesianSearch, Population, Searcher
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
@@ -217,9 +225,10 @@ def simulate(
 ) -> Outcome:
     """Run the scheduler for ``hours`` of a simulated clock."""
     generator = np.random.default_rng([seed, workers])
-    scheduler = Scheduler(ScheduleConfig(concurrency=workers, max_duration=hours * 3600))
+    schedule = ScheduleConfig(concurrency=workers, max_duration=hours * 3600)
+    scheduler = Scheduler(schedule)
     outcome = Outcome(workers)
-    ends: list[tuple[float, int, float, Assignment]] = []
+    ends: list[tuple[float, int, float, int]] = []
     now, limit_s, offered = 0.0, hours * 3600, 0
     batch: tuple[float, int] | None = None
     """The batch in preparation: the time when it is ready, and its size."""
@@ -242,9 +251,11 @@ def simulate(
             if assignment is None:
                 break
             epoch_s = stretch * float(generator.choice(measured.epoch_s))
-            busy_s = assignment.epochs_planned * epoch_s + stretch * measured.held_out_s
-            heapq.heappush(ends, (late + measured.gap_s + busy_s, assignment.trial, busy_s, assignment))
-            outcome.rounds[assignment.round] = outcome.rounds.get(assignment.round, 0) + 1
+            number = assignment.trial // workers + 1
+            epochs, _ = schedule.plan(number)
+            busy_s = epochs * epoch_s + stretch * measured.held_out_s
+            heapq.heappush(ends, (late + measured.gap_s + busy_s, assignment.trial, busy_s, epochs))
+            outcome.rounds[number] = outcome.rounds.get(number, 0) + 1
         return late
 
     offer(scheduler.wanted())  # prepared before the clock starts, as in the controller
@@ -261,17 +272,17 @@ def simulate(
             offer(batch[1])
             batch = None
             continue
-        now, trial, busy_s, assignment = heapq.heappop(ends)
+        now, trial, busy_s, epochs = heapq.heappop(ends)
         outcome.busy_s += busy_s
         outcome.finished += 1
-        outcome.epochs += assignment.epochs_planned
+        outcome.epochs += epochs
         scheduler.ended(trial, "finished", now)
         launch(now)
     # Trials that still run are cut; the completed part counts, as in the controller.
-    for end_s, trial, busy_s, assignment in ends:
+    for end_s, trial, busy_s, epochs in ends:
         done_s = max(0.0, busy_s - (end_s - limit_s))
         outcome.busy_s += done_s
-        outcome.epochs += assignment.epochs_planned * done_s / busy_s
+        outcome.epochs += epochs * done_s / busy_s
         scheduler.ended(trial, "cut", limit_s)
     if not scheduler.over(limit_s):
         raise AssertionError("the scheduler does not know that its time is up")

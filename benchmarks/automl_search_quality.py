@@ -41,16 +41,16 @@ from accelmark.automl.config import (
     SearchName,
     TrainingConfig,
     TuningConfig,
+    WeightMode,
 )
-from accelmark.automl.controller.controller import SearchController
+from accelmark.automl.controller import SearchController
 from accelmark.automl.journal import Proposed, SearchDirectory, SearchState, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphLimits
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
-from accelmark.automl.records import WeightMode
-from accelmark.automl.scoring.score import Scoreboard
-from accelmark.automl.search.samplers import grown, space
+from accelmark.automl.scoring import Scoreboard
+from accelmark.automl.search.searchers import grown, space
 from accelmark.datasets.images import LabeledArrays, read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 from tests.automl.threads import thread_pool
@@ -227,8 +227,7 @@ def _curve(state: SearchState) -> list[list[float]]:
     """Return (operations spent, held-out error) at the end of each trial."""
     board = Scoreboard(state)
     ends = [record.ended_s or 0.0 for record in board.trials.values()]
-    points = [(board.operations_until(end), board.at(end).error) for end in ends]
-    return [[operations, error] for operations, error in points if error is not None]
+    return [[point.operations, point.error] for point in map(board.at, ends) if point.error is not None]
 
 
 def _line_of_descent(state: SearchState, individual: int) -> list[str]:

@@ -32,7 +32,7 @@ from accelmark.run.controller.data import data_dirs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case, load_vendor
 from accelmark.spec.runfile import CaseRequest, RunSpec
-from accelmark.telemetry.host.sysinfo import cpu_model
+from accelmark.telemetry.host import cpu_model
 
 RESULTS: Final = Path(__file__).parent / "results" / "best_practice.json"
 WARM: Final = 1 / 3

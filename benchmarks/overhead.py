@@ -35,7 +35,7 @@ from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_launch, load_vendor
 from accelmark.spec.plugins.framework import HostPlace
 from accelmark.spec.settings.training import TrainSettings
-from accelmark.telemetry.host.sysinfo import cpu_model
+from accelmark.telemetry.host import cpu_model
 from accelmark.train.loop.contract import HostClock, HostLosses, Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest

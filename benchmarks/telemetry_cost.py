@@ -22,8 +22,7 @@ from pathlib import Path
 from accelmark.results.read.telemetry import read_samples
 from accelmark.spec.plugins.catalog import find
 from accelmark.telemetry.forms import read_vendor
-from accelmark.telemetry.host.sampler import HostSampler
-from accelmark.telemetry.host.sysinfo import cpu_model
+from accelmark.telemetry.host import HostSampler, cpu_model
 from accelmark.telemetry.inventory import default_vendor, detect
 from accelmark.telemetry.sources import device_sources
 

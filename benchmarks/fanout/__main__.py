@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.telemetry.host.sysinfo import cpu_model
+from accelmark.telemetry.host import cpu_model
 from benchmarks.fanout.bookkeeping import bookkeeping
 from benchmarks.fanout.figure import write_figures
 from benchmarks.fanout.simulated import measure

@@ -10,7 +10,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.audit import acceptance
 from accelmark.audit.acceptance import MIN_REPEATS_S, judge, newest_cases, rounds_lacking, support
 from accelmark.cli.acceptance import accept
 from accelmark.cli.help import Verb
@@ -85,24 +84,7 @@ def test_a_dry_run_shows_the_rounds_that_lack_and_starts_nothing(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_dry_run_writes_no_readme_where_nothing_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "MIN_REPEATS_S", 0.001)
-    made(tmp_path / "runs" / "one", rounds=1)
-    readme = tmp_path / "README.md"
-    options = ["--scales", "1x1", "--dry-run", "--readme", str(readme), "--runs", str(tmp_path / "runs")]
-    done = CliRunner().invoke(app, ["accept", "nvidia", "toy", *options])
-    assert (done.exit_code, "nothing is missing" in done.output, readme.exists()) == (0, True, False), done.output
-
-
-@pytest.mark.usefixtures("plugins")
 def test_a_case_without_a_run_is_refused_with_the_option_that_trains_it(tmp_path: Path) -> None:
     options = ["--scales", "1x1", "--runs", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, ["accept", "nvidia", "toy", *options])
     assert str(done.exception).endswith("has no training of toy on nvidia: add --run, with --scales 1x1,1x8")
-
-
-@pytest.mark.parametrize("scales", ["8", "1x0", "1x1;1x2"])
-def test_a_scale_that_is_none_is_refused(plugins: Path, scales: str) -> None:
-    (plugins / "runs").mkdir()
-    done = CliRunner().invoke(app, ["accept", "nvidia", "toy", "--runs", str(plugins / "runs"), "--scales", scales])
-    assert "HOSTSxDEVICES" in str(done.exception)

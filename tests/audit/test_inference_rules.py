@@ -97,6 +97,16 @@ def change_step(run: Path, step: str, **details: Any) -> None:
     change_events(run, change)
 
 
+def change_event(run: Path, name: str, phase: str | None = None, **values: Any) -> None:
+    """Change values of an event, functions by the event's value."""
+
+    def change(event: str, value: dict[str, Any]) -> None:
+        if event == name and value.get("phase") == phase:
+            value |= {key: new(value) if callable(new) else new for key, new in values.items()}
+
+    change_events(run, change)
+
+
 def change_infer(run: Path, **values: Any) -> None:
     path = run / ROUND / "job.json"
     told = json.loads(path.read_text())
@@ -114,10 +124,14 @@ def add_event(run: Path, event: str, value: dict[str, Any]) -> None:
     (run / LOG).write_text("\n".join(lines) + "\n")
 
 
+SCENARIO: dict[str, Any] = {
+    "scenario": "offline", "valid": True, "functional": False, "figure": 100.0, "figure_name": "samples_per_second",
+    "latencies_ms": {}, "log_dir": "loadgen/offline",
+}  # fmt: skip
+
+
 def judged(run: Path) -> CaseResult:
-    for result in run.rglob("result.json"):
-        result.unlink()
-    return measure_run(run).cases[0]
+    return measure_run(run, recompute=True).cases[0]
 
 
 def rules(case: CaseResult, severity: str) -> set[str]:
@@ -183,7 +197,7 @@ def test_types_that_only_an_outside_engine_states_need_answers_that_confirm_them
 ) -> None:
     change_step(run, "compile", graph_types="bfloat16:10", engine_code="engines/fast.py")
     change_infer(run, settings={"precision": "bf16"})
-    change_events(run, lambda event, value: value.update(median_error=error) if event == "ANSWER_CHECK" else None)
+    change_event(run, "ANSWER_CHECK", median_error=error)
     assert {finding.severity for finding in judged(run).findings if finding.rule == "precision"} == severities
 
 
@@ -198,33 +212,21 @@ def test_types_that_only_an_outside_engine_states_need_answers_that_confirm_them
     ],
 )
 def test_answers_that_are_not_the_models_make_a_run_invalid(run: Path, change: dict[str, Any], words: str) -> None:
-    def answered(event: str, value: dict[str, Any]) -> None:
-        if event == "ANSWER_CHECK":
-            value |= change
-
-    change_events(run, answered)
+    change_event(run, "ANSWER_CHECK", **change)
     case = judged(run)
     assert case.verdict == "INVALID"
     assert any(words in reason for reason in case.reasons), case.reasons
 
 
 def test_answers_that_were_not_compared_make_a_run_open(run: Path) -> None:
-    def renamed(event: str, value: dict[str, Any]) -> None:
-        if event == "ANSWER_CHECK":
-            value["num_items"] = 0
-
-    change_events(run, renamed)
+    change_event(run, "ANSWER_CHECK", num_items=0)
     case = judged(run)
     assert case.verdict == "OPEN"
     assert rules(case, "open") == {"answers"}
 
 
 def test_time_outside_of_the_calls_is_reported(run: Path) -> None:
-    def slow(event: str, value: dict[str, Any]) -> None:
-        if event == "FORWARD" and value["phase"] == "inference":
-            value["crossing_ms"] = 0.5 * sum(value["latency_ms"])
-
-    change_events(run, slow)
+    change_event(run, "FORWARD", "inference", crossing_ms=lambda value: 0.5 * sum(value["latency_ms"]))
     assert "time-outside-engine" in rules(judged(run), "warning")
 
 
@@ -245,11 +247,8 @@ def test_answers_and_speed_of_a_scenario_are_judged(run: Path, change: dict[str,
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chip": chip}))
     answers = {"num_items": 100, "median_error": 1e-7, "worst_error": 1e-6, "top1_agreement": 1.0}
     check = {"fresh_ms": 1, "same_ms": 1, "speedup": 1.0, "limit": 1.1, "suspicious": False, "num_batches": 12}
-    said: dict[str, Any] = {
-        "scenario": "offline", "valid": True, "functional": False, "figure": 100.0, "figure_name": "samples_per_second",
-        "latencies_ms": {}, "log_dir": "loadgen/offline", "crossing_us": 50.0, "accuracy_answers": answers,
-        "performance_answers": answers, "repeat_check": check,
-    }  # fmt: skip
+    said = SCENARIO | {"crossing_us": 50.0, "repeat_check": check}
+    said |= {"accuracy_answers": answers, "performance_answers": answers}
     for name, value in change.items():
         said[name] = said[name] | value if isinstance(value, dict) else value
     add_event(run, "SCENARIO", said)
@@ -257,11 +256,7 @@ def test_answers_and_speed_of_a_scenario_are_judged(run: Path, change: dict[str,
 
 
 def test_an_engine_whose_accuracy_was_not_compared_is_invalid_or_open_without_a_validation(run: Path) -> None:
-    def without(event: str, value: dict[str, Any]) -> None:
-        if event == "EVALUATE" and value["phase"] == "validation":
-            value["metrics"] = {}
-
-    change_events(run, without)
+    change_event(run, "EVALUATE", "validation", metrics={})
     assert rules(judged(run), "error") == {"accuracy-missed"}
     change_infer(run, settings={"no_validation": True, "exist_onnx_path": "given.onnx"})
     assert (rules(judged(run), "error"), rules(judged(run), "open") >= {"accuracy-missed"}) == (set(), True)
@@ -270,11 +265,7 @@ def test_an_engine_whose_accuracy_was_not_compared_is_invalid_or_open_without_a_
 
 
 def test_an_engine_whose_accuracy_was_not_measured_is_invalid(run: Path) -> None:
-    def without(event: str, value: dict[str, Any]) -> None:
-        if event == "EVALUATE" and value["phase"] == "inference":
-            value["metrics"] = {"top1": None}
-
-    change_events(run, without)
+    change_event(run, "EVALUATE", "inference", metrics={"top1": None})
     assert "accuracy-missed" in rules(judged(run), "error")
 
 
@@ -291,11 +282,7 @@ def test_loadgens_result_of_a_scenario_counts(
     run: Path, scenario: dict[str, Any], severity: str | None, rule: str | None
 ) -> None:
     change_infer(run, settings={"scenarios": ["offline"]})
-    said = {
-        "scenario": "offline", "valid": True, "functional": False, "figure": 100.0, "figure_name": "samples_per_second",
-        "latencies_ms": {}, "log_dir": "loadgen/offline",
-    }  # fmt: skip
-    add_event(run, "SCENARIO", said | scenario)
+    add_event(run, "SCENARIO", SCENARIO | scenario)
     case = judged(run)
     found = {finding.rule: finding.severity for finding in case.findings if finding.rule.startswith("loadgen")}
     assert found == ({rule: severity} if rule is not None else {})
@@ -303,20 +290,16 @@ def test_loadgens_result_of_a_scenario_counts(
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.005, "VALID"), (0.05, "OPEN")])
 def test_an_engine_that_leaves_time_out_has_to_be_looked_at(run: Path, share: float, verdict: str) -> None:
-    def declaring(event: str, value: dict[str, Any]) -> None:
-        if event == "FORWARD" and value["phase"] == "inference":
-            value["not_inference_ms"] = [latency * share / (1 - share) for latency in value["latency_ms"]]
-
-    change_events(run, declaring)
+    change_event(
+        run,
+        "FORWARD",
+        "inference",
+        not_inference_ms=lambda value: [ms * share / (1 - share) for ms in value["latency_ms"]],
+    )
     case = judged(run)
     assert case.verdict == verdict
     assert ("declared-time" in rules(case, "open")) == (verdict == "OPEN")
     assert any("declares 5.0\u202f% of its calls' time" in reason for reason in case.reasons) == (verdict == "OPEN")
-
-
-def test_a_scenario_without_a_result_is_found(run: Path) -> None:
-    change_infer(run, settings={"scenarios": ["server"], "server_latency_bound_ms": 5.0})
-    assert "loadgen-invalid" in rules(judged(run), "error")
 
 
 def test_rounds_with_different_models_are_found(run: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, Standard
-from accelmark.audit.outcome import plausible_convergence
+from accelmark.audit.rounds import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figures import FigureName
 from accelmark.results.read.reevaluation import reevaluation_dir

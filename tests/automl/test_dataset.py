@@ -17,7 +17,7 @@ from accelmark.datasets.folders import ClassFolders
 from accelmark.datasets.images import LabeledFiles, imagenet_identity
 from accelmark.datasets.shards import write_tar, write_tfrecord
 from accelmark.spec.errors import DataError, RequestError
-from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network, write_images
+from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
 def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
@@ -49,11 +49,6 @@ def test_fashion_mnist_is_split_three_ways_without_overlap(tmp_path: Path, packe
     seen = {data.training.batch(everything[[index]], None).tobytes() for index in everything}
     validated = {data.validation.batch(np.array([index]), None).tobytes() for index in range(5)}
     assert not seen & validated
-
-
-def test_a_split_is_the_same_every_time(tmp_path: Path) -> None:
-    write_fashion(tmp_path)
-    assert opened(tmp_path).fingerprint == opened(tmp_path).fingerprint
 
 
 def test_a_missing_or_damaged_split_is_reported(tmp_path: Path) -> None:
@@ -181,13 +176,6 @@ def test_a_limit_applies_to_all_splits(tmp_path: Path) -> None:
     assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
 
 
-def test_arrays_without_a_split_are_reported(tmp_path: Path) -> None:
-    np.savez(tmp_path / "half.npz", train_images=np.zeros((2, 1, SIDE, SIDE)), train_labels=np.arange(2))
-    with pytest.raises(DataError, match="held_out_images"):
-        open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "half.npz"), tiny_network())
-    assert write_images(tmp_path / "whole.npz", classes=CLASSES).is_file()
-
-
 def arrays(**changes: object) -> dict[str, object]:
     images = np.zeros((40, 1, SIDE, SIDE), np.uint8)
     plain = {"train_images": images, "train_labels": np.arange(40) % CLASSES}
@@ -209,10 +197,3 @@ def test_arrays_that_are_not_labeled_images_are_reported_by_file_and_array(
     np.savez(tmp_path / "bad.npz", **arrays(**changes))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "bad.npz"), tiny_network())
-
-
-def test_equal_images_in_another_place_are_equal_data(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    one = open_dataset(tiny_dataset(tmp_path / "a"), tiny_network())
-    assert one.fingerprint == open_dataset(tiny_dataset(tmp_path / "b"), tiny_network()).fingerprint

@@ -67,13 +67,10 @@ def test_no_trial_starts_after_the_time_is_up_and_all_end_then(concurrency: int,
 
 def test_epochs_and_tuning_follow_the_round_to_the_end() -> None:
     schedule = ScheduleConfig(concurrency=3, max_trials=99)
-    assert [schedule.epochs_of(schedule.round_of(trial)) for trial in range(15)] == [15] * 3 + [30] * 3 + [45] * 3 + [
-        60
-    ] * 6
-    assert [schedule.tunes(schedule.round_of(trial)) for trial in range(12)] == [False] * 9 + [True] * 3
-    assert not any(
-        ScheduleConfig(concurrency=1, max_trials=99, tuning_round=None).tunes(number) for number in range(1, 31)
-    )
+    assert [schedule.plan(number) for number in range(1, 6)] == [
+        (15, False), (30, False), (45, False), (60, True), (60, True),
+    ]  # fmt: skip
+    assert ScheduleConfig(max_trials=99, tuning_round=None).plan(30) == (60, False)
 
 
 def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:

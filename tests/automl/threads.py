@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+from accelmark.automl.cluster import WorkerPool
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
-from accelmark.automl.pool import WorkerPool
 from accelmark.automl.trial.worker import TrialWorker
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelmark.automl.scoring.score import verify_search
+from accelmark.automl.scoring import verify_search
 from tests.automl.controller.searching import Search
 from tests.automl.controller.test_ssh_cluster import free_port
 from tests.cluster.bed import Bed

@@ -12,14 +12,9 @@ from accelmark.results.figures import FigureName
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import consumption_figures
 from accelmark.results.schema import Figure
-from accelmark.telemetry.energy import EnergyReason, energy, integrate
+from accelmark.telemetry.energy import EnergyReason, energy
 
 RAMP = [(0.0, 100.0), (1.0, 200.0), (2.0, 300.0), (3.0, 300.0)]
-
-
-def test_trapezoids_with_interpolated_ends() -> None:
-    # 150 W at 0.5 s, 200 at 1, 300 at 2, 300 at 2.5: 0.5*(150+200)/2 + 1*(200+300)/2 + 0.5*300 = 87.5 + 250 + 150
-    assert integrate(RAMP, 0.5, 2.5) == pytest.approx(487.5)
 
 
 def test_power_over_a_covered_window_gives_its_energy() -> None:

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from accelmark.telemetry.device import DeviceSample
-from accelmark.telemetry.host.sampler import (
+from accelmark.telemetry.host import (
     HostSample,
     HostSampler,
-    IpmiError,
     Rapl,
     RaplError,
     busy_host,
     busy_reasons,
+    collect,
+    cpu_model,
     foreign_processes,
     parse_dcmi,
     parse_sdr,
-    pressure,
 )
-from accelmark.telemetry.host.sysinfo import collect, cpu_model
+from accelmark.telemetry.sources import CommandError
 from accelmark.vendors.cpu.telemetry import Source
-from tests.telemetry.recordings import text_of
+from tests.telemetry.test_forms import text_of
 
 
 def _zone(root: Path, number: int, name: str, energy_uj: int, range_uj: int = 262_143_328_850) -> Path:
@@ -89,13 +89,6 @@ def test_the_controllers_power_is_the_instantaneous_one() -> None:
     assert parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
 
 
-def test_pressure_is_read_as_the_kernel_writes_it() -> None:
-    text = "some avg10=3.01 avg60=0.61 avg300=0.27 total=8295676\nfull avg10=9.00 avg60=0.00 avg300=0.00 total=0"
-    assert pressure(text) == (3.01, 8295676)
-    with pytest.raises(ValueError, match="avg10"):
-        pressure("full avg10=1.0")
-
-
 def test_the_busy_share_and_the_ranks_memory_follow_a_process_that_works() -> None:
     working = "x = bytearray(64 << 20); print('working', flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", working], stdout=subprocess.PIPE) as process:
@@ -122,10 +115,7 @@ def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
         found = foreign_processes(devices, [own.pid])
         own.kill()
         other.kill()
-    assert found == [
-        f"process {other.pid} (sleep) on device 0",
-        f"process {gone} (name not visible) on device 1",
-    ]
+    assert found == [f"process {other.pid} (sleep) on device 0", f"process {gone} (name not visible) on device 1"]
 
 
 def test_a_busy_host_gets_findings_and_an_idle_one_gets_none() -> None:
@@ -158,7 +148,7 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
 
 def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
     assert parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok") == 336
-    with pytest.raises(IpmiError, match="no sensor"):
+    with pytest.raises(CommandError, match="no sensor"):
         parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
-    with pytest.raises(IpmiError, match="2 sensors with different values"):
+    with pytest.raises(CommandError, match="2 sensors with different values"):
         parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")

@@ -249,35 +249,6 @@ def test_an_interrupt_meant_for_the_ranks_does_not_end_the_recorder(tmp_path: Pa
     assert stop(process, tmp_path).footer is not None
 
 
-def test_a_wall_clock_that_steps_back_has_no_effect(tmp_path: Path) -> None:
-    """Time is stepped inside the process, since the machine's own clock is not ours to set."""
-    (tmp_path / "telemetry.json").write_text(
-        json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
-    )
-    program = textwrap.dedent("""
-        import sys, time
-        from pathlib import Path
-        real, stepped = time.time, Path(sys.argv[1], "stepped")
-        time.time = lambda: real() - (7200 if stepped.exists() else 0)
-        from accelmark.telemetry.record import main
-        sys.exit(main(sys.argv[1:]))
-    """)
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(SRC)},
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    until(lambda: num_lines(tmp_path) >= 5)
-    (tmp_path / "stepped").touch()
-    until(lambda: num_lines(tmp_path) >= 12)
-    recording = stop(process, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
-    samples = [line for line in lines if "t" in line]
-    walls = [sample["wall"] for sample in samples]
-    assert min(after - before for before, after in itertools.pairwise(walls)) < -7000
-    assert len(recording.t) == len(samples)  # none of them went back in monotonic time
-    assert len(_read_values(recording.host["mem_used_mib"])) == len(samples)
-
-
 SAMPLE: dict[str, Any] = {
     "t": 1.0, "wall": 1000.5,
     "host": {"cpu": 0.25, "mem_used_mib": 2.0, "power_w": None},

@@ -16,7 +16,6 @@ from accelmark.spec.plugins.catalog import folders, framework_device, frameworks
 MIN_REPEATS_S: Final = 600.0
 """Training time of all rounds of a scale."""
 _SLACK: Final = 1.1
-"""Rounds of the new run may be faster."""
 Scale = tuple[int, int]
 """Hosts, and devices on each."""
 
@@ -25,14 +24,12 @@ class Criterion(NamedTuple):
     """One rule of acceptance at one scale."""
 
     scale: str
-    """``1x8``."""
     rule: str
     expected: str
     actual: str
     passed: bool | None
     """None: it does not apply, or nothing is expected."""
     run: str | None
-    """Name of the run that shows it."""
 
 
 def newest_cases(runs: Iterable[LoadedRun], vendor: str, model: str, framework: str) -> dict[Scale, LoadedCase]:
@@ -48,10 +45,7 @@ def newest_cases(runs: Iterable[LoadedRun], vendor: str, model: str, framework: 
 
 
 def judge(cases: dict[Scale, LoadedCase], scales: Sequence[Scale], efficiency: float | None) -> list[Criterion]:
-    """Judge each scale: target, adaptation, telemetry, repeats, and speed-up over the smallest scale.
-
-    ``efficiency`` is the vendor's expectation of the speed-up over that of the number of devices.
-    """
+    """Judge each scale; ``efficiency`` is the vendor's expectation of the speed-up as a share of the ideal one."""
     base = cases.get(min(scales, key=math.prod))
     return [criterion for scale in scales for criterion in _criteria(scale, cases.get(scale), base, efficiency)]
 
@@ -89,10 +83,7 @@ def _criteria(
 
 
 def rounds_lacking(case: LoadedCase | None) -> int:
-    """Return the rounds of a new run that last :data:`MIN_REPEATS_S`; 1 without a round that shows how long one takes.
-
-    Returns 0 where the newest run lasts long enough.
-    """
+    """Return how many rounds more last :data:`MIN_REPEATS_S`; 1 without a round that shows how long one takes."""
     times_s = [each.value_of(FigureName.RAW_TRAIN_TIME) or 0.0 for each in case.succeeded] if case is not None else []
     if not sum(times_s):
         return 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_j
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
+from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.log.events import Started
 from accelmark.spec.log.records import (
     ADAPTATION_FILE,
@@ -43,13 +43,11 @@ _DATA: Final[TypeAdapter[dict[str, DataRecord]]] = TypeAdapter(dict[str, DataRec
 
 
 class Standard(NamedTuple):
-    """The standard case on this machine."""
+    """The standard case on this machine; ``sha256`` is over its files of the round's task."""
 
     spec: CaseSpec
     sha256: str
-    """Hash over its files of the round's task."""
     is_shipped: bool
-    """Whether AccelMark ships it."""
 
 
 class ReferenceFolders(NamedTuple):
@@ -58,7 +56,6 @@ class ReferenceFolders(NamedTuple):
     case: Standard | None = None
     """The case of the run's name and version; None where this machine has none."""
     vendor: VendorSpec | None = None
-    """The vendor as AccelMark ships it; None where it ships none of that name."""
 
     @property
     def size(self) -> Literal["mini", "standard"]:
@@ -76,36 +73,20 @@ class RoundEvidence(NamedTuple):
 
     result: RoundResult
     job: JobSpec | None
-    """None where ``job.json`` cannot be read."""
     reference: ReferenceFolders
     started: Started | None = None
     """INIT_END of rank 0; None for inference, or where the rank did not write it."""
     data: Mapping[str, DataRecord] | None = None
-    """None where the run stored no record of its data."""
     reevaluation: Reevaluation | None = None
-    """Result of the round's evaluation job; None where there was none."""
     adaptations: tuple[AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
     environments: tuple[EnvironmentRecord, ...] = ()
     """The environment of the ranks on each host, and of the evaluation job's ranks, where they were recorded."""
 
     @property
-    def has_same_case(self) -> bool:
-        """Whether the round used the files of the case on this machine."""
-        case = self.reference.case
-        return case is not None and self.job is not None and self.job.case.sha256 == case.sha256
-
-    @property
     def number(self) -> int:
         """Number of the round, from 1."""
         return self.result.round
-
-
-class PlanFile(NamedTuple):
-    """The content of ``plan.json``."""
-
-    sha256: str
-    text: str
 
 
 @final
@@ -118,11 +99,10 @@ class Evidence:
     reference: ReferenceFolders
     source: SourceRecord | None
     planned: Sequence[dict[str, Any]] = ()
-    """Planned jobs of the key, as in ``plan.json``."""
     not_planned: Sequence[str] = ()
     """Directories of rounds of the key that ``events.jsonl`` names and ``plan.json`` does not."""
     registration: Registration | None = None
-    plan_file: PlanFile | None = None
+    plan: bytes | None = None
     vendor_copies: Mapping[str, str] = field(default_factory=dict)
     """Vendor's folder for a case, by name -> hash of the copy in the run; without those that bundling changed."""
 
@@ -149,6 +129,24 @@ def deviation(entry: RoundEvidence, rule: str, expected: str, actual: str) -> Fi
     return finding("open" if "open" in entry.result.marks else "error", rule, expected, actual)
 
 
+def changed_settings(
+    entry: RoundEvidence, standard: Mapping[str, Any], actual: Spec, mutable: Sequence[str]
+) -> Findings:
+    """Report settings that differ from the case's, which are checked by the model of the ``actual`` ones."""
+    try:
+        fixed = flatten(type(actual).model_validate(standard).model_dump(mode="json"))
+    except ValidationError:
+        return
+    forced = {name for name, setting in entry.result.settings.items() if setting.forced}
+    changed = [
+        f"{name} is {value} instead of {fixed.get(name)}"
+        for name, value in flatten(actual.model_dump(mode="json")).items()
+        if value != fixed.get(name) and not may_change(name, mutable) and name not in forced
+    ]
+    if changed:
+        yield deviation(entry, "settings-changed", "the settings of case.yaml", "; ".join(changed))
+
+
 Ts = TypeVarTuple("Ts")
 Findings = Iterator[Finding]
 Rule = Callable[[Evidence], Findings]
@@ -173,24 +171,27 @@ def for_each(
 def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> Evidence:
     """Read the records of the rounds of one key; unreadable records are None, which the rules report."""
     first = next(iter(rounds.values()), None)
-    reference = (
-        ReferenceFolders(_standard(first), _shipped_vendor(first.vendor)) if first is not None else ReferenceFolders()
-    )
+    reference = ReferenceFolders(_standard(first), _shipped_vendor(first.vendor)) if first else ReferenceFolders()
     entries = [_round(run_dir / name, result, reference) for name, result in rounds.items()]
-    ordered = sorted(entries, key=lambda entry: entry.number)
     slug = next((name.split("/")[0] for name in rounds), "")
-    planned = planned_jobs(read_json(run_dir / "plan.json"))
+    plan = run_dir / "plan.json"
+    planned = planned_jobs(read_json(plan))
     carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("job"))
+    copies: dict[str, str] = {}
+    for folder in run_dir.glob(f"{VENDOR_CODE_DIR}/cases/*"):
+        contents = list(tree_files(folder, whole=True))
+        if not any(LEFT_OUT.encode() in content for _, content in contents):
+            copies[folder.name] = files_hash(contents)
     return Evidence(
-        rounds=ordered,
+        rounds=sorted(entries, key=lambda entry: entry.number),
         num_planned=num_planned,
         reference=reference,
         source=source_of(run_dir),
         planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
         not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
         registration=_read(Registration, run_dir / REGISTRATION_FILE),
-        plan_file=_plan_file(run_dir / "plan.json"),
-        vendor_copies=_vendor_copies(run_dir / VENDOR_CODE_DIR / "cases"),
+        plan=plan.read_bytes() if plan.is_file() else None,
+        vendor_copies=copies,
     )
 
 
@@ -199,24 +200,10 @@ def source_of(run_dir: Path) -> SourceRecord | None:
     return _read(SourceRecord, run_dir / SOURCE_FILE)
 
 
-def _vendor_copies(cases: Path) -> dict[str, str]:
-    hashes: dict[str, str] = {}
-    for folder in cases.iterdir() if cases.is_dir() else ():
-        contents = list(tree_files(folder, whole=True))
-        if not any(LEFT_OUT.encode() in content for _, content in contents):
-            hashes[folder.name] = files_hash(contents)
-    return hashes
-
-
-def _plan_file(path: Path) -> PlanFile | None:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    return PlanFile(hashlib.sha256(content).hexdigest(), content.decode(errors="replace"))
-
-
 def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) -> RoundEvidence:
+    data: dict[str, DataRecord] | None = None
+    with suppress(OSError, ValidationError):
+        data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
     adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
     places = (round_dir, reevaluation_dir(round_dir))
     files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{ENVIRONMENT_FILE}")))
@@ -226,18 +213,11 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
         job=_read(JobSpec, round_dir / "job.json"),
         reference=reference,
         started=_parse(Started, result.environment.started),
-        data=read_data(round_dir),
+        data=data,
         reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
         environments=tuple(filter(None, environments)),
     )
-
-
-def read_data(round_dir: Path) -> dict[str, DataRecord] | None:
-    """Return the records of a round's data by name; None where there are none that can be read."""
-    with suppress(OSError, ValidationError):
-        return _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
-    return None
 
 
 def _read(model: type[S], path: Path) -> S | None:

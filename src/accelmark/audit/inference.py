@@ -142,10 +142,7 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
 
 @for_each(_engines)
 def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
-    """Check that the engine had a separate process and that its answers were compared with the framework's.
-
-    The comparison itself is a finding of the round (``inference-accuracy``).
-    """
+    """Check that the engine's answers were compared with the framework's, here for the scenarios of LoadGen."""
     if inference.answers is None or not inference.answers.num_items:
         actual = "the engine's answers were not compared with the framework's: the run had no model (no_validation)"
         yield finding("open", "answers", "every answer compared", actual)
@@ -216,10 +213,7 @@ def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: Infe
 
 @for_each(_engines)
 def time_outside_engine(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
-    """Report windows that are longer by the rank's clock than the calls by the clock of the engine's process.
-
-    Rates and latencies are by the rank's clock: such a difference changes none of them.
-    """
+    """Report windows that are longer by the rank's clock than the calls by the clock of the engine's process."""
     share = inference.crossing_share
     if share is not None and share > MAX_SHARE_OUTSIDE:
         actual = f"{percent(share)} of the windows' time is outside of the calls: a busy machine, or the engine's clock"
@@ -257,8 +251,7 @@ def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
 @for_each(_inferences)
 def loadgen(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
-    results = [(result, result.figure) for result in inference.scenarios]
-    yield from loadgen_findings(results, infer.settings.scenarios)
+    yield from loadgen_findings([(one, one.figure) for one in inference.scenarios], infer.settings.scenarios)
 
 
 def loadgen_findings(

@@ -1,7 +1,4 @@
-"""Rules about provenance: AccelMark's own files, the case's folder, and the code that the vendor replaced.
-
-AccelMark's files are hashed as installed and as a git commit has them, to compare with a run's source record.
-"""
+"""Rules about provenance: AccelMark's own files, the case's folder, and the code that the vendor replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import io
 import re
 import subprocess
 import tarfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
@@ -19,7 +16,6 @@ import accelmark
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, RoundResult, Severity, finding
-from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, task_files, tree_files, tree_hash
 
@@ -95,7 +91,16 @@ def case_folder(evidence: Evidence) -> Findings:
     jobs = [entry.job for entry in evidence.rounds if entry.job is not None]
     if len({job.case.sha256 for job in jobs}) > 1:
         yield finding("error", "case-changed", "", "the case's files changed between rounds")
-    yield from _vendor_code(jobs, evidence.vendor_copies)
+    files = [job.adaptation for job in jobs if job.adaptation is not None]
+    if len({each.sha256 for each in files}) > 1:
+        yield finding("error", "case-changed", "", "the vendor's files changed between rounds")
+    for folder in dict.fromkeys(each.path for each in files if each.is_extension):
+        yield finding("info", "vendor-code", "", f"{folder} extends the vendor that AccelMark ships")
+    for name, sha256 in {each.name: each.sha256 for each in files}.items():
+        copied = evidence.vendor_copies.get(name, sha256)
+        if copied != sha256:
+            actual = f"the copy of {name} in the run has hash {copied[:12]}"
+            yield finding("error", "vendor-code", f"the folder that ran, hash {sha256[:12]}", actual)
     standard = evidence.reference.case
     if standard is None or not jobs:
         return
@@ -103,30 +108,13 @@ def case_folder(evidence: Evidence) -> Findings:
         actual = f"the case {standard.spec.name} is not shipped with AccelMark: hash {standard.sha256[:12]}"
         yield finding("info", "case-changed", "", actual)
     recorded = jobs[0].case.sha256
-    if recorded != standard.sha256 and not _is_committed(evidence, recorded):
+    commit = evidence.source.commit if evidence.source is not None and standard.is_shipped else None
+    task = evidence.rounds[0].result.task
+    # An earlier AccelMark may have had other files of the case.
+    committed = hash_at(commit, f"cases/{standard.spec.name}", task) if commit and recorded != standard.sha256 else None
+    if recorded not in (standard.sha256, committed):
         actual = f"the case's files had hash {recorded[:12]}"
         yield finding("open", "case-changed", f"the files on this machine, hash {standard.sha256[:12]}", actual)
-
-
-def _vendor_code(jobs: Sequence[JobSpec], copies: Mapping[str, str]) -> Findings:
-    files = {job.adaptation.name: job.adaptation.sha256 for job in jobs if job.adaptation is not None}
-    if len({job.adaptation.sha256 for job in jobs if job.adaptation is not None}) > 1:
-        yield finding("error", "case-changed", "", "the vendor's files changed between rounds")
-    for folder in dict.fromkeys(job.adaptation.path for job in jobs if job.adaptation and job.adaptation.is_extension):
-        yield finding("info", "vendor-code", "", f"{folder} extends the vendor that AccelMark ships")
-    for name, sha256 in files.items():
-        if copies.get(name, sha256) != sha256:
-            actual = f"the copy of {name} in the run has hash {copies[name][:12]}"
-            yield finding("error", "vendor-code", f"the folder that ran, hash {sha256[:12]}", actual)
-
-
-def _is_committed(evidence: Evidence, sha256: str) -> bool:
-    """Return whether a shipped case has this hash in the commit that the run names: an earlier AccelMark's files."""
-    source, standard = evidence.source, evidence.reference.case
-    if source is None or source.commit is None or standard is None or not standard.is_shipped:
-        return False
-    task = evidence.rounds[0].result.task
-    return hash_at(source.commit, f"cases/{standard.spec.name}", task) == sha256
 
 
 def hooks(evidence: Evidence) -> Findings:
@@ -189,13 +177,18 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     if entry is None or entry.job is None:
         return None
     files, module = entry.job.adaptation, entry.job.framework_module
+    engines: dict[str, int] = {}
+    for inference in (one.result.inference for one in evidence.rounds):
+        details = engine_details(inference) if inference is not None else {}
+        if "engine_code" in details:
+            engines[str(details["engine_code"])] = int(str(details.get("engine_code_lines", 0)))
     names = {name for entry in evidence.rounds for record in entry.adaptations for name in record.environment}
     return AdaptationCost(
         keys=tuple(_changed_keys(entry.result)),
         hooks=tuple(_hooks(evidence)),
         extern=files.extern if files else {},
         kernels=files.kernels if files else {},
-        engines=dict(_engines(evidence)),
+        engines=engines,
         requirements=files.requirements if files else (),
         environment=tuple(sorted(names)),
         vendor_environment=tuple(sorted(_not_shipped(entry))),
@@ -218,14 +211,6 @@ def _not_shipped(entry: RoundEvidence) -> set[str]:
     shipped = entry.reference.vendor.environment if entry.reference.vendor is not None else {}
     given = entry.job.vendor_environment if entry.job is not None else {}
     return {name for name, value in given.items() if shipped.get(name) != value}
-
-
-def _engines(evidence: Evidence) -> Iterator[tuple[str, int]]:
-    for entry in evidence.rounds:
-        if entry.result.inference is not None:
-            details = engine_details(entry.result.inference)
-            if "engine_code" in details:
-                yield str(details["engine_code"]), int(str(details.get("engine_code_lines", 0)))
 
 
 def _hooks(evidence: Evidence) -> Iterator[ReplacedHook]:
@@ -257,10 +242,7 @@ def has_history() -> bool:
 
 @cache
 def hash_at(commit: str, folder: str = ".", task: str = "") -> str | None:
-    """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not in this checkout.
-
-    ``task``: of a case's folder only the files of this task.
-    """
+    """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not here."""
     if not _COMMIT.fullmatch(commit):
         return None
     archived = _git("archive", "--format=tar", commit, "--", folder)

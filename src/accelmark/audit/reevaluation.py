@@ -21,7 +21,6 @@ METRIC_TOLERANCE: Final = 0.005
 NUM_CLOSE_STEPS: Final = 8
 """Steps over which two correct computations stay close; after that, small differences grow as in any chaotic system."""
 MOST_STEPS: Final = 128
-"""Most steps between the checkpoints of a pair."""
 MIN_STEPS_WITH_PAIR: Final = 144
 """Steps from which training writes a pair of checkpoints: 8 before it, at most 128 in it, and 8 more."""
 
@@ -50,28 +49,11 @@ REPLAY_TOLERANCES: Final[dict[Precision, ReplayTolerance]] = {
 NORM_TOLERANCE: Final = 0.05
 """Largest relative difference of the norms of the parameters' changes over 64 steps; over more, in proportion."""
 MIN_LOSS_CORRELATION: Final = 0.8
-"""Smallest :func:`loss_correlation`."""
 
 
-class StateTolerance(NamedTuple):
-    """Largest norm of the difference of a state at the end of a pair / norm of the replayed state.
-
-    States follow from the parameters: where these are as replayed, so are the states.
-    """
-
-    least: float
-    per_update: float
-    """For each unit of the difference of the parameters' changes."""
-    most: float
-
-    def limit(self, update: float) -> float:
-        """Return it where the parameters' changes differ by ``update``."""
-        return min(self.least + self.per_update * update, self.most)
-
-
-BUFFERS_TOLERANCE: Final = StateTolerance(least=0.002, per_update=1.5, most=0.3)
-OPTIMIZER_TOLERANCE: Final = StateTolerance(least=0.02, per_update=15.0, most=2.0)
-"""Each kind of the optimizer's state. docs/reference/replay.md has the differences of honest runs."""
+_STATE_TOLERANCES: Final = {"buffers": (0.002, 1.5, 0.3), "optimizer": (0.02, 15.0, 2.0)}
+"""Largest norm of the difference of a state at the end of a pair / norm of the replayed state: the least, what is added
+for each unit of the difference of the parameters' changes, the most (docs/reference/replay.md)."""
 MAX_UNTIMED: Final = 0.25
 """Largest time before the first step, or in evaluations, beyond the evaluation job's, as a share of the training's."""
 MIN_UNTIMED_S: Final = 2.0
@@ -199,7 +181,7 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
 
 
 def _state_findings(entry: RoundEvidence, replay: ReplayedSteps) -> Findings:
-    """Compare buffers and optimizer state at the end: later steps go on from them, and the evaluation uses buffers.
+    """Compare buffers and optimizer state at the end, from which later steps go on.
 
     Not buffers of the first steps: a vendor may move them before, by a pass that warms up.
     """
@@ -207,7 +189,8 @@ def _state_findings(entry: RoundEvidence, replay: ReplayedSteps) -> Findings:
     for kind, squares in replay.state.items():
         if kind == "buffers" and replay.start is None:
             continue
-        limit = (BUFFERS_TOLERANCE if kind == "buffers" else OPTIMIZER_TOLERANCE).limit(update)
+        least, per_update, most = _STATE_TOLERANCES["buffers" if kind == "buffers" else "optimizer"]
+        limit = min(least + per_update * update, most)
         difference = squares.relative_difference
         if not difference <= limit:
             actual = f"{kind} after {replay.what} differ by {percent(difference, 3)} from the replay's"
@@ -229,10 +212,9 @@ def loss_difference(steps: Iterable[ReplayedStep]) -> float:
 
 
 def loss_correlation(steps: Iterable[ReplayedStep]) -> float | None:
-    """Return the correlation of the losses' changes from step to step, the lowest of any rank.
+    """Return the lowest correlation of any rank between the reported and replayed losses' changes from step to step.
 
-    Batches differ in their losses by more than correct computations do, so that it shows whether each step computed its
-    own batch. None where losses are missing or constant, or are fewer than twice ``NUM_CLOSE_STEPS``.
+    It shows whether each step computed its own batch. None where losses are missing, constant or too few.
     """
     of_ranks: dict[int, list[tuple[float, float]]] = {}
     for step in steps:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-from pydantic import ValidationError
-
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, changed_settings, for_each
 from accelmark.audit.inference import loadgen_findings
 from accelmark.results.schema import ServingRound, ServingStage, finding
 from accelmark.spec.job import InferJob, ServeJob
-from accelmark.spec.layers import flatten, may_change
 from accelmark.spec.number_format import percent
 from accelmark.spec.settings.inference import BENCHMARK_DATA
-from accelmark.spec.settings.serving import LoadSettings, ServeSettings, generation_load
+from accelmark.spec.settings.serving import ServeSettings, generation_load
 
 MAX_FAILED_SHARE: Final = 0.01
 """Share of a stage's requests that may fail with a warning."""
@@ -41,13 +38,6 @@ _LEAST_SHARE: Final = 0.99
 """Share of its planned length that a window has at least, which ends by a timer."""
 
 
-def _served(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServeJob]]:
-    """Yield the serving rounds that succeeded, with their work."""
-    for entry in evidence.succeeded:
-        if entry.job is not None and isinstance(entry.job.work, ServeJob):
-            yield entry, entry.job.work
-
-
 def _serving(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServingRound, ServeSettings]]:
     """Yield the rounds with a load that succeeded, of servers and of offline generation, with results and load."""
     for entry in evidence.succeeded:
@@ -64,49 +54,24 @@ def _listed(parts: Sequence[str]) -> str:
     return "; ".join([*parts[:3], *([f"and {len(parts) - 3} more stages"] if len(parts) > 3 else [])])
 
 
-@for_each(_served)
-def case_contract(entry: RoundEvidence, serve: ServeJob) -> Findings:
+@for_each(Evidence.succeeded_rounds)
+def case_contract(entry: RoundEvidence) -> Findings:
     """Check that the values that a serving case fixes are unchanged."""
     case = entry.reference.case.spec.serve if entry.reference.case is not None else None
-    if case is None:
+    serve = entry.job.work if entry.job is not None else None
+    if case is None or not isinstance(serve, ServeJob):
         return
     if case.min_agreement != serve.min_agreement:
         actual = f"min_agreement was changed from {case.min_agreement:g} to {serve.min_agreement:g}"
         yield finding("error", "target", "min_agreement of case.yaml", actual)
-    try:
-        standard = ServeSettings.model_validate(case.settings)
-    except ValidationError:
-        return
-    fixed = flatten(standard.model_dump(mode="json"))
-    forced = {name for name, setting in entry.result.settings.items() if setting.forced}
-    changed = [
-        f"{name} is {value} instead of {fixed.get(name)}"
-        for name, value in flatten(serve.settings.model_dump(mode="json")).items()
-        if value != fixed.get(name) and not _may_differ(name, case.mutable) and name not in forced
-    ]
-    if changed:
-        yield deviation(entry, "settings-changed", "the settings of case.yaml", "; ".join(changed))
-
-
-def _may_differ(name: str, mutable: tuple[str, ...]) -> bool:
-    """Return whether a run may change a setting: those that choose the server always, others where the case says so."""
-    return name.split(".")[0] in ("server", "endpoint", "served_model", "server_options") or may_change(name, mutable)
+    chosen = ("server", "endpoint", "served_model", "server_options")  # a run may always choose its server
+    yield from changed_settings(entry, case.settings, serve.settings, (*case.mutable, *chosen))
 
 
 @for_each(_serving)
 def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that every stage of the load was measured."""
     load = settings.load
-    missing = _missing(load, serving)
-    if missing:
-        actual = f"not measured: {', '.join(missing)}"
-        what = "concurrency" if load.arrival == "closed" else "rates"
-        yield finding("error", "load-incomplete", f"every stage of load.{what}", actual)
-    if load.search and not any(stage.is_search for stage in serving.stages):
-        yield finding("error", "load-incomplete", "a search (load.search)", "no rate was searched")
-
-
-def _missing(load: LoadSettings, serving: ServingRound) -> list[str]:
     is_closed = load.arrival == "closed"
     measured = {
         (stage.concurrency if is_closed else stage.rate, stage.input_tokens, stage.output_tokens)
@@ -114,12 +79,17 @@ def _missing(load: LoadSettings, serving: ServingRound) -> list[str]:
     }
     wanted: Sequence[float] = load.concurrency if is_closed else load.rates
     lengths: Sequence[tuple[int | None, int | None]] = load.lengths or ((None, None),)
-    return [
+    missing = [
         f"{value:g}" + (f" with {pair[0]} + {pair[1]} tokens" if pair[0] else "")
         for pair in lengths
         for value in wanted
         if (value, *pair) not in measured
     ]
+    if missing:
+        stages = f"every stage of load.{'concurrency' if is_closed else 'rates'}"
+        yield finding("error", "load-incomplete", stages, f"not measured: {', '.join(missing)}")
+    if load.search and not any(stage.is_search for stage in serving.stages):
+        yield finding("error", "load-incomplete", "a search (load.search)", "no rate was searched")
 
 
 @for_each(_serving)
@@ -164,20 +134,19 @@ def pinned_length(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
 def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Compare the tokens by the model's own tokenizer with the server's ``usage``."""
     stages = serving.stages
-    for what, own, usage in (
-        ("answers", sum(stage.own_tokens for stage in stages), sum(stage.usage_tokens for stage in stages)),
-        (
-            "prompts",
+    counts = {
+        "answers": (sum(stage.own_tokens for stage in stages), sum(stage.usage_tokens for stage in stages)),
+        "prompts": (
             sum(stage.own_prompt_tokens for stage in stages),
             sum(stage.usage_prompt_tokens for stage in stages),
         ),
-    ):
-        if own == usage:
-            continue
-        difference = abs(own - usage) / max(usage, own)
-        actual = f"{what} have {own:,} tokens by the model's tokenizer and {usage:,} by the server's usage"
-        severity: Any = "open" if what == "answers" and difference > MAX_TOKEN_DIFFERENCE else "info"
-        yield finding(severity, "token-count", f"a difference of at most {percent(MAX_TOKEN_DIFFERENCE)}", actual)
+    }
+    for what, (own, usage) in counts.items():
+        if own != usage:
+            is_open = what == "answers" and abs(own - usage) / max(usage, own) > MAX_TOKEN_DIFFERENCE
+            expected = f"a difference of at most {percent(MAX_TOKEN_DIFFERENCE)}"
+            actual = f"{what} have {own:,} tokens by the model's tokenizer and {usage:,} by the server's usage"
+            yield finding("open" if is_open else "info", "token-count", expected, actual)
     if not serving.has_tokenizer and any(stage.num_measured for stage in stages):
         actual = "tokens are those of the server's usage: there was no tokenizer to count them with"
         yield finding("open", "token-count", "tokens counted with the model's own tokenizer", actual)
@@ -190,27 +159,20 @@ def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSett
 @for_each(_serving)
 def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the load generator did not limit what was measured: medians, and the percentiles above them."""
-    limits = percent(MAX_LAG_SHARE)
-    late = [text for stage in serving.planned_stages for text in _client_limits(stage)]
+    limits, late, tail = percent(MAX_LAG_SHARE), list[str](), list[str]()
+    for stage in serving.planned_stages:
+        if _exceeds(stage.lag_p50_ms, stage):
+            late.append(f"{stage.label}: median lag {stage.lag_p50_ms:.3g} ms")
+        if stage.client_cpu_share > MAX_CLIENT_CPU:
+            late.append(f"{stage.label}: a client process used {percent(stage.client_cpu_share)} of a core")
+        if _exceeds(stage.lag_p99_ms, stage):
+            tail.append(f"{stage.label}: lag {stage.lag_p99_ms:.3g} ms (p99)")
     if late:
         expected = f"a median lag of at most {limits} of the median TTFT, CPU below {percent(MAX_CLIENT_CPU)}"
         yield finding("open", "slow-client", expected, f"limited by the client: {_listed(late)}")
-    tail = [
-        f"{stage.label}: lag {stage.lag_p99_ms:.3g} ms (p99)"
-        for stage in serving.planned_stages
-        if _exceeds(stage.lag_p99_ms, stage)
-    ]
     if tail:
-        expected = f"a p99 lag of at most {limits} of the median TTFT"
         actual = f"high percentiles include the client's lag: {_listed(tail)}"
-        yield finding("warning", "slow-client", expected, actual)
-
-
-def _client_limits(stage: ServingStage) -> Iterator[str]:
-    if _exceeds(stage.lag_p50_ms, stage):
-        yield f"{stage.label}: median lag {stage.lag_p50_ms:.3g} ms"
-    if stage.client_cpu_share > MAX_CLIENT_CPU:
-        yield f"{stage.label}: a client process used {percent(stage.client_cpu_share)} of a core"
+        yield finding("warning", "slow-client", f"a p99 lag of at most {limits} of the median TTFT", actual)
 
 
 def _exceeds(lag_ms: float | None, stage: ServingStage) -> bool:
@@ -309,9 +271,9 @@ def steady_state(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     """Check that stages have figures and were in a steady state."""
     for stage in serving.planned_stages:
         if stage.output_token_rate is None:
-            severity: Any = "warning" if serving.headline is not None else "error"
             actual = f"{stage.label}: no figures: {'; '.join(stage.reasons) or 'no request was answered'}"
-            yield finding(severity, "no-steady-state", "a steady-state window in every stage", actual)
+            expected = "a steady-state window in every stage"
+            yield finding("warning" if serving.headline is not None else "error", "no-steady-state", expected, actual)
         elif stage.is_saturated:
             actual = f"{stage.label}: the server answered {stage.request_rate:.4g} requests/s and fell behind"
             yield finding("warning", "no-steady-state", "a rate that the server keeps up with", actual)
@@ -340,8 +302,7 @@ def speculative_decoding(entry: RoundEvidence, serving: ServingRound, settings: 
 @for_each(_serving)
 def loadgen(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
-    results = [(result, result.tokens_per_second) for result in serving.scenarios]
-    yield from loadgen_findings(results, settings.scenarios)
+    yield from loadgen_findings([(one, one.tokens_per_second) for one in serving.scenarios], settings.scenarios)
 
 
 @for_each(_serving)

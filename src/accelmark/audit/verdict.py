@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.audit import inference, outcome, provenance, reevaluation, serving, workload
-from accelmark.audit.evidence import Evidence, Rule, gather_evidence
+from accelmark.audit import inference, provenance, reevaluation, rounds, serving
+from accelmark.audit.evidence import Rule, gather_evidence
 from accelmark.results.rounds.summary import finding_texts
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
-    outcome.rounds_complete, outcome.planned_rounds, outcome.registered,
-    outcome.target_reached, outcome.plausible_convergence, outcome.real_data,
-    workload.settings, workload.case_known, workload.external_trainer, workload.one_model, workload.dataset,
-    workload.same_dataset, workload.precision, workload.seeds, reevaluation.reproduced,
+    rounds.rounds_complete, rounds.planned_rounds, rounds.registered,
+    rounds.target_reached, rounds.plausible_convergence, rounds.real_data,
+    rounds.settings, rounds.case_known, rounds.external_trainer, rounds.one_model, rounds.dataset,
+    rounds.same_dataset, rounds.precision, rounds.seeds, reevaluation.reproduced,
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
     inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.time_outside_engine,
     inference.cache_check, inference.declared_time, inference.loadgen,
@@ -23,18 +23,13 @@ RULES: Final[tuple[Rule, ...]] = (
     serving.pinned_length, serving.token_count, serving.client_limit, serving.served_answers, serving.server_start,
     serving.benchmarks, serving.result_cache, serving.steady_state, serving.loadgen,
     serving.speculative_decoding, serving.enough_measured,
-    outcome.enough_duration, outcome.framework_version, outcome.chip_identity, outcome.plausible_utilisation,
-    outcome.not_resumed,
+    rounds.enough_duration, rounds.framework_version, rounds.chip_identity, rounds.plausible_utilisation,
+    rounds.not_resumed,
     provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.numeric_switches,
     provenance.unchanged_files, provenance.hooks,
 )  # fmt: skip
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
-
-
-def audit_case(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> CaseVerdict:
-    """Audit the rounds of one key (directory relative to the run -> result); ``num_planned`` of them were planned."""
-    return verdict_on(gather_evidence(run_dir, rounds, num_planned))
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
@@ -43,8 +38,12 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
     return "INVALID" if "error" in severities else "OPEN" if "open" in severities else "VALID"
 
 
-def verdict_on(evidence: Evidence) -> CaseVerdict:
-    """Apply all rules. An error makes a case INVALID, an open finding makes it OPEN (a person has to decide)."""
+def audit_case(run_dir: Path, results: Mapping[str, RoundResult], num_planned: int) -> CaseVerdict:
+    """Audit the rounds of one key (directory relative to the run -> result); ``num_planned`` of them were planned.
+
+    An error makes a case INVALID, an open finding makes it OPEN (a person has to decide).
+    """
+    evidence = gather_evidence(run_dir, results, num_planned)
     findings = [finding for rule in RULES for finding in rule(evidence)]
     findings += [
         finding.model_copy(update={"round": entry.number})

@@ -34,22 +34,18 @@ TOLERANCE: Final = 1e-9
 _COMPARED: Final = (
     "key", "state", "converged", "precision", "marks", "num_steps", "num_samples", "num_devices", "target",
 )  # fmt: skip
-"""Fields of a round that are compared, in addition to figures and findings."""
 
 
 class Verification(NamedTuple):
     """The result of verifying a run."""
 
     summary: Summary
-    """Recomputed."""
     changed: tuple[str, ...]
-    """Files that differ from the manifest."""
     figure_differences: tuple[str, ...]
     """Stored figures and facts of rounds that differ from the recomputed ones, and data from the reader's."""
     verdict_differences: tuple[str, ...]
     """Stored findings and verdicts that differ. A later AccelMark may judge the same figures differently."""
     num_figures: int
-    """Figures that were recomputed and compared."""
     signature: SignatureState
     is_same_version: bool
     """Whether the AccelMark that ran has the same files as this one."""
@@ -91,10 +87,7 @@ class CheckedAgain(NamedTuple):
 
 
 def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
-    """Compare evaluation jobs with their rounds (directory of each round -> directory of its evaluation job).
-
-    Raises RunError if a round has no readable job.
-    """
+    """Compare evaluation jobs with their rounds (directory of each round -> directory of its evaluation job)."""
     checked = []
     for round_dir, place in places.items():
         work, reevaluation = read_job(round_dir).work, read_reevaluation(round_dir, place)
@@ -109,17 +102,14 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
 
 
 def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
-    """Recompute a run and compare; writes nothing into it. ``trust``: the keys that the reader trusts.
-
-    Raises RunError if ``run_dir`` is not a run, has not ended, or has no summary to compare with.
-    """
+    """Recompute a run and compare; writes nothing into it. Raises RunError where there is nothing to compare with."""
     require_ended(run_dir)
     changed = tuple(check_manifest(run_dir))
     stored = load_summary(run_dir / SUMMARY_FILE)
     summary, rounds = gather(run_dir, audit_case, round_result)
     source = source_of(run_dir)
     same = source is not None and source.sha256 == own_hash()
-    figures, verdicts = list(_summary_differences(stored, summary)), list(_verdict_differences(stored, summary))
+    figures, verdicts = _summary_differences(stored, summary)
     for name, computed in rounds.items():
         try:
             before = load_round(run_dir / name / RESULT_FILE)
@@ -147,28 +137,23 @@ def _finding_counts(result: RoundResult) -> Counter[str]:
     return Counter(f"findings of rule {finding.rule} with severity {finding.severity}" for finding in result.findings)
 
 
-def _summary_differences(stored: Summary, computed: Summary) -> Iterator[str]:
+def _summary_differences(stored: Summary, computed: Summary) -> tuple[list[str], list[str]]:
+    """Return the figures and facts that differ, and the verdicts."""
     before, after = ({"state": summary.state, "vendor": summary.vendor} for summary in (stored, computed))
-    yield from _differences("summary", before, after)
+    facts, verdicts = list(_differences("summary", before, after)), list[str]()
     by_rounds = {(case.key, case.rounds): case for case in computed.cases}
     for case in stored.cases:
         other = by_rounds.pop((case.key, case.rounds), None)
         if other is None:
-            yield f"summary: {case.key}: the run has no such case"
+            facts.append(f"summary: {case.key}: the run has no such case")
             continue
-        yield from _differences(f"summary: {case.key}", _case_facts(case), _case_facts(other))
-    for key, _ in by_rounds:
-        yield f"summary: {key}: is missing"
-
-
-def _verdict_differences(stored: Summary, computed: Summary) -> Iterator[str]:
-    by_rounds = {(case.key, case.rounds): case for case in computed.cases}
-    for case in stored.cases:
-        other = by_rounds.get((case.key, case.rounds))
-        if other is not None and case.verdict != other.verdict:
+        facts += _differences(f"summary: {case.key}", _case_facts(case), _case_facts(other))
+        if case.verdict != other.verdict:
             reasons = "; ".join(other.reasons) or "no findings against it"
-            verdicts = f"stored {case.verdict}, recomputed {other.verdict}"
-            yield f"summary: {case.key}: verdict: {verdicts} ({reasons})"
+            changed = f"stored {case.verdict}, recomputed {other.verdict}"
+            verdicts.append(f"summary: {case.key}: verdict: {changed} ({reasons})")
+    facts += (f"summary: {key}: is missing" for key, _ in by_rounds)
+    return facts, verdicts
 
 
 def _case_facts(case: CaseResult) -> dict[str, Any]:

@@ -9,32 +9,27 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
-from accelmark.automl.records import Hyperparameters, Individual, WeightMode
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.layers import flatten
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.number_format import DURATION, duration_s
 from accelmark.spec.rules import RulesOfSearch
 
+WeightMode = Literal["carried", "from-scratch"]
 SearchName = Literal["bayesian", "random", "evolution", "tpe", "anneal", "smac", "batch", "halving", "none"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")]
-
-
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
 _WrittenDuration = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=rf"^{DURATION}$")]
 Duration = Annotated[
     float, BeforeValidator(duration_s, json_schema_input_type=_WrittenDuration), Field(gt=0, strict=True)
 ]
-
-
 _REPORTS_PER_S: Final = 32.0
 """Reports of all workers together."""
-_SHORTEST_REPORT_S, _LONGEST_REPORT_S = 0.5, 30.0
 
 
 def report_interval_s(workers: int) -> float:
     """Return the seconds after which each of so many workers reports, where no epoch ended before."""
-    return min(max(_SHORTEST_REPORT_S, workers / _REPORTS_PER_S), _LONGEST_REPORT_S)
+    return min(max(0.5, workers / _REPORTS_PER_S), 30.0)
 
 
 class DatasetConfig(FiniteSpec):
@@ -104,17 +99,10 @@ class ScheduleConfig(FiniteSpec):
             raise ValueError("final_share is a share of max_operations or max_duration: give one, and no max_trials")
         return self
 
-    def round_of(self, trial: int) -> int:
-        """Return the round of a trial; trials are numbered from 0, rounds from 1."""
-        return trial // self.concurrency + 1
-
-    def epochs_of(self, number: int) -> int:
-        """Return the planned epochs of a trial of round ``number``."""
-        return self.round_epochs[min(number, len(self.round_epochs)) - 1]
-
-    def tunes(self, number: int) -> bool:
-        """Return whether hyperparameters are searched in round ``number``."""
-        return self.tuning_round is not None and number >= self.tuning_round
+    def plan(self, number: int) -> tuple[int, bool]:
+        """Return the epochs of a trial of round ``number`` (from 1), and whether its hyperparameters are searched."""
+        epochs = self.round_epochs[min(number, len(self.round_epochs)) - 1]
+        return epochs, self.tuning_round is not None and number >= self.tuning_round
 
 
 class TuningConfig(FiniteSpec):
@@ -173,11 +161,6 @@ class TrainingConfig(FiniteSpec):
     """Devices that train one trial together."""
     stall: Duration = 600.0
     """A trial without progress for this long is stalled."""
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """Hyperparameters of a trial that is not tuned."""
-        return Hyperparameters(batch_size=self.batch_size, learning_rate=self.learning_rate)
 
 
 class LocalCluster(FiniteSpec):
@@ -271,24 +254,12 @@ class AutomlConfig(FiniteSpec):
             raise ValueError(f"tuning.kernel: {above} is above search.max_kernel, {limit}: change one of them")
         for batch in (self.training.batch_size, *self.tuning.batch_size):
             if batch % devices:
-                what = f"a batch of {batch} cannot be divided evenly among the {devices} devices of a trial"
-                smaller, larger = max(1, batch // devices) * devices, (batch // devices + 1) * devices
-                raise ValueError(f"{what}: take {smaller} or {larger}")
+                raise ValueError(f"a batch of {batch} cannot be divided evenly among the {devices} devices of a trial")
         return self
 
     def by_key(self) -> dict[str, Any]:
         """Return the values by dotted key, without those of the rules."""
         return flatten(self.model_dump(mode="json", exclude={"rules"}))
-
-
-def plan_of(config: AutomlConfig, trial: int, individual: Individual) -> tuple[int, int, bool]:
-    """Return an individual's round, epochs, and whether its hyperparameters are searched.
-
-    In successive halving the round is that of its promotion; its last training has its own number of epochs.
-    """
-    schedule = config.schedule
-    number = individual.round if config.search.method == "halving" else schedule.round_of(trial)
-    return number, individual.epochs or schedule.epochs_of(number), schedule.tunes(number)
 
 
 def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> None:

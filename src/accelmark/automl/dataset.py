@@ -25,8 +25,7 @@ _SPLIT_SEED: Final = 20_240_601
 class Dataset:
     """Images to train on, to validate the search on, and held out for the scored error.
 
-    ``mean`` and ``deviation`` are per channel, of pixels scaled to 0..1. ``fingerprint`` is the SHA-256 of all labels
-    in their splits; a run resumes on equal data only. ``identity`` is the data set's name for the rules.
+    ``mean`` and ``deviation`` are per channel, of pixels scaled to 0..1; ``fingerprint`` is the SHA-256 of all labels.
     """
 
     name: str
@@ -45,13 +44,19 @@ class Dataset:
 
 
 def open_dataset(config: DatasetConfig, network: Network) -> Dataset:
-    """Open, split and check the data; raises DataError where a split is missing, malformed or of another shape.
-
-    Raises RequestError where the configuration does not say where the data are.
-    """
+    """Open, split and check the data; raises DataError where a split is missing, malformed or of another shape."""
     everything, held_out = _read(config, network)
     for split, images in (("training", everything), ("held-out", held_out)):
-        _check(images, network, f"data set {config.name}", split)
+        where = f"data set {config.name}: the {split} split"
+        if len(images) == 0:
+            raise DataError(f"{where} is empty")
+        if images.shape != network.input_shape:
+            wanted = f"network {network.name!r} takes {network.input_shape} (channels, height, width)"
+            raise DataError(f"{where} has images of {images.shape}, {wanted}")
+        lowest, highest = int(images.labels.min()), int(images.labels.max())
+        if lowest < 0 or highest + 1 != network.classes:
+            wanted = f"network {network.name!r} has {network.classes} classes"
+            raise DataError(f"{where} has classes {lowest} to {highest}, {wanted}")
     identity = imagenet_identity(everything, held_out) if config.name == "imagenet" else config.name
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(everything))
     if config.limit is not None:
@@ -79,15 +84,3 @@ def _read(config: DatasetConfig, network: Network) -> tuple[Images, Images]:
     if not directory.exists():
         raise DataError(f"data set {config.name}: there is no {directory}")
     return READERS[config.name](directory)
-
-
-def _check(images: Images, network: Network, where: str, split: str) -> None:
-    if len(images) == 0:
-        raise DataError(f"{where}: the {split} split is empty")
-    if images.shape != network.input_shape:
-        wanted = f"network {network.name!r} takes {network.input_shape} (channels, height, width)"
-        raise DataError(f"{where}: {split} images are {images.shape}, {wanted}")
-    lowest, highest = int(images.labels.min()), int(images.labels.max())
-    if lowest < 0 or highest + 1 != network.classes:
-        wanted = f"network {network.name!r} has {network.classes} classes"
-        raise DataError(f"{where}: the {split} split has classes {lowest} to {highest}, {wanted}")

@@ -1,8 +1,7 @@
 """The directory of a search: configuration, seed network, journal, weights, lock and stop mark; and the search's state.
 
-The journal has one line per event, flushed to disk before anything else happens. The state of a search is computed from
-it only, so that another controller can continue after a kill. Each line has the SHA-256 of the line before, the first
-line that of configuration and seed network, so that changed, inserted or removed lines are detected.
+The journal has one line per event, flushed to disk before anything else happens; the state is computed from it only.
+Each line has the SHA-256 of the line before, the first line that of configuration and seed network.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ class _Event(Spec):
 
 
 class SessionBegan(_Event):
-    """A controller started or resumed the run at ``clock_s`` of the run's clock.
-
-    ``at`` is UTC, ISO 8601; ``monotonic_s`` the host's monotonic clock at that time, as in telemetry.
-    """
+    """A controller started or resumed the run; ``monotonic_s`` is the clock of telemetry."""
 
     event: Literal["session-began"] = "session-began"
     at: str
@@ -133,7 +129,7 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         path = directory / JOURNAL_FILE
         self._last, length = _sha256_of_request(directory), 0
-        for line in _complete_lines(path) if path.exists() else ():
+        for line in _complete_lines(path):
             self._last, length = sha256(line).hexdigest(), length + len(line) + 1
         self._file = path.open("ab")
         self._file.truncate(length)  # a kill may have left an incomplete line
@@ -164,10 +160,9 @@ def _sha256_of_request(directory: Path) -> str:
 
 
 def _complete_lines(path: Path) -> Iterator[bytes]:
-    with raising(RunError, f"{path}: cannot be read", OSError), path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line[:-1]
+    """Yield the lines of a journal without an incomplete last one; none where there is no journal yet."""
+    with raising(RunError, f"{path}: cannot be read", OSError), suppress(FileNotFoundError), path.open("rb") as file:
+        yield from (line[:-1] for line in file if line.endswith(b"\n"))
 
 
 def read_journal(directory: Path) -> Iterator[Event]:
@@ -179,11 +174,7 @@ def read_journal(directory: Path) -> Iterator[Event]:
 
 
 def first_broken_line(directory: Path, events: Iterable[Event]) -> int | None:
-    """Return the first line (from 1) of a journal with these events whose hash is not that of the line before.
-
-    Not detected: a change of the last line alone, lines removed at the end, and a journal whose hashes were all
-    recomputed.
-    """
+    """Return the first line (from 1) whose hash is not that of the line before; no change of the last line shows."""
     expected = _sha256_of_request(directory)
     lines = _complete_lines(directory / JOURNAL_FILE)
     for number, (line, event) in enumerate(zip(lines, events, strict=False), start=1):
@@ -199,10 +190,7 @@ Attempt = tuple[int, int]
 
 @dataclass
 class SearchState:
-    """Sessions, networks, trials, epochs and clock of a search, indexed as the events come.
-
-    ``keeps_epochs`` False: an attempt that has ended keeps the totals of its epochs only.
-    """
+    """The state of a search after some events; without ``keeps_epochs``, totals only of attempts that have ended."""
 
     keeps_epochs: bool = True
     attempts: dict[Attempt, TrialRecord] = field(default_factory=dict)
@@ -216,7 +204,6 @@ class SearchState:
     sessions: list[SessionBegan] = field(default_factory=list)
     ended: SessionEnded | None = None
     best_individual: int | None = None
-    """The individual whose trial reached the best validation accuracy, of those that gave a result."""
     _best: tuple[float, int] = (-1.0, 0)
     _nodes: dict[Node, Node] = field(default_factory=dict, repr=False)
     """Equal nodes of all networks are one object: a search has many networks that differ in few nodes."""
@@ -252,10 +239,19 @@ class SearchState:
                 self.individuals[number] = self.individuals[number].model_copy(update=changes)
             case TrialEvent(trial=record):
                 if record.individual >= known:
-                    which = f"trial {record.trial} of network {record.individual}"
-                    raise RunError(f"{which}, which was not proposed before")
-                self._apply_trial(record)
-                clock_s = record.ended_s or record.started_s
+                    raise RunError(
+                        f"trial {record.trial} of network {record.individual}, which was not proposed before"
+                    )
+                key, clock_s = (record.trial, record.attempt), record.ended_s or record.started_s
+                self.attempts[key] = record
+                totals = self.totals.setdefault(key, Totals())
+                if record.trial not in self.trials or self.trials[record.trial].attempt <= record.attempt:
+                    self.trials[record.trial] = record
+                if record.status != "running" and not self.keeps_epochs:
+                    self.epochs.pop(key, None)
+                reached = totals.accuracy if totals.accuracy is not None else -1.0, -record.trial
+                if record.status not in ("running", *FAILURES) and reached > self._best:
+                    self.best_individual, self._best = record.individual, reached
             case EpochEvent(epoch=epoch):
                 key, clock_s = (epoch.trial, epoch.attempt), epoch.ended_s
                 if key not in self.attempts:
@@ -270,20 +266,6 @@ class SearchState:
             case SessionEnded(clock_s=clock_s):
                 self.ended = event
         self.clock_s = max(self.clock_s, clock_s)
-
-    def _apply_trial(self, record: TrialRecord) -> None:
-        key = record.trial, record.attempt
-        self.attempts[key] = record
-        totals = self.totals.setdefault(key, Totals())
-        if record.trial not in self.trials or self.trials[record.trial].attempt <= record.attempt:
-            self.trials[record.trial] = record
-        if record.status == "running":
-            return
-        if not self.keeps_epochs:
-            self.epochs.pop(key, None)
-        reached = totals.accuracy if totals.accuracy is not None else -1.0, -record.trial
-        if record.status not in FAILURES and reached > self._best:
-            self.best_individual, self._best = record.individual, reached
 
     @property
     def interruptions(self) -> int:
@@ -348,32 +330,27 @@ class SearchDirectory:
 
     def check_unchanged(self) -> None:
         """Raise RequestError where configuration or seed network are not those with which the journal begins."""
-        first = next(read_journal(self.path), None) if (self.path / JOURNAL_FILE).exists() else None
+        first = next(read_journal(self.path), None)
         if first is not None and first.after != _sha256_of_request(self.path):
-            files = f"{CONFIG_FILE} or {NETWORK_FILE}"
-            raise RequestError(
-                f"{self.path}: {files} changed since the search began: restore it, or start another search"
-            )
+            changed = f"{CONFIG_FILE} or {NETWORK_FILE} changed since the search began"
+            raise RequestError(f"{self.path}: {changed}: restore it, or start another search")
 
     def state(self, *, keeps_epochs: bool = True) -> SearchState:
         """Return the state that the journal gives; the initial state where there is none yet."""
-        events = read_journal(self.path) if (self.path / JOURNAL_FILE).exists() else ()
-        return SearchState.of(events, keeps_epochs=keeps_epochs)
+        return SearchState.of(read_journal(self.path), keeps_epochs=keeps_epochs)
 
     @property
     def journal_bytes(self) -> int:
         """Length of the journal."""
-        return (self.path / JOURNAL_FILE).stat().st_size if (self.path / JOURNAL_FILE).is_file() else 0
+        path = self.path / JOURNAL_FILE
+        return path.stat().st_size if path.is_file() else 0
 
     def write_status(self, summary: SearchSummary) -> None:
         """Write the figures of a running search, as its controller knows them."""
         write_atomic(self.path / STATUS_FILE, summary.to_json())
 
     def status(self) -> SearchSummary | None:
-        """Return the figures that the controller or the report wrote last; None where the journal has gone on since.
-
-        Those of a running search are a moment old.
-        """
+        """Return the figures that the controller or the report wrote last; None where the journal has gone on since."""
         runs = self.is_running()
         for name in (STATUS_FILE,) if runs else (SEARCH_REPORT, STATUS_FILE):
             with suppress(OSError, ValidationError):

@@ -1,27 +1,27 @@
-"""Records of networks, trials and epochs, from which scores are computed."""
+"""Records of networks, trials and epochs, from which scores are computed, and messages to and from workers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from accelmark.automl.config import AutomlConfig, TrainingConfig, WeightMode
 from accelmark.automl.model.counting import NetworkCount
 from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
 from accelmark.automl.model.network import Network
+from accelmark.automl.model.weights import Array
 from accelmark.spec.model import Spec
 
 TrialStatus = Literal["running", "finished", "cut", "crashed", "diverged", "stalled", "lost", "out-of-memory"]
 """``accelmark explain`` has the meaning of each; those other than ``finished`` and ``cut`` have no result."""
 
 RETRIED: tuple[TrialStatus, ...] = ("crashed", "stalled", "lost", "out-of-memory")
-"""Failures that are tried again."""
 
 FAILURES: tuple[TrialStatus, ...] = (*RETRIED, "diverged")
 """Ends without a result. A trial that diverged would diverge again and is not retried."""
-
-WeightMode = Literal["carried", "from-scratch"]
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -36,6 +36,11 @@ class Hyperparameters(Spec):
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     kernel: Annotated[int, Field(ge=1)] | None = None
 
+    @staticmethod
+    def of(training: TrainingConfig) -> Hyperparameters:
+        """Return those of a trial that is not tuned."""
+        return Hyperparameters(batch_size=training.batch_size, learning_rate=training.learning_rate)
+
     def applied_to(self, network: Network) -> Network:
         """Return the network that is executed with these hyperparameters."""
         if self.kernel is not None:
@@ -47,11 +52,10 @@ IndividualStatus = Literal["pending", "observed", "lost"]
 
 
 class Individual(Spec):
-    """A proposed network.
+    """A proposed network; ``value`` is reached or predicted accuracy on the validation split.
 
-    ``value`` is what the search maximizes: reached or predicted accuracy on the validation split. ``parent`` is the
-    individual to whose network the ``morphs`` were applied in order; the seed has none. ``point`` is its place in the
-    space of a sampler, ``round`` that of successive halving. ``epochs`` has the length of a last training.
+    ``morphs`` lead from the network of ``parent`` to this one. ``point`` is its place in the space of a sampler,
+    ``round`` that of successive halving, ``epochs`` the length of a last training.
     """
 
     id: int
@@ -70,11 +74,16 @@ class Individual(Spec):
         return self.value or 0.0, -self.id
 
 
-class EpochReport(Spec):
-    """One epoch, or with ``complete`` False the part of it before a cut.
+def plan_of(config: AutomlConfig, trial: int, individual: Individual) -> tuple[int, int, bool]:
+    """Return an individual's round, epochs, and whether its hyperparameters are searched."""
+    is_halving = config.search.method == "halving"
+    number = individual.round if is_halving else trial // config.schedule.concurrency + 1
+    epochs, is_tuned = config.schedule.plan(number)
+    return number, individual.epochs or epochs, is_tuned
 
-    Times are seconds; in a report since the trial's start, in a record on the run's clock. Images were all processed.
-    """
+
+class EpochReport(Spec):
+    """One epoch, or with ``complete`` False the part of it before a cut; seconds since the trial's start."""
 
     epoch: Annotated[int, Field(ge=1)]
     begun_s: NonNegative
@@ -114,7 +123,6 @@ class Totals:
     length_s: float = 0.0
     ended_s: float = 0.0
     accuracy: float | None = None
-    """Best validation accuracy."""
 
     def add(self, epoch: EpochReport) -> None:
         """Add an epoch."""
@@ -154,12 +162,7 @@ class OperationCost(Spec):
 class TrialOutcome(Spec):
     """The result of a trial as its worker reported it; None where the training driver recorded nothing.
 
-    precision        in which the matrix work was computed
-    ranks            processes in step, one per device
-    trained_images   over all ranks
-    flops_per_image  matrix work of the built model, forward and backward, by ``torch.utils.flop_counter``
-    computing_s      training steps alone, without waiting for data
-    peak_memory_mib  of rank 0's device
+    ``trained_images`` are over all ranks, ``flops_per_image`` the matrix work of the built model, forward and backward.
     """
 
     reason: str = ""
@@ -213,3 +216,70 @@ class Splits(Spec):
     validation: Annotated[int, Field(ge=1)]
     held_out: Annotated[int, Field(ge=1)]
     classes: Annotated[int, Field(ge=1)]
+
+
+TrainedWeights = dict[str, Array] | None
+
+
+class TrialOrder(Spec):
+    """One trial to run.
+
+    With ``parent_network``, the weights sent with the order are its, and ``morphs`` lead from it to ``network``.
+    """
+
+    round: int
+    network: Network
+    parent_network: Network | None = None
+    morphs: tuple[Morph, ...] = ()
+    hyperparameters: Hyperparameters
+    training: TrainingConfig
+    epochs: Annotated[int, Field(ge=1)]
+    early_stop: bool
+    seed: int
+    limit_s: float | None = None
+
+
+class TrialResult(TrialOutcome):
+    """The end of a trial on its worker; ``executed`` is the digest of the network that was built."""
+
+    status: Literal["finished", "cut", "crashed", "diverged", "out-of-memory"]
+    executed: str | None = None
+    weights: WeightMode = "from-scratch"
+    seconds: float = 0.0
+
+
+Progress = int | EpochReport
+"""The number of further processed images, or a finished epoch or the part of one before a cut."""
+
+
+class TrialListener(NamedTuple):
+    """Receives the progress of a trial, and returns whether to end it now; the defaults ignore it and never end it."""
+
+    report: Callable[[Progress], None] = lambda progress: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+class WorkerReady(NamedTuple):
+    """A worker, or its replacement, is ready for a trial; the data that it opened."""
+
+    fingerprint: str
+    identity: str
+    splits: Splits
+    host: str = "this machine"
+
+
+class TrialEnded(NamedTuple):
+    """A trial ended, with the weights of its best epoch."""
+
+    result: TrialResult
+    weights: TrainedWeights
+
+
+class WorkerLost(NamedTuple):
+    """A worker and its trial are lost."""
+
+    status: Literal["lost", "out-of-memory"]
+    reason: str
+
+
+Message = Progress | TrialEnded | WorkerLost | WorkerReady

@@ -71,7 +71,7 @@ def run(
         _show_request(loaded, as_json=as_json)
         return
     with _shown(as_json) as (announce, observer):
-        from accelmark.automl.controller.session import start_search  # takes a second
+        from accelmark.automl.session import start_search  # takes a second
 
         search = start_search(loaded, runs, announce, observer)
     _finish(search, as_json)
@@ -79,7 +79,7 @@ def run(
 
 def _show_request(search: AutomlConfig, *, as_json: bool) -> None:
     """Print a search's settings and data, and what was not checked; as JSON also without its data."""
-    from accelmark.automl.controller.session import check_without_start
+    from accelmark.automl.session import check_without_start
     from accelmark.spec.layers import flatten
 
     if as_json:
@@ -108,7 +108,7 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: options.AsJson = F
     require_here("accelmark automl resume", "accelmark[automl]")
     search = _find(name, runs)
     with _shown(as_json) as (announce, observer):
-        from accelmark.automl.controller.session import resume_search  # takes a second
+        from accelmark.automl.session import resume_search  # takes a second
 
         announce(search)
         resume_search(search, observer)
@@ -148,7 +148,7 @@ def report(
 @app.command(cls=Verb)
 def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: options.AsJson = False) -> Output:
     """Recompute a search's figures from its journal, count its networks again, and apply its rules."""
-    from accelmark.automl.scoring.score import verify_search
+    from accelmark.automl.scoring import verify_search
 
     verified = verify_search(_find(name, runs))
 
@@ -227,7 +227,7 @@ def _show(search: SearchDirectory, as_json: bool) -> SearchSummary:
     from accelmark.report.search_terminal import show_summary
 
     if (summary := search.status()) is None:
-        from accelmark.automl.scoring.score import summarise  # takes half a second
+        from accelmark.automl.scoring import summarise  # takes half a second
 
         summary = summarise(search)
     if as_json:

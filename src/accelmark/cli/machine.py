@@ -125,7 +125,7 @@ def _show_vendor(spec: VendorSpec) -> None:
 def doctor(as_json: options.AsJson = False) -> Output:
     """Show devices, frameworks and engines, and what can run."""
     from accelmark.run.environments.create import broken_frameworks, registered
-    from accelmark.telemetry.host.sysinfo import collect
+    from accelmark.telemetry.host import collect
     from accelmark.telemetry.inventory import inventory
 
     environments = registered().values()

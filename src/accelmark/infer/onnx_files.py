@@ -20,7 +20,7 @@ from accelmark.infer.failures import InferenceError
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.requirements import pip_install
-from accelmark.telemetry.host.sysinfo import cpu_features
+from accelmark.telemetry.host import cpu_features
 
 _PROTOBUF_LIMIT: Final = 1_900_000_000
 """Size of weights above which the exporter writes them to a separate file (protobuf's limit is 2 GiB)."""

@@ -1,7 +1,6 @@
 """Measure devices: matrix products per precision, memory bandwidth, copies from and to the host, and collectives.
 
-Collectives are measured over a sweep of sizes, with the framework's own communicator. Sizes and bandwidths are those of
-nccl-tests (its PERFORMANCE.md), so that results compare with its tables.
+Sizes and bandwidths of collectives are those of nccl-tests (its PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ PRECISIONS: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _FLOATS: Final = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
                   "bf16": torch.bfloat16, "fp16": torch.float16}  # fmt: skip
 _GIB: Final = 2**30
-_Moves = dict[str, tuple[Callable[[], object], int]]
-"""Name -> operation that moves memory, and the bytes that it moves per byte of the buffer."""
 MIN_REPETITIONS: Final = 5
 GROUPS: Final = 5
 """Number of timed groups of repetitions; the median group is used to exclude disturbances."""
@@ -104,11 +101,11 @@ def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
         source, target, third = (torch.rand(size // 4, device=device) for _ in range(3))
     except RuntimeError as error:
         return _not_measured(("copy", "triad"), first_line(error))
-    moves: _Moves = {
+    moves: dict[str, tuple[Callable[[], object], int]] = {
         "copy": (lambda: target.copy_(source), 2),
         "triad": (lambda: torch.add(source, third, alpha=3.0, out=target), 3),
     }
-    return _bandwidths(moves, size, device, budget_s)
+    return {name: _bandwidth(move, n * size, size, device, budget_s / 2) for name, (move, n) in moves.items()}
 
 
 def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
@@ -122,24 +119,21 @@ def probe_copies(device: torch.device, budget_s: float) -> dict[str, Rate]:
         on_host = torch.empty(size, dtype=torch.uint8).pin_memory()
     except RuntimeError as error:
         return _not_measured(names, first_line(error))
-    moves: _Moves = {
-        "host_to_device": (lambda: on_device.copy_(on_host, non_blocking=True), 1),
-        "device_to_host": (lambda: on_host.copy_(on_device, non_blocking=True), 1),
+    moves = {
+        "host_to_device": lambda: on_device.copy_(on_host, non_blocking=True),
+        "device_to_host": lambda: on_host.copy_(on_device, non_blocking=True),
     }
-    return _bandwidths(moves, size, device, budget_s)
+    return {name: _bandwidth(move, size, size, device, budget_s / 2) for name, move in moves.items()}
 
 
 def _not_measured(names: Iterable[str], reason: str) -> dict[str, Rate]:
     return {name: Rate(value=None, unit="GB/s", reason=reason) for name in names}
 
 
-def _bandwidths(moves: _Moves, size: int, device: torch.device, budget_s: float) -> dict[str, Rate]:
-    rates: dict[str, Rate] = {}
-    for name, (operation, factor) in moves.items():
-        timing = time_operation(operation, device, budget_s / len(moves))
-        value = factor * size / timing.seconds / 1e9
-        rates[name] = Rate(value=value, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=timing.repetitions)
-    return rates
+def _bandwidth(operation: Callable[[], object], moved: int, size: int, device: torch.device, budget_s: float) -> Rate:
+    timing = time_operation(operation, device, budget_s)
+    rate = moved / timing.seconds / 1e9
+    return Rate(value=rate, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=timing.repetitions)
 
 
 @final
@@ -203,11 +197,7 @@ _reduce_scatter: Final[Callable[[Tensor, Tensor], object]] = getattr(
 
 
 def sweep_collectives(device: torch.device, budget_s: float) -> tuple[CollectiveTiming, ...]:
-    """Return the time of each collective at each size; empty for a single rank.
-
-    All ranks of the default group must call this. Sizes of a collective end with a size that takes much longer than
-    its share of ``budget_s``.
-    """
+    """Return the time of each collective at each size; empty for a single rank. All ranks must call this."""
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return ()
     sizes = CPU_SIZES if device.type == "cpu" else ACCELERATOR_SIZES

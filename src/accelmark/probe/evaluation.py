@@ -25,12 +25,7 @@ _SAMPLES = 8
 
 
 def metric_names(job: JobSpec) -> list[str]:
-    """Return the names of the metrics of one synthetic batch in training.
-
-    Raises:
-        ValueError: the job is not a training job.
-        TypeError: ``metrics`` does not return a dictionary of numbers.
-    """
+    """Return the names of the metrics of one synthetic batch in training; raises ValueError, TypeError."""
     if not isinstance(job.work, TrainingWork):
         raise ValueError("job.json is not a training job")
     settings = job.work.settings
@@ -46,11 +41,7 @@ def metric_names(job: JobSpec) -> list[str]:
 def inference_metric_names(name: str) -> list[str]:
     """Compute one synthetic batch with the model of a case's inference; return the names of its metrics.
 
-    Synthetic batches have no labels, so ``evaluator`` is not called: ``metrics`` gets sums of 1.
-
-    Raises:
-        ValueError: the case has no inference.
-        TypeError: ``metrics`` does not return a dictionary of numbers.
+    Synthetic batches have no labels, so ``metrics`` gets sums of 1.
     """
     spec = load_case(name).infer
     if spec is None:

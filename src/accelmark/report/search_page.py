@@ -13,7 +13,7 @@ from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.records import Individual, TrialRecord
-from accelmark.automl.scoring.score import Scoreboard, summarise
+from accelmark.automl.scoring import Scoreboard, summarise
 from accelmark.report.charts import Chart, Json, Span, bars, line, titled
 from accelmark.report.templating import page
 from accelmark.results.rounds.search import SearchPoint, SearchSummary

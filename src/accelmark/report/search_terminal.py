@@ -22,7 +22,7 @@ from accelmark.results.rounds.search import SearchSummary
 from accelmark.spec.number_format import NOTHING, counted, duration, quantity
 
 if TYPE_CHECKING:
-    from accelmark.automl.controller.controller import Observer
+    from accelmark.automl.controller import Observer
 
 _SHOWN: Final = 12
 _STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
@@ -37,7 +37,7 @@ def live_view() -> Iterator[Observer]:
 
 
 def _progress(state: SearchState, scheduler: Scheduler) -> Group:
-    from accelmark.automl.scoring.score import Scoreboard, utilisation  # not needed by `status`
+    from accelmark.automl.scoring import Scoreboard, utilisation  # not needed by `status`
 
     point, used = Scoreboard(state).final(), utilisation(state)
     limit, most = scheduler.schedule.max_duration, scheduler.schedule.max_trials

@@ -161,7 +161,7 @@ def _live_jobs(run: RunStatus) -> tuple[bool, list[dict[str, Any]]]:
 
 def _live_search(path: Path) -> tuple[bool, list[dict[str, Any]]]:
     from accelmark.automl.journal import SearchDirectory
-    from accelmark.automl.scoring.score import summarise
+    from accelmark.automl.scoring import summarise
 
     directory = SearchDirectory(path)
     summary, limits = directory.status() or summarise(directory), directory.config().schedule

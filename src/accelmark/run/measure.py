@@ -53,7 +53,7 @@ from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.plugins.requirements import Need
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.telemetry.host.sampler import BUSY_CPU
+from accelmark.telemetry.host import BUSY_CPU
 
 _FRAMEWORK: Final = "pytorch"
 """The framework in which :mod:`accelmark.probe` measures."""

@@ -31,7 +31,6 @@ class DeviceInfo:
     power_in: int | None = None
     """The device whose power reading includes this one's (two dies on one card)."""
     details: dict[str, str] = field(default_factory=dict)
-    """Further properties that the vendor reports (ECC mode, clock limits)."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field of a ``DeviceSample`` -> why this device does not report it."""
 
@@ -56,9 +55,7 @@ class DeviceSample:
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     throttle: tuple[str, ...] | None = None
-    """Current reasons for reduced clocks."""
     energy_j: float | None = None
-    """The device's energy counter, cumulative."""
     ecc_errors: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     pids: Mapping[int, float | None] | None = None
@@ -94,19 +91,13 @@ _SAMPLED = frozenset(DeviceSample.__dataclass_fields__)
 
 
 class LibrarySource(ABC):
-    """Reads all GPUs that a library lists, field by field.
-
-    Args:
-        library: the module; None: imported when the devices are opened.
-    """
+    """Reads all GPUs that a library lists, field by field; ``library`` None: imported when they are opened."""
 
     module: ClassVar[str]
     title: ClassVar[str]
-    """Name of the library in messages."""
     missing: ClassVar[str]
     """Advice where the module cannot be imported."""
     error: ClassVar[str]
-    """Name of the library's exception."""
     essential: ClassVar[tuple[str, ...]] = ("utilisation", "memory_used_mib")
     """Fields; every working GPU reports at least one."""
 
@@ -166,18 +157,16 @@ class LibrarySource(ABC):
 
     def read(self, at: int, readers: Readers) -> dict[str, Any]:
         """Return the value of each field of GPU ``at``, None where it cannot be read."""
-        return {name: self._value(at, name, reader) for name, reader in readers.items()}
-
-    def _value(self, at: int, name: str, read: Callable[[], Any]) -> Any:
-        try:
-            value = read()
-            reason = f"{self.title} gives N/A"
-        except self._error as error:
-            value, reason = None, f"{self.title}: {error}"
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            value, reason = None, f"this {self.title} lacks it or gives it in another form: {error!r}"
-        if value is None and name in _SAMPLED:
-            self._reasons[at][name] = reason
-        else:
+        values: dict[str, Any] = {}
+        for name, reader in readers.items():
+            values[name], reason = None, f"{self.title} gives N/A"
+            try:
+                values[name] = reader()
+            except self._error as error:
+                reason = f"{self.title}: {error}"
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                reason = f"this {self.title} lacks it or gives it in another form: {error!r}"
             self._reasons[at].pop(name, None)
-        return value
+            if values[name] is None and name in _SAMPLED:
+                self._reasons[at][name] = reason
+        return values

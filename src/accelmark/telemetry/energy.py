@@ -22,14 +22,11 @@ class EnergyReason(StrEnum):
     """Why the energy of a window is unknown or doubtful."""
 
     NO_POWER = "no_power"
-    """There are no readings of power or of a counter."""
     EMPTY_WINDOW = "empty_window"
     START_NOT_COVERED = "start_not_covered"
-    """No reading before the start of the window to interpolate from."""
     END_NOT_COVERED = "end_not_covered"
     GAP_TOO_LONG = "gap_too_long"
     COUNTER_DISAGREES = "counter_disagrees"
-    """Integrated power and the counter differ by more than the tolerance."""
     COUNTER_WENT_BACK = "counter_went_back"
 
 
@@ -42,7 +39,6 @@ class Energy:
     """From the counter if available, else from integrated power; None if neither covers the window."""
     method: Literal["counter", "trapezoid"] | None
     reasons: tuple[EnergyReason, ...] = ()
-    """Empty if the energy is reliable."""
 
 
 def energy(
@@ -52,28 +48,26 @@ def energy(
     counter: Series = (),
     *,
     max_gap_s: float = MAX_GAP_S,
-    tolerance: float = TOLERANCE,
 ) -> Energy:
-    """Return one device's energy over a window.
+    """Return one device's energy over a window, from power in W and its energy counter in J over monotonic time.
 
-    The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps; integrated
-    power is the cross-check, and the figure if there is no usable counter.
-
-    Args:
-        power: power in W over monotonic time.
-        start_s: start of the window, on the same clock.
-        counter: the device's cumulative energy in J, where it has an energy counter.
+    The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps.
     """
     if end_s <= start_s:
         return Energy(None, None, (EnergyReason.EMPTY_WINDOW,))
     if not power and not counter:
         return Energy(None, None, (EnergyReason.NO_POWER,))
-    integrated_j, reasons = _integral(power, start_s, end_s, max_gap_s) if power else (None, ())
+    integrated_j: float | None = None
+    reasons = _not_covered(power, start_s, end_s)
+    if power and not reasons:
+        gaps = (t1 - t0 for (t0, _), (t1, _) in pairwise(power) if t1 > start_s and t0 < end_s)
+        reasons = (EnergyReason.GAP_TOO_LONG,) if max(gaps, default=0.0) > max_gap_s else ()
+        integrated_j = integrate(power, start_s, end_s)
     went_back = any(after < before for (_, before), (_, after) in pairwise(counter))
     problems = (EnergyReason.COUNTER_WENT_BACK,) if went_back else _not_covered(counter, start_s, end_s)
     if counter and not problems:  # gaps in the readings of a counter have no effect
         counter_j = _at(counter, end_s) - _at(counter, start_s)
-        differs = integrated_j is not None and abs(integrated_j - counter_j) > tolerance * counter_j
+        differs = integrated_j is not None and abs(integrated_j - counter_j) > TOLERANCE * counter_j
         return Energy(counter_j, "counter", (EnergyReason.COUNTER_DISAGREES,) if differs and not reasons else ())
     if not power:
         return Energy(None, None, problems)
@@ -86,16 +80,6 @@ def integrate(points: Series, start_s: float, end_s: float) -> float:
     inside = [(t, value) for t, value in points if start_s < t < end_s]
     curve = [(start_s, _at(points, start_s)), *inside, (end_s, _at(points, end_s))]
     return sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(curve))
-
-
-def _integral(
-    power: Series, start_s: float, end_s: float, max_gap_s: float
-) -> tuple[float | None, tuple[EnergyReason, ...]]:
-    if problems := _not_covered(power, start_s, end_s):
-        return None, problems
-    gaps = (t1 - t0 for (t0, _), (t1, _) in pairwise(power) if t1 > start_s and t0 < end_s)
-    too_long = max(gaps, default=0.0) > max_gap_s
-    return integrate(power, start_s, end_s), (EnergyReason.GAP_TOO_LONG,) if too_long else ()
 
 
 def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:

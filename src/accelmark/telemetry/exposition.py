@@ -1,12 +1,10 @@
-"""Expose the last sample of each recorder as Prometheus metrics, with units in their names.
-
-Format: the Prometheus text exposition format 0.0.4.
-"""
+"""Expose the last sample of each recorder as Prometheus metrics (text format 0.0.4), with units in their names."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,38 +40,28 @@ _METRICS: Final[tuple[tuple[str, str, str, float, str, str], ...]] = (
 
 
 def expose(recorders: Iterable[tuple[Mapping[str, str], Path]], *, now_s: float) -> str:
-    """Return the last sample of each recorder as metrics.
+    """Return the last sample of each recorder (labels, and its ``<case>/<round>/<node>/telemetry.jsonl``) as metrics.
 
-    ``recorders`` are labels and the ``telemetry.jsonl`` of each, in ``<case>/<round>/<node>/``; ``now_s`` is Unix time.
-    Records that have ended, have no sample, or have no new sample for ten intervals (and 30 s) are omitted.
+    Records that have ended, or have no new sample for ten intervals (and 30 s), are omitted.
     """
     rows: list[tuple[str, Mapping[str, str], Mapping[str, Any]]] = []
     for labels, path in recorders:
-        sample = last_sample(path)
-        if sample is None or not _is_number(sample.get("wall")) or now_s - sample["wall"] > _max_age_s(path):
+        sample, max_age_s = last_sample(path), _MIN_AGE_S
+        with suppress(OSError, ValueError, TypeError, KeyError), path.open("rb") as file:  # no header yet
+            max_age_s = max(_INTERVALS * json.loads(file.readline())["header"]["interval_s"], _MIN_AGE_S)
+        if sample is None or now_s - sample["wall"] > max_age_s:
             continue
         node, round_dir, case = (path.parents[above].name for above in range(3))
         labels = {"node": node, "round": round_dir, "case": case, **labels}
         rows += [("sample", labels, sample), ("host", labels, sample["host"])]
-        for device in sample["devices"] if isinstance(sample.get("devices"), list) else ():
-            if isinstance(device, dict):
-                rows.append(("device", {**labels, "device": str(device.get("index", ""))}, device))
+        rows += [("device", {**labels, "device": str(device["index"])}, device) for device in sample["devices"]]
     lines: list[str] = []
     for where, field, name, factor, kind, text in _METRICS:
-        values = [(labels, row[field]) for place, labels, row in rows if place == where and _is_number(row.get(field))]
+        values = [(labels, row[field]) for at, labels, row in rows if at == where and row.get(field) is not None]
         if values:
             lines += [f"# HELP accelmark_{name} {text}", f"# TYPE accelmark_{name} {kind}"]
             lines += [f"accelmark_{name}{{{_labels(labels)}}} {value * factor!r}" for labels, value in values]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _max_age_s(path: Path) -> float:
-    """Return the age in seconds up to which a sample is current, by the interval in the record's header."""
-    try:
-        with path.open("rb") as file:
-            return max(_INTERVALS * float(json.loads(file.readline(_TAIL_BYTES))["header"]["interval_s"]), _MIN_AGE_S)
-    except (OSError, ValueError, TypeError, KeyError):  # no header yet
-        return _MIN_AGE_S
 
 
 def last_sample(path: Path) -> dict[str, Any] | None:
@@ -91,10 +79,6 @@ def last_sample(path: Path) -> dict[str, Any] | None:
         if isinstance(entry.get("host"), dict):
             return entry
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -57,14 +56,11 @@ _SAMPLED: Final = _NUMBERS.keys() - {"index", "power_limit_w"}
 
 
 class UnreadableError(Exception):
-    """The output does not match the form, or a value has an unknown unit or is out of bounds; the message names it."""
+    """The output does not match the form, or a value is not plausible; the message names it."""
 
 
 def implausible_power(samples: Iterable[DeviceSample]) -> str | None:
-    """Return which device's power is out of bounds, so that its unit is wrong; None where none is.
-
-    The text is the same for each such reading, since the recorder counts equal ones.
-    """
+    """Return which device's power is out of bounds, so that its unit is wrong; equal readings give equal texts."""
     _, least, most = _NUMBERS["power_w"]
     for sample in samples:
         if sample.power_w is not None and not least <= sample.power_w <= most:
@@ -105,17 +101,19 @@ class TableForm(_Form):
     header: tuple[Pattern, ...] = Field(min_length=1)
     """Consecutive heading lines; they match only if the columns are unchanged."""
     rows: tuple[Pattern, ...] = Field(min_length=1)
-    """The lines of one device."""
     ignore: tuple[Pattern, ...] = ()
-    """Other lines allowed between devices."""
     end: Pattern | None = None
     """The line that ends the table; by default an empty line or a line that names processes."""
 
     def read(self, text: str) -> Iterator[Row]:
         """Yield the fields of each device below the heading."""
-        lines = _lines(text)
+        lines, num = _lines(text), len(self.header)
+        starts = (at for at in range(len(lines) - num + 1) if all(map(re.fullmatch, self.header, lines[at : at + num])))
+        start = next(starts, None)
+        if start is None:
+            raise UnreadableError("its heading is unknown (a column may have moved)")
         body: list[str] = []
-        for line in lines[self._first_row(lines) :]:
+        for line in lines[start + num :]:
             by_default = bool(body) and (not line or "process" in line.lower())
             if by_default if self.end is None else re.fullmatch(self.end, line):
                 break
@@ -129,13 +127,6 @@ class TableForm(_Form):
             for pattern, line in zip_strict(self.rows, body[at : at + step]):
                 row |= _groups(pattern, line)
             yield row
-
-    def _first_row(self, lines: list[str]) -> int:
-        num = len(self.header)
-        for start in range(len(lines) - num + 1):
-            if all(map(re.fullmatch, self.header, lines[start : start + num])):
-                return start + num
-        raise UnreadableError("its heading is unknown (a column may have moved)")
 
 
 class LinesForm(_Form):
@@ -157,7 +148,6 @@ class CsvForm(_Form):
 
     form: Literal["csv"]
     columns: dict[FieldName, str]
-    """Field -> exact name of its column."""
 
     def read(self, text: str) -> Iterator[Row]:
         """Yield the fields of each row below the column names."""
@@ -196,20 +186,18 @@ class JsonForm(_Form):
         with raising(UnreadableError, "it is not JSON", ValueError, RecursionError):
             whole, _ = _DECODER.raw_decode(text[start.start() :])
         common = {field: _json_text(whole, path) for field, path in self.common.items()}
-        for row, device in self._devices(_follow(whole, self.devices)):
-            if not isinstance(device, dict):
-                raise UnreadableError("a device is not an object")
+        value = _follow(whole, self.devices)
+        devices: Iterable[tuple[Row, object]]
+        if self.device is None and isinstance(value, list):
+            devices = (({}, device) for device in value)
+        elif self.device is not None and isinstance(value, dict):
+            keys = [key for key in value if re.fullmatch(self.device, key)]
+            devices = ((_groups(self.device, key), value[key]) for key in keys)
+        else:
+            kind = "list of devices" if self.device is None else "object with devices"
+            raise UnreadableError(f"there is no {kind} at {self.devices!r}")
+        for row, device in devices:
             yield row | common | {field: _json_text(device, path) for field, path in self.keys.items()}
-
-    def _devices(self, value: object) -> Iterable[tuple[Row, object]]:
-        if self.device is None:
-            if not isinstance(value, list):
-                raise UnreadableError(f"there is no list of devices at {self.devices!r}")
-            return (({}, device) for device in value)
-        if not isinstance(value, dict):
-            raise UnreadableError(f"there is no object with devices at {self.devices!r}")
-        pattern = self.device
-        return ((_groups(pattern, key), device) for key, device in value.items() if re.fullmatch(pattern, key))
 
 
 Form = Annotated[Union[TableForm, LinesForm, CsvForm, JsonForm], Field(discriminator="form")]
@@ -238,11 +226,9 @@ def _follow(value: object, path: str) -> object:
 
 def _json_text(device: object, path: str) -> str:
     value = _follow(device, path)
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
         raise UnreadableError(f"{path!r} is not a number or a string")
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def parse_output(text: str, form: Form) -> tuple[Values, ...]:
@@ -261,31 +247,30 @@ def parse_output(text: str, form: Form) -> tuple[Values, ...]:
 def _values(row: Row) -> Values:
     values: Values = {}
     for name, text in row.items():
-        if name in _TEXTS:
-            stripped = text.strip()
-            values[name] = stripped if stripped.lower() not in _ABSENT else None
-        else:
-            values[name] = parse_number(name, text)
-    used, total = values.get("memory_used_mib"), values.get("memory_total_mib")
-    if isinstance(used, float) and isinstance(total, float) and used > total * 1.01:
+        stripped = text.strip()
+        values[name] = parse_number(name, text) if name not in _TEXTS else None if _is_absent(stripped) else stripped
+    used, total = number(values, "memory_used_mib"), number(values, "memory_total_mib")
+    if used is not None and total is not None and used > total * 1.01:
         raise UnreadableError(f"memory used ({used:g} MiB) is more than the total ({total:g} MiB)")
     return values
+
+
+def _is_absent(text: str) -> bool:
+    return text.lower() in _ABSENT
 
 
 def parse_number(name: str, text: str) -> float | None:
     """Return the value of a field in the unit of its name, None where there is none; raises UnreadableError."""
     stripped = text.strip()
-    if stripped.lower() in _ABSENT:
+    if _is_absent(stripped):
         return None
     match = _NUMBER.fullmatch(stripped)
-    if match is None:
-        raise UnreadableError(f"{name} is {stripped[:40]!r}")
     units, low, high = _NUMBERS[name]
-    unit = (match[2] or "").lower()
-    if unit not in units:
-        raise UnreadableError(f"{name} is {stripped[:40]!r}: unknown unit")
+    unit = (match[2] or "").lower() if match else ""
+    if match is None or unit not in units:
+        raise UnreadableError(f"{name} is {stripped[:40]!r}: not a number, or in an unknown unit")
     value = round(float(match[1]) * units[unit], 9)
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:
         raise UnreadableError(f"{name} is {stripped[:40]!r}: out of bounds")
     return value
 

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -19,8 +19,8 @@ from accelmark.spec.plugins.catalog import find, folders, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
 from accelmark.telemetry.device import DeviceInfo, SourceError
-from accelmark.telemetry.forms import Detect, VendorTelemetry, telemetry_of
-from accelmark.telemetry.host.sampler import Rapl, RaplError
+from accelmark.telemetry.forms import Detect, telemetry_of
+from accelmark.telemetry.host import Rapl, RaplError
 from accelmark.telemetry.sources import device_sources, first_readable
 
 DEVICES: Final = Path("/dev")
@@ -35,16 +35,12 @@ class DetectedVendor:
     vendor: str
     title: str
     evidence: str
-    """Evidence that they are present."""
     fallback: bool
     """True for a device that every machine has (the CPU)."""
     devices: tuple[DeviceInfo, ...] = ()
     chips: tuple[Chip | None, ...] = ()
-    """The chip of each device from the vendor's description; None where unknown."""
     problem: str | None = None
-    """Why the devices cannot be read although they are present."""
     hint: str | None = None
-    """Advice on what to install."""
 
     @property
     def hardware(self) -> str | None:
@@ -55,11 +51,11 @@ class DetectedVendor:
 
 
 def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[DetectedVendor, ...]:
-    """Return the vendors (by default of all known ones) whose devices are present, accelerators first.
-
-    Without ``read`` the devices are not opened.
-    """
-    pci = pci_ids()
+    """Return the vendors (by default all known) whose devices are present, accelerators first."""
+    pci: set[str] = set()
+    for device in PCI.glob("*"):
+        with contextlib.suppress(OSError):
+            pci.add(":".join((device / name).read_text().strip() for name in ("vendor", "class")))
     detected: list[DetectedVendor] = []
     for name in folders("vendors") if vendors is None else vendors:
         try:
@@ -71,9 +67,15 @@ def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[
         evidence = evidence_of(telemetry.detect, pci)
         if evidence is None:
             continue
-        devices, problem = _devices(folder, telemetry) if read else ((), None)
+        devices: tuple[DeviceInfo, ...] = ()
+        problem = hint = None
+        if read:
+            try:
+                source, devices = first_readable(device_sources(folder, telemetry), lambda source: source.open())
+                source.close()
+            except SourceError as error:
+                problem, hint = str(error), _hint(telemetry.detect)
         chips = tuple(spec.chip_of(device.name, device.memory_gib) for device in devices)
-        hint = None if problem is None else _hint(telemetry.detect)
         fallback = telemetry.detect.always
         detected.append(DetectedVendor(name, spec.title, evidence, fallback, devices, chips, problem, hint))
     return tuple(sorted(detected, key=lambda entry: (entry.fallback, entry.problem is not None, entry.vendor)))
@@ -92,7 +94,7 @@ def measurable_vendors() -> tuple[str, ...]:
 
 
 def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> str | None:
-    """Return the evidence that a vendor's devices are present, or None; ``pci`` as :func:`pci_ids` returns it."""
+    """Return the evidence that a vendor's devices are present, or None; ``pci`` has ``vendor:class`` of PCI devices."""
     if rule.always:
         return "present on every machine"
     for pattern in rule.device_files:
@@ -104,27 +106,9 @@ def evidence_of(rule: Detect, pci: Iterable[str], devices: Path = DEVICES) -> st
     return None
 
 
-def pci_ids(root: Path = PCI) -> frozenset[str]:
-    """Return ``vendor:class`` of all PCI devices, as sysfs writes them."""
-    identities: set[str] = set()
-    for device in root.glob("*"):
-        with contextlib.suppress(OSError):
-            identities.add(":".join((device / name).read_text().strip() for name in ("vendor", "class")))
-    return frozenset(identities)
-
-
-def _devices(folder: Path, telemetry: VendorTelemetry) -> tuple[tuple[DeviceInfo, ...], str | None]:
-    try:
-        source, devices = first_readable(device_sources(folder, telemetry), lambda source: source.open())
-    except SourceError as error:
-        return (), str(error)
-    source.close()
-    return devices, None
-
-
 def _hint(rule: Detect) -> str | None:
     for module in rule.modules:
-        if importlib.util.find_spec(module.partition(".")[0]) is None:
+        if not _is_there(module.partition(".")[0]):
             return f"install the Python module {module}"
     missing = next((tool for tool in rule.tools if shutil.which(tool) is None), None)
     return missing and f"{missing} is not on the PATH; install the driver"
@@ -138,9 +122,7 @@ class Installed:
     name: str
     module: str
     version: str | None
-    """None where it is not installed."""
     options: tuple[str, ...] = ()
-    """Names of an engine's ``engine_options``."""
 
 
 @final
@@ -162,7 +144,6 @@ class Inventory:
     frameworks: tuple[Installed, ...]
     engines: tuple[Installed, ...]
     containers: dict[str, str | None]
-    """Container engine -> its path, or None."""
     support: tuple[Support, ...]
     problems: tuple[str, ...] = ()
     """Errors in the files of vendors and frameworks, and directories of plug-ins that do not exist or have none."""
@@ -177,32 +158,41 @@ class Inventory:
 
 
 def inventory(environments: Mapping[str, Path]) -> Inventory:
-    """Inspect this machine; imports no framework and starts no device's runtime.
-
-    ``environments`` are the virtual environments of frameworks, which their ranks use.
-    """
+    """Inspect this machine; ``environments`` are the virtual environments of frameworks. No framework is imported."""
     detected = detect()
     frameworks, unreadable = catalog.readable("frameworks", catalog.load_framework)
-    support = [
-        *(
-            _on_devices(entry, catalog.load_vendor(entry.vendor), spec, environments.get(spec.name))
-            for entry in detected
-            for spec in frameworks.values()
-        ),
-        *(_readable(entry) for entry in detected),
-        *(_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in detected if entry.problem is None),
-        *_host_power(),
-    ]
+    support: list[Support] = []
+    problems = [*catalog.unread_plugins()]
+    for entry in detected:
+        vendor = catalog.load_vendor(entry.vendor)
+        support += (_on_devices(entry, vendor, spec, environments.get(spec.name)) for spec in frameworks.values())
+    for entry in detected:
+        without = sorted({name for device in entry.devices for name in device.reasons})
+        works = counted(len(entry.devices), "device") + (f"; without {', '.join(without)}" if without else "")
+        hint = f" ({entry.hint})" if entry.hint else ""
+        why = works if entry.problem is None else entry.problem + hint
+        support.append(Support(f"telemetry of {entry.vendor}", entry.problem is None, why))
+    support += (_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in detected if entry.problem is None)
+    try:
+        support.append(Support("power of CPU packages", True, f"RAPL, {Rapl().num_packages} package(s)"))
+    except RaplError as error:
+        support.append(Support("power of CPU packages", False, str(error)))
+    tool = shutil.which("ipmitool")
+    why = f"{tool} (needs access to the management controller)" if tool else "ipmitool is not installed"
+    support.append(Support("power of the whole host", tool is not None, why))
+    for name, folder in catalog.folders("vendors").items():
+        try:
+            telemetry_of(catalog.load_vendor(name), str(folder.path / "vendor.yaml"))
+        except AccelmarkError as error:
+            problems.append(str(error))
+    engines = catalog.engine_specs().items()
     return Inventory(
         detected,
         tuple(Installed(spec.name, spec.module, _version(spec)) for spec in frameworks.values()),
-        tuple(
-            Installed(name, spec.module, _version(spec), tuple(spec.options))
-            for name, spec in catalog.engine_specs().items()
-        ),
+        tuple(Installed(name, spec.module, _version(spec), tuple(spec.options)) for name, spec in engines),
         {engine: shutil.which(engine) for engine in ("docker", "podman")},
         tuple(support),
-        (*catalog.unread_plugins(), *_vendor_problems(), *unreadable),
+        (*problems, *unreadable),
     )
 
 
@@ -246,15 +236,6 @@ def _on_devices(
     return Support(what, support.works, support.reason)
 
 
-def _readable(entry: DetectedVendor) -> Support:
-    what = f"telemetry of {entry.vendor}"
-    if entry.problem is not None:
-        return Support(what, False, entry.problem + (f" ({entry.hint})" if entry.hint else ""))
-    without = sorted({name for device in entry.devices for name in device.reasons})
-    lacking = f"; without {', '.join(without)}" if without else ""
-    return Support(what, True, f"{counted(len(entry.devices), 'device')}{lacking}")
-
-
 def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Support:
     what = f"MFU on {entry.vendor}"
     for device, chip in zip_strict(entry.devices, entry.chips):
@@ -264,21 +245,3 @@ def _known_chip(entry: DetectedVendor, spec: VendorSpec) -> Support:
             return Support(what, False, f"{device.name}: {chip.source}")
     names = sorted({f"{chip.name} {chip.variant}".strip() for chip in entry.chips if chip is not None})
     return Support(what, bool(names), ", ".join(names) or "no devices")
-
-
-def _host_power() -> Iterator[Support]:
-    try:
-        yield Support("power of CPU packages", True, f"RAPL, {Rapl().num_packages} package(s)")
-    except RaplError as error:
-        yield Support("power of CPU packages", False, str(error))
-    tool = shutil.which("ipmitool")
-    why = f"{tool} (needs access to the management controller)" if tool else "ipmitool is not installed"
-    yield Support("power of the whole host", tool is not None, why)
-
-
-def _vendor_problems() -> Iterator[str]:
-    for name, folder in catalog.folders("vendors").items():
-        try:
-            telemetry_of(catalog.load_vendor(name), str(folder.path / "vendor.yaml"))
-        except AccelmarkError as error:
-            yield str(error)

@@ -38,9 +38,7 @@ class MonitorStatus:
     pid: int | None = None
     vendor: str | None = None
     num_samples: int | None = None
-    """Samples in the record so far."""
     problem: str | None = None
-    """Why the devices cannot be read; None where they are."""
 
 
 def check_vendor(vendor: str) -> Path:
@@ -51,13 +49,9 @@ def check_vendor(vendor: str) -> Path:
 
 
 def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus:
-    """Start a monitor that writes to ``log_path`` and continues after this process has ended.
+    """Start a monitor that writes to ``log_path`` and continues after this process has ended; keeps an earlier record.
 
-    An existing record there is renamed to ``telemetry-<time of its end>.jsonl``.
-
-    Raises:
-        RequestError: the vendor is unknown or invalid, or a monitor is already writing there.
-        RunError: it did not start; its error output is in the message.
+    Raises RunError with its error output where it did not start.
     """
     folder = check_vendor(vendor)
     now = status(log_path)
@@ -66,7 +60,10 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
     config = {"vendor": vendor, "vendor_folder": str(folder), "interval_s": interval_s, "detached": True}
     with raising(RunError, f"{log_path} is not writable", OSError):
         log_path.mkdir(parents=True, exist_ok=True)
-        _archive(log_path / RECORD_FILE)
+        record = log_path / RECORD_FILE
+        if record.exists():  # clocks and devices may have changed since
+            ended = datetime.fromtimestamp(record.stat().st_mtime, timezone.utc)
+            record.rename(record.with_name(f"{record.stem}-{ended:%Y%m%dT%H%M%SZ}{record.suffix}"))
         (log_path / _ERRORS).unlink(missing_ok=True)
         process = _spawn(log_path, config, log_path / _ERRORS)
         entry = {"pid": process.pid, "started": _start_time(process.pid), "vendor": vendor}
@@ -77,17 +74,13 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
         errors = (log_path / _ERRORS).read_text(errors="replace").strip() or "no error output"
         (log_path / PID_FILE).unlink(missing_ok=True)
         raise RunError(f"the monitor did not start: {errors}")
-    # The monitor continues after this process; mark the handle as finished so that its destructor does not warn.
-    process.returncode = 0
+    process.returncode = 0  # it continues after this process: the destructor of the handle must not warn
     return status(log_path)
 
 
 @contextmanager
 def recording(log_path: Path) -> Iterator[None]:
-    """Record telemetry of this machine and this process from before the context starts until it ends.
-
-    A recorder that fails does not fail the context.
-    """
+    """Record telemetry of this machine and process in the context; a recorder that fails does not fail it."""
     log_path.mkdir(parents=True, exist_ok=True)
     vendor = default_vendor()
     config = {"vendor": vendor, "vendor_folder": str(find("vendors", vendor).path), "pids": [os.getpid()]}
@@ -97,23 +90,19 @@ def recording(log_path: Path) -> Iterator[None]:
         yield
     finally:
         recorder.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             recorder.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            recorder.kill()
-            recorder.wait()
+        recorder.kill()
+        recorder.wait()
 
 
 def _spawn(log_path: Path, config: Mapping[str, object], output: Path) -> subprocess.Popen[bytes]:
     (log_path / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "accelmark.telemetry.record", str(log_path)]
+    detached = bool(config.get("detached"))
     with output.open("ab") as file:
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=bool(config.get("detached")),
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=detached
         )
 
 
@@ -123,17 +112,6 @@ def _await_first_sample(log_path: Path, recorder: subprocess.Popen[bytes]) -> bo
     while not _num_samples(log_path) and recorder.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     return _num_samples(log_path) > 0
-
-
-def _archive(record: Path) -> None:
-    """Rename an existing record by the time of its last line: clocks and devices may have changed since."""
-    if not record.exists():
-        return
-    ended = f"{record.stem}-{datetime.fromtimestamp(record.stat().st_mtime, timezone.utc):%Y%m%dT%H%M%SZ}"
-    archived, number = record.with_name(f"{ended}{record.suffix}"), 2
-    while archived.exists():
-        archived, number = record.with_name(f"{ended}-{number}{record.suffix}"), number + 1
-    record.rename(archived)
 
 
 def stop(log_path: Path) -> bool:
@@ -162,8 +140,12 @@ def status(log_path: Path) -> MonitorStatus:
         return MonitorStatus(False)
     # A process id is reused; together with the start time it is unique.
     running = started is not None and _start_time(pid) == started
-    problem = _device_problem(log_path) if running else None
-    return MonitorStatus(running, pid if running else None, vendor, _num_samples(log_path), problem)
+    problem: object = None
+    if running:
+        with suppress(OSError, ValueError, KeyError), (log_path / RECORD_FILE).open("rb") as file:
+            problem = json.loads(file.readline())["header"]["reasons"].get("devices")
+    samples = _num_samples(log_path)
+    return MonitorStatus(running, pid if running else None, vendor, samples, None if problem is None else str(problem))
 
 
 def _start_time(pid: int) -> float | None:
@@ -178,12 +160,3 @@ def _num_samples(log_path: Path) -> int:
     with suppress(OSError), (log_path / RECORD_FILE).open("rb") as file:
         return sum(line.startswith(b'{"t"') for line in file)
     return 0
-
-
-def _device_problem(log_path: Path) -> str | None:
-    try:
-        with (log_path / RECORD_FILE).open("rb") as file:
-            problem = json.loads(file.readline())["header"]["reasons"].get("devices")
-    except (OSError, ValueError, KeyError):
-        return None
-    return str(problem) if problem is not None else None

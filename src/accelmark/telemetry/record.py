@@ -1,7 +1,6 @@
 """Telemetry recorder: ``python -m accelmark.telemetry.record NODE_DIR``, one process per host, stopped by SIGTERM.
 
-It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and FlagPerf's monitor logs there; when detached
-(``accelmark monitor``) also ``sys_info.json``, which the node agent writes in a run.
+It reads ``NODE_DIR/telemetry.json`` and writes ``telemetry.jsonl`` and FlagPerf's monitor logs there.
 """
 
 from __future__ import annotations
@@ -26,52 +25,8 @@ from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.model import Spec
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.forms import read_vendor
-from accelmark.telemetry.host import sysinfo
-from accelmark.telemetry.host.sampler import HostSampler, foreign_processes
+from accelmark.telemetry.host import HostSampler, collect, foreign_processes
 from accelmark.telemetry.sources import Poller, device_sources
-
-
-@final
-class LineFile:
-    """Appends each line with one write, so that readers never read partial lines.
-
-    A write that fails (disk full) loses its lines and is counted; a partial line is ended before the next one.
-
-    Raises OSError: the file cannot be opened.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.num_lost = 0
-        self.last_error: str | None = None
-        self._partial = False
-        self._digest = hashlib.sha256()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-    def write(self, text: str) -> bool:
-        """Append ``text`` and a line end; return whether all of it was written."""
-        data = (b"\n" if self._partial else b"") + text.encode() + b"\n"
-        try:
-            num_written = os.write(self._fd, data)
-            self._digest.update(data[:num_written])
-            self._partial = num_written < len(data)
-            error = "the disk is full" if self._partial else None
-        except OSError as raised:
-            error = raised.strerror or str(raised)
-        if error is not None:
-            self.num_lost += 1
-            self.last_error = error
-        return error is None
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the written bytes."""
-        return self._digest.hexdigest()
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
@@ -85,6 +40,42 @@ _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
 """Minimum number of usable cores at which the recorder reserves one for itself."""
 _NICE: Final = 5
+
+
+@final
+class LineFile:
+    """Appends each line with one write, so that readers never read partial lines; counts lines that are lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_lost = 0
+        self.last_error: str | None = None
+        self._partial = False
+        self._digest = hashlib.sha256()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, text: str) -> bool:
+        """Append ``text`` and a line end; return whether all of it was written, as it is not on a full disk."""
+        data = (b"\n" if self._partial else b"") + text.encode() + b"\n"
+        try:
+            num_written = os.write(self._fd, data)
+        except OSError as error:
+            self.last_error = error.strerror
+            self.num_lost += 1
+            return False
+        self._digest.update(data[:num_written])
+        self._partial = num_written < len(data)
+        self.num_lost += self._partial
+        return not self._partial
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the written bytes."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
 
 
 class RecorderConfig(Spec):
@@ -103,10 +94,7 @@ class RecorderConfig(Spec):
 
 @final
 class Recorder:
-    """Samples a host and its devices at absolute deadlines until it is stopped.
-
-    Raises OSError: ``node_dir`` is not writable.
-    """
+    """Samples a host and its devices at absolute deadlines until it is stopped."""
 
     def __init__(self, config: RecorderConfig, node_dir: Path) -> None:
         self._config = config
@@ -128,35 +116,31 @@ class Recorder:
         self._poller = Poller(sources)
         self._host = HostSampler(config.pids, power=True)
         self._stopped = False
-        self._num_continued = 0
+        self.was_suspended = False
         # Not an Event: a signal handler that sets one deadlocks where it interrupts the wait. put() is reentrant.
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._held: list[str] | None = []
+        """Lines that wait for the header."""
         self._notes: dict[str, tuple[float, int]] = {}
         """Event -> when it first happened, and how often."""
         self._num_samples = 0
         self._num_missed = 0
         self._foreign_at = float("-inf")
-        self._parent = os.getppid()
 
     def stop(self) -> None:
         """Take a last sample, write the footer and stop; safe to call from a signal handler."""
         self._stopped = True
         self._wake.put(None)
 
-    def note_suspension(self) -> None:
-        """Count a suspension that has ended (SIGCONT); safe to call from a signal handler."""
-        self._num_continued += 1
-
     def run(self) -> None:
         """Record until ``stop`` is called or, unless detached, until the parent process has ended."""
         self._poller.start()
-        start = time.monotonic()
+        parent, start = os.getppid(), time.monotonic()
         due = start
         while True:
             t, wall = time.monotonic(), time.time()
-            if self._num_continued:
-                self._num_continued = 0
+            if self.was_suspended:
+                self.was_suspended = False
                 self._note("suspended: the recorder was stopped by a signal, and continued")
             host = self._host.sample(t)
             devices = self._sample_devices(t)
@@ -167,7 +151,10 @@ class Recorder:
                 self._write_header(start, wall)
             if self._held is None:
                 self._logs.unavailable(wall, self._reasons())
-            self._note_foreign_processes(t, devices)
+            if t - self._foreign_at >= _FOREIGN_EVERY_S and any(device.pids for device in devices):
+                self._foreign_at = t
+                for process in foreign_processes(devices, (*self._config.pids, os.getpid())):
+                    self._note(f"foreign {process}")
             if self._stopped:
                 break
             missed = max(0, int((time.monotonic() - due) // self._config.interval_s))
@@ -175,10 +162,15 @@ class Recorder:
             self._num_missed += missed
             with contextlib.suppress(Empty):
                 self._wake.get(timeout=max(0.0, due - time.monotonic()))
-            if not self._config.detached and os.getppid() != self._parent:
+            if not self._config.detached and os.getppid() != parent:
                 self._note("the parent process of the recorder has ended")
                 self._stopped = True
-        self._finish(start)
+        if self._held is not None:
+            self._write_header(start, time.time())
+        self._poller.close()
+        self._write_footer()
+        self._file.close()
+        self._logs.close()
 
     def _values(self, device: DeviceSample) -> dict[str, Any]:
         """Return the recorded values of a sample; ``rank_memory_mib`` is the memory of the ranks' processes."""
@@ -200,21 +192,11 @@ class Recorder:
             return reading.devices
         return tuple(replace(device, age_s=age) for device in reading.devices)
 
-    def _note_foreign_processes(self, t: float, devices: tuple[DeviceSample, ...]) -> None:
-        if t - self._foreign_at < _FOREIGN_EVERY_S or not any(device.pids for device in devices):
-            return
-        self._foreign_at = t
-        for process in foreign_processes(devices, (*self._config.pids, os.getpid())):
-            self._note(f"foreign {process}")
-
     def _reasons(self) -> dict[str, str]:
-        reasons = dict(self._host.reasons)
         problem = self._problem or self._poller.problem
         if problem is None and not self._poller.opened:
             problem = f"the devices were not open within {OPEN_TIMEOUT_S:g} s"
-        if problem is not None:
-            reasons["devices"] = problem
-        return reasons
+        return dict(self._host.reasons) | ({} if problem is None else {"devices": problem})
 
     def _write_header(self, start: float, wall: float) -> None:
         infos = self._poller.infos
@@ -235,11 +217,26 @@ class Recorder:
         self._emit(header=header)
         for line in lines:
             self._write(line)
-        if self._config.detached:
-            try:
-                sysinfo.write(self._node_dir, infos)
-            except OSError as error:
-                print(f"telemetry: sys_info.json cannot be written: {error}", file=sys.stderr)
+        if self._config.detached:  # in a run, the node agent writes it
+            path = self._node_dir / "sys_info.json"
+            with contextlib.suppress(OSError):
+                path.with_suffix(".json.part").write_text(json.dumps(collect(infos), indent=2) + "\n")
+                path.with_suffix(".json.part").replace(path)
+
+    def _write_footer(self) -> None:
+        usage, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        footer = {
+            "t": time.monotonic(),
+            "wall": time.time(),
+            "cpu_time_s": usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime,
+            "samples": self._num_samples,
+            "missed": self._num_missed,
+            "lost_lines": self._file.num_lost,
+            "sha256": self._file.sha256,
+            "reasons": self._reasons(),
+            "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
+        }
+        self._emit(footer=footer)
 
     def _note(self, text: str) -> None:
         now = time.monotonic()
@@ -257,27 +254,8 @@ class Recorder:
 
     def _write(self, line: str) -> None:
         if not self._file.write(line) and self._file.num_lost == 1:
-            print(f"telemetry: {self._file.path} cannot be written: {self._file.last_error}", file=sys.stderr)
-
-    def _finish(self, start: float) -> None:
-        if self._held is not None:
-            self._write_header(start, time.time())
-        self._poller.close()
-        usage, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        footer = {
-            "t": time.monotonic(),
-            "wall": time.time(),
-            "cpu_time_s": usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime,
-            "samples": self._num_samples,
-            "missed": self._num_missed,
-            "lost_lines": self._file.num_lost,
-            "sha256": self._file.sha256,
-            "reasons": self._reasons(),
-            "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
-        }
-        self._emit(footer=footer)
-        self._file.close()
-        self._logs.close()
+            reason = self._file.last_error or "the disk is full"
+            print(f"telemetry: {self._file.path} cannot be written: {reason}", file=sys.stderr)
 
 
 def _rounded(value: Any) -> Any:
@@ -289,38 +267,21 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def main(arguments: list[str]) -> int:
-    """Record into the directory given on the command line; return the exit code."""
-    if len(arguments) != 1:
-        print("usage: python -m accelmark.telemetry.record NODE_DIR", file=sys.stderr)
-        return 2
-    node_dir = Path(arguments[0])
-    try:
-        config = RecorderConfig.model_validate_json((node_dir / CONFIG_FILE).read_bytes())
-    except (OSError, ValueError) as error:
-        print(f"{node_dir / CONFIG_FILE}: cannot be read: {error}", file=sys.stderr)
-        return 2
-    try:
+def main(node_dir: Path) -> None:
+    """Record into a directory until a signal stops it."""
+    config = RecorderConfig.model_validate_json((node_dir / CONFIG_FILE).read_bytes())
+    with contextlib.suppress(OSError):  # a container may forbid either
         os.nice(_NICE)
         allowed = sorted(os.sched_getaffinity(0))
-        if config.cpus:
-            os.sched_setaffinity(0, config.cpus)
-        elif len(allowed) >= _PIN_FROM_CPUS:
-            os.sched_setaffinity(0, {allowed[-1]})
-    except OSError as refused:
-        print(f"telemetry: the priority or CPU affinity cannot be set: {refused}", file=sys.stderr)
-    try:
-        recorder = Recorder(config, node_dir)
-    except OSError as error:
-        print(f"telemetry: {node_dir} is not writable: {error.strerror}", file=sys.stderr)
-        return 1
+        if config.cpus or len(allowed) >= _PIN_FROM_CPUS:
+            os.sched_setaffinity(0, config.cpus or {allowed[-1]})
+    recorder = Recorder(config, node_dir)
     signal.signal(signal.SIGTERM, lambda *_: recorder.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCONT, lambda *_: recorder.note_suspension())
+    signal.signal(signal.SIGCONT, lambda *_: setattr(recorder, "was_suspended", True))
     recorder.run()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(Path(sys.argv[1]))

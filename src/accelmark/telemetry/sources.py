@@ -14,17 +14,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry import forms
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
-from accelmark.telemetry.forms import FIELD_NAMES, Form, ToolRule, Values, VendorTelemetry, implausible_power
+from accelmark.telemetry.forms import FIELD_NAMES, Form, ToolRule, Values, VendorTelemetry
 
 _SAMPLED: Final = tuple(name.name for name in fields(DeviceSample) if name.name not in ("index", "age_s"))
+MODULE_FILE: Final = "telemetry.py"
+"""A vendor's own reader; it defines a class ``Source``, called without arguments."""
+_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
+"""Imported by name at run time, since ``compat`` depends on telemetry."""
 _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")
+
+T = TypeVar("T")
 
 
 @final
@@ -40,7 +45,12 @@ class ToolSource:
         """Run the tool once and return the devices that it lists."""
         devices, form = self._run(self._rule.command, self._rule.forms)
         self._num_devices = len(devices)
-        devices = self._identify(devices)
+        if self._rule.identify is not None:
+            with contextlib.suppress(SourceError):  # samples without names are still worth recording
+                known, _ = self._run(self._rule.identify.command, self._rule.identify.forms)
+                by_index = {forms.device_index(at, values): values for at, values in enumerate(known)}
+                indexed = [(forms.device_index(at, values), values) for at, values in enumerate(devices)]
+                devices = tuple(by_index.get(index, {}) | values for index, values in indexed)
         infos = [self._info(at, values) for at, values in enumerate(devices)]
         return tuple(_share_power(infos, devices, form.power_shared) if form.power_shared else infos)
 
@@ -54,21 +64,11 @@ class ToolSource:
     def close(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _identify(self, devices: tuple[Values, ...]) -> tuple[Values, ...]:
-        if self._rule.identify is None:
-            return devices
-        try:
-            known, _ = self._run(self._rule.identify.command, self._rule.identify.forms)
-        except SourceError:
-            return devices  # samples without names are still worth recording
-        by_index = {forms.device_index(at, values): values for at, values in enumerate(known)}
-        return tuple(by_index.get(forms.device_index(at, values), {}) | values for at, values in enumerate(devices))
-
     def _run(self, command: Sequence[str], known: Sequence[Form]) -> tuple[tuple[Values, ...], Form]:
         try:
             text = run_command(command, self._rule.timeout_s)
         except CommandError as error:
-            raise SourceError(str(error)) from error
+            raise SourceError(error) from error
         problems: list[str] = []
         for form in known:
             try:
@@ -110,22 +110,17 @@ class CommandError(Exception):
 
 
 def run_command(command: Sequence[str], timeout_s: float) -> str:
-    """Run ``command`` and return its standard output as text.
-
-    Raises CommandError: it is not installed, ran longer than ``timeout_s`` (it and its children are killed), or exited
-    with another status than 0.
-    """
+    """Return the standard output of a command, which is killed after a timeout; raises CommandError."""
     name = command[0]
     try:
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, env={**os.environ, "LC_ALL": "C", "LANG": "C"},
         )  # fmt: skip
+    except FileNotFoundError:
+        raise CommandError(f"{name} is not installed") from None
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise CommandError(
-            f"{name} {'is not installed' if missing else f'cannot be started: {error.strerror}'}"
-        ) from None
+        raise CommandError(f"{name} cannot be started: {error.strerror}") from None
     with process:
         try:
             output, _ = process.communicate(timeout=timeout_s)
@@ -141,26 +136,17 @@ def run_command(command: Sequence[str], timeout_s: float) -> str:
     return output.decode("utf-8", errors="replace")
 
 
-T = TypeVar("T")
-
-MODULE_FILE: Final = "telemetry.py"
-"""A vendor's own reader; it defines a class ``Source``, called without arguments."""
-_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
-"""Imported by name at run time, since ``compat`` depends on telemetry."""
-
-
 def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = None) -> tuple[DeviceSource, ...]:
-    """Return the ways to read a vendor's devices, best first, at least one.
-
-    ``log_dir`` is where a FlagPerf monitor script writes its log; without it scripts are left out.
-
-    Raises SourceError: ``telemetry.py`` cannot be used, or nothing is declared; the message says why.
-    """
+    """Return the ways to read a vendor's devices, best first; without ``log_dir`` scripts are left out."""
     sources: list[DeviceSource] = []
-    if (folder / MODULE_FILE).is_file():
-        path = folder / MODULE_FILE
+    path = folder / MODULE_FILE
+    if path.is_file():
         try:
-            source = _import(path).Source()
+            if folder.parent == Path(__file__).parents[1] / "vendors":
+                module = importlib.import_module(f"accelmark.vendors.{folder.name}.telemetry")
+            else:
+                module = file_module(f"_accelmark_vendor_{folder.name}_telemetry", path)
+            source = module.Source()
         except Exception as error:
             raise SourceError(f"{path}: Source cannot be used: {type(error).__name__}: {error}") from error
         if not isinstance(source, DeviceSource):
@@ -176,26 +162,20 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
 
 
 def first_readable(sources: Iterable[DeviceSource], read: Callable[[DeviceSource], T]) -> tuple[DeviceSource, T]:
-    """Return the first source that ``read`` succeeds with, and its result; closes those that fail.
-
-    Raises SourceError with the reason of each if none succeeds.
-    """
+    """Return the first source that ``read`` succeeds with, and its result; raises SourceError with all reasons."""
     problems: list[str] = []
     for source in sources:
         try:
             return source, read(source)
-        except SourceError as error:
-            problems.append(str(error))
         except Exception as error:  # noqa: BLE001  a vendor's reader may raise anything
-            problems.append(f"{type(source).__name__} raises {type(error).__name__}: {error}")
+            problems.append(_problem_of(source, error))
         source.close()
     raise SourceError("; ".join(problems) or "no device source")
 
 
-def _import(path: Path) -> ModuleType:
-    if path.parent.parent == Path(__file__).parents[1] / "vendors":
-        return importlib.import_module(f"accelmark.vendors.{path.parent.name}.{path.stem}")
-    return file_module(f"_accelmark_vendor_{path.parent.name}_telemetry", path)
+def _problem_of(source: DeviceSource, error: Exception) -> str:
+    known = isinstance(error, SourceError)
+    return str(error) if known else f"{type(source).__name__} raises {type(error).__name__}: {error}"
 
 
 @final
@@ -217,7 +197,6 @@ class Poller:
         self.infos: tuple[DeviceInfo, ...] = ()
         """The devices; empty before opening and after a failure."""
         self.problem: str | None = None
-        """Why no source could be opened, or None."""
         self.opened = False
         """Whether opening has finished or failed; set after ``infos`` and ``problem``."""
         self._sources = sources
@@ -231,10 +210,7 @@ class Poller:
         self._thread.start()
 
     def read(self, patience_s: float) -> Reading | None:
-        """Request a reading and return the next new reading, waiting at most ``patience_s``.
-
-        Returns None while an earlier request is still running.
-        """
+        """Request a reading and return the next one; None where none comes within ``patience_s``."""
         if not self.opened or self.problem is not None:
             return None
         if self._requested_at is None:
@@ -251,17 +227,13 @@ class Poller:
         """Return the seconds since the current request started; 0 without one."""
         return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
-    def close(self, patience_s: float = 1.0) -> None:
-        """Stop the thread; a source that hangs ends with the process.
-
-        ``closing_s`` and ``interrupt`` of a source are described in ``DeviceSource``.
-        """
+    def close(self) -> None:
+        """Stop the thread; a source that hangs ends with the process."""
         self._requests.put(False)
+        patience_s = 1.0
         for source in self._sources:
             patience_s = max(patience_s, getattr(source, "closing_s", 0.0))
-            interrupt = getattr(source, "interrupt", None)
-            if interrupt is not None:
-                interrupt()
+            getattr(source, "interrupt", lambda: None)()
         if self._thread.is_alive():
             self._thread.join(patience_s)
 
@@ -277,11 +249,9 @@ class Poller:
             began = time.monotonic()
             try:
                 devices = source.sample()
-                problem = implausible_power(devices)
+                problem = forms.implausible_power(devices)
                 reading = Reading((began + time.monotonic()) / 2, () if problem else devices, problem)
-            except SourceError as error:
-                reading = Reading(began, problem=str(error))
             except Exception as error:  # noqa: BLE001  a vendor's reader may raise anything
-                reading = Reading(began, problem=f"{type(source).__name__} raises {type(error).__name__}: {error}")
+                reading = Reading(began, problem=_problem_of(source, error))
             self._readings.put(reading)
         source.close()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import accelmark
-from accelmark.automl.scoring.score import verify_search
+from accelmark.automl.scoring import verify_search
 from tests.automl.controller.searching import Search, workers_below
 from tests.automl.controller.test_ssh_cluster import free_port
 
@@ -54,13 +54,6 @@ def head() -> Iterator[tuple[str, psutil.Process]]:
         server.stdout.close()
         for part in psutil.wait_procs(parts, timeout=60)[1]:
             part.kill()
-
-
-@pytest.fixture
-def search(tmp_path: Path) -> Iterator[Search]:
-    made = Search(tmp_path)
-    yield made
-    made.end()
 
 
 def asked(search: Search, address: str, concurrency: int = CORES) -> tuple[int, str, str]:

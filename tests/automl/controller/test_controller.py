@@ -16,14 +16,14 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
-from accelmark.automl.controller.controller import Observer, SearchController
-from accelmark.automl.controller.session import resume_search
+from accelmark.automl.controller import Observer, SearchController
 from accelmark.automl.journal import Journal, Proposed, Remark, SearchDirectory, SessionEnded, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
-from accelmark.automl.scoring.score import Scoreboard, summarise, verify_search
+from accelmark.automl.scoring import Scoreboard, summarise, verify_search
 from accelmark.automl.search import searchers
 from accelmark.automl.search.tuning import STUDY_FILE
+from accelmark.automl.session import resume_search
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError, RunError
@@ -32,6 +32,7 @@ from tests.automl.threads import thread_pool
 
 
 def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:
+    folder.mkdir(exist_ok=True)
     plain = AutomlConfig(
         network="net.json",
         dataset=tiny_dataset(folder),
@@ -52,14 +53,24 @@ def new_run(folder: Path, wanted: AutomlConfig) -> SearchDirectory:
     return SearchDirectory.create(folder / "runs", wanted, tiny_network())
 
 
+def ran(folder: Path, schedule: ScheduleConfig, **changes: object) -> tuple[SearchDirectory, SessionEnded]:
+    """Run a search to its end."""
+    wanted = config(folder, schedule, **changes)
+    run = new_run(folder, wanted)
+    return run, session(run, wanted)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> SearchDirectory:
     folder = tmp_path_factory.mktemp("finished")
-    schedule = ScheduleConfig(concurrency=2, max_trials=7, round_epochs=(2, 3), tuning_round=3)
-    wanted = config(folder, schedule)
-    run = new_run(folder, wanted)
-    assert session(run, wanted).over
+    run, ended = ran(folder, ScheduleConfig(concurrency=2, max_trials=7, round_epochs=(2, 3), tuning_round=3))
+    assert ended.over
     return run
+
+
+def copied(run: SearchDirectory, folder: Path, *names: str) -> None:
+    for name in names or ("journal.jsonl", "automl.json", "network.json"):
+        (folder / name).write_text((run.path / name).read_text())
 
 
 def test_a_search_runs_its_rounds_to_the_last_trial(finished: SearchDirectory) -> None:
@@ -85,8 +96,7 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_detected(
     finished: SearchDirectory, tmp_path: Path
 ) -> None:
     assert verify_search(finished).verdict == "VALID"
-    for name in ("journal.jsonl", "automl.json", "network.json"):
-        (tmp_path / name).write_text((finished.path / name).read_text())
+    copied(finished, tmp_path)
     journal = tmp_path / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"trained_images":256', '"trained_images":9256'))
     message = verify_search(SearchDirectory(tmp_path))
@@ -109,8 +119,7 @@ def test_an_inserted_network_is_detected_also_where_parents_were_tuned(
     finished: SearchDirectory, tmp_path: Path, searchers: str, message: str
 ) -> None:
     tuned = {record.individual for record in finished.state().trials.values() if record.tuned}
-    for name in ("automl.json", "network.json"):
-        (tmp_path / name).write_text((finished.path / name).read_text())
+    copied(finished, tmp_path, "automl.json", "network.json")
     forged = 0
     with closing(Journal(tmp_path)) as journal:
         for event in read_journal(finished.path):
@@ -138,8 +147,7 @@ def test_its_report_is_self_contained_and_shows_every_network(finished: SearchDi
 
 
 def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_path: Path) -> None:
-    for name in ("journal.jsonl", "automl.json", "network.json"):
-        (tmp_path / name).write_text((finished.path / name).read_text())
+    copied(finished, tmp_path)
     with closing(Journal(tmp_path)) as journal:
         journal.write(Remark(clock_s=1.0, text="<script>alert(1)</script>"))
     page = write_report(SearchDirectory(tmp_path))[0].read_text()
@@ -149,9 +157,7 @@ def test_texts_of_a_run_cannot_break_its_page(finished: SearchDirectory, tmp_pat
 
 def test_diverged_trials_are_recorded_and_not_retried(tmp_path: Path) -> None:
     schedule = ScheduleConfig(concurrency=1, max_trials=2, round_epochs=(1,), max_attempts=2)
-    wanted = config(tmp_path, schedule, training=TrainingConfig(batch_size=32, learning_rate=1e30))
-    run = new_run(tmp_path, wanted)
-    session(run, wanted)
+    run, _ = ran(tmp_path, schedule, training=TrainingConfig(batch_size=32, learning_rate=1e30))
     summary = summarise(run)
     assert summary.trials == {"diverged": 2}
     assert len(summary.failures) == 2
@@ -190,22 +196,20 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(
 
 def test_a_proposed_kernel_above_the_limits_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bound = round(1.5 * count(tiny_network(), "accelmark").matrix_forward)
-    wanted = config(
+    run, ended = ran(
         tmp_path,
         ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=1),
         search=SearchConfig(method="random", max_forward_operations=bound),
         tuning=TuningConfig(kernel=(3, 7)),
     )
-    run = new_run(tmp_path, wanted)
-    assert session(run, wanted).reason == "trials"
+    assert ended.reason == "trials"
     state = run.state()
     assert all(count(one.network, "accelmark").matrix_forward <= bound for one in state.individuals)
     assert {record.hyperparameters.kernel for record in state.trials.values()} == {3}
     kept = [note for note in state.notes if "kernel 7 exceeds the limits of the search; it takes 3" in note.text]
     assert kept
     study = optuna.load_study(
-        study_name=f"accelmark-{run.name}",
-        storage=JournalStorage(JournalFileBackend(str(run.path / STUDY_FILE))),
+        study_name=f"accelmark-{run.name}", storage=JournalStorage(JournalFileBackend(str(run.path / STUDY_FILE)))
     )
     assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "COMPLETE"] == [3] * 5
     assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "FAIL"] == [7] * len(kept)
@@ -215,13 +219,9 @@ def test_a_proposed_kernel_above_the_limits_is_not_executed(tmp_path: Path, caps
 
 
 def test_a_search_without_allowed_morphs_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = config(
-        tmp_path,
-        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=None),
-        search=SearchConfig(morphs=("deepen",), max_nodes=1),
-    )
-    run = new_run(tmp_path, wanted)
-    assert session(run, wanted).reason == "exhausted"
+    schedule = ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=None)
+    run, ended = ran(tmp_path, schedule, search=SearchConfig(morphs=("deepen",), max_nodes=1))
+    assert ended.reason == "exhausted"
     show_summary(summarise(run))
     lines = capsys.readouterr().out.splitlines()
     assert "no network within its limits" in " ".join(" ".join(lines).split())
@@ -231,13 +231,8 @@ def test_a_search_without_allowed_morphs_reports_it(tmp_path: Path, capsys: pyte
 
 
 def test_a_promoted_network_is_trained_on_for_the_epochs_of_its_round(tmp_path: Path) -> None:
-    wanted = config(
-        tmp_path,
-        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1, 2), tuning_round=None),
-        search=SearchConfig(method="halving"),
-    )
-    run = new_run(tmp_path, wanted)
-    session(run, wanted)
+    schedule = ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1, 2), tuning_round=None)
+    run, _ = ran(tmp_path, schedule, search=SearchConfig(method="halving"))
     state = run.state()
     promoted = [record for record in state.trials.values() if record.round == 2]
     assert [(record.epochs_planned, record.weights, record.morphs) for record in promoted] == [(2, "carried", ())]
@@ -246,14 +241,8 @@ def test_a_promoted_network_is_trained_on_for_the_epochs_of_its_round(tmp_path: 
 
 
 def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_path: Path) -> None:
-    epoch = config(tmp_path, ScheduleConfig(max_trials=1)).model_copy(
-        update={
-            "schedule": ScheduleConfig(max_trials=1, round_epochs=(1,), tuning_round=None),
-            "search": SearchConfig(method="none"),
-        }
-    )
-    measured = new_run(tmp_path, epoch)
-    session(measured, epoch)
+    schedule = ScheduleConfig(max_trials=1, round_epochs=(1,), tuning_round=None)
+    measured, _ = ran(tmp_path / "measured", schedule, search=SearchConfig(method="none"))
     budget = 40 * int(summarise(measured).final.operations)
     wanted = config(
         tmp_path,
@@ -293,9 +282,8 @@ def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_pa
 
 
 def test_the_best_network_is_trained_last_in_the_rest_of_the_time(tmp_path: Path) -> None:
-    wanted = config(tmp_path, ScheduleConfig(max_duration=8.0, final_share=0.5, round_epochs=(1,), tuning_round=None))
-    run = new_run(tmp_path, wanted)
-    session(run, wanted)
+    schedule = ScheduleConfig(max_duration=8.0, final_share=0.5, round_epochs=(1,), tuning_round=None)
+    run, _ = ran(tmp_path, schedule)
     state = run.state()
     *searched, final = state.trials.values()
     assert [one.epochs is not None for one in state.individuals if one.id == final.individual] == [True]
@@ -303,18 +291,6 @@ def test_the_best_network_is_trained_last_in_the_rest_of_the_time(tmp_path: Path
     assert all(record.started_s < 4.0 for record in searched)
     assert final.started_s >= 4.0
     assert verify_search(run).verdict == "VALID"
-
-
-def test_training_the_seed_longer_carries_its_weights(tmp_path: Path) -> None:
-    wanted = config(
-        tmp_path,
-        ScheduleConfig(concurrency=1, max_trials=3, round_epochs=(1,), tuning_round=None),
-        search=SearchConfig(method="none"),
-    )
-    run = new_run(tmp_path, wanted)
-    session(run, wanted)
-    trials = run.state().trials
-    assert [trials[number].weights for number in range(3)] == ["from-scratch", "carried", "carried"]
 
 
 @pytest.mark.heavy
@@ -364,8 +340,7 @@ def test_an_incomplete_last_line_is_ignored_and_an_invalid_one_is_reported(tmp_p
 
 
 def test_a_search_is_not_resumed_with_another_configuration(finished: SearchDirectory, tmp_path: Path) -> None:
-    for name in ("journal.jsonl", "automl.json", "network.json"):
-        (tmp_path / name).write_text((finished.path / name).read_text())
+    copied(finished, tmp_path)
     changed = (tmp_path / "automl.json").read_text().replace('"learning_rate": 0.05', '"learning_rate": 0.5')
     (tmp_path / "automl.json").write_text(changed)
     with pytest.raises(RequestError, match=r"automl\.json"):

@@ -6,23 +6,13 @@ import json
 import os
 import signal
 import tarfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from accelmark.automl.journal import SearchState, read_journal
-from accelmark.automl.scoring.consistency import lineage
-from accelmark.automl.scoring.score import verify_search
+from accelmark.automl.scoring import lineage, verify_search
 from tests.automl.controller.searching import Search
-
-
-@pytest.fixture
-def search(tmp_path: Path) -> Iterator[Search]:
-    made = Search(tmp_path)
-    yield made
-    made.end()
 
 
 @pytest.mark.heavy

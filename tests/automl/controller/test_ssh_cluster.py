@@ -19,11 +19,10 @@ import psutil
 import pytest
 
 import accelmark
+from accelmark.automl.cluster import ssh_cluster
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TrainingConfig
-from accelmark.automl.controller.cluster import ssh_cluster
-from accelmark.automl.controller.session import check_equal_data, start_search
-from accelmark.automl.messages import WorkerReady
-from accelmark.automl.records import Splits
+from accelmark.automl.records import Splits, WorkerReady
+from accelmark.automl.session import check_equal_data, start_search
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
 

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.automl.journal import (
-    EpochEvent,
-    Event,
-    Journal,
-    Proposed,
-    SearchState,
-    TrialEvent,
-    Valued,
-    read_journal,
-)
+from accelmark.automl.journal import EpochEvent, Event, Journal, Proposed, SearchState, TrialEvent, Valued, read_journal
 from accelmark.automl.records import Individual
-from accelmark.automl.scoring.score import Scoreboard
+from accelmark.automl.scoring import Scoreboard
 from accelmark.spec.errors import RunError
 from tests.automl.images import tiny_network
 from tests.automl.test_score import FULL, epoch, state, trial
@@ -62,17 +53,6 @@ def test_a_diverged_last_trial_counts_time_and_no_operations() -> None:
     assert board.ended_s == 50.0
     assert board.final().score == pytest.approx(FULL / 50)
     assert board.final().search_error == pytest.approx(0.2)
-
-
-def test_a_run_without_successful_trials_has_a_duration_and_no_score() -> None:
-    events: list[Event] = [
-        *begun(),
-        tried(0.0, 21.0, status="diverged"),
-        EpochEvent(epoch=epoch(0, 0.0, 20.0, 0.8)),
-    ]
-    points = Scoreboard(SearchState.of(events)).series(15.0)
-    assert [point.time_h * 3600 for point in points] == pytest.approx([15.0, 20.0])
-    assert [point.score for point in points] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

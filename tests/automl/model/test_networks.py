@@ -12,36 +12,18 @@ from numpy.typing import NDArray
 from accelmark.automl.model.counting import MODES, Mode, count
 from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphChoices, MorphKind
-from accelmark.automl.model.network import (
-    Network,
-    NetworkError,
-    Node,
-    find_problems,
-    infer_shapes,
-    load_network,
-    main_chain,
-    skips,
-)
-from accelmark.automl.model.seeds import SEEDS, resnet50, resolve_network, seed_weights, small
+from accelmark.automl.model.network import Network, Node, infer_shapes, load_network, main_chain, skips
+from accelmark.automl.model.seeds import resnet50, resolve_network, seed_weights, small
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import EpochReport, OperationCost
-from accelmark.automl.trial.module import GraphModule, load_weights, to_weights
+from accelmark.automl.trial.training import GraphModule
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION
-from accelmark.spec.errors import DataError, RequestError
+from accelmark.spec.errors import DataError, RequestError, SpecError
 from benchmarks.automl_counting import measured
 
 
 def network_of(*nodes: Node, classes: int = 10) -> Network:
     return Network(name="test", input_shape=(3, 8, 8), classes=classes, nodes=nodes)
-
-
-@pytest.mark.parametrize("name", sorted(SEEDS))
-def test_a_network_survives_its_json(name: str) -> None:
-    network = resolve_network(name)
-    again = Network.model_validate_json(network.to_json())
-    assert again == network
-    assert again.to_json() == network.to_json()
-    assert not find_problems(again)
 
 
 def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
@@ -55,11 +37,6 @@ def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
         module(torch.zeros(1, 3, 65, 65))
     assert len(seen) == len(network.nodes) - 1
     assert all(shapes[name] == shape for name, shape in seen.items())
-
-
-def test_resnet50_has_the_parameters_of_the_published_network() -> None:
-    module = GraphModule(resnet50())
-    assert sum(parameter.numel() for parameter in module.parameters()) == 25_557_032
 
 
 def write_keras_file(path: Path) -> dict[str, list[NDArray[np.float32]]]:
@@ -124,7 +101,7 @@ def test_all_problems_of_a_network_are_reported_at_once() -> None:
         Node(name="c", layer=Flatten(), inputs=("input",)),
         Node(name="d", layer=Add(), inputs=("input",)),
     )
-    with pytest.raises(NetworkError) as caught:
+    with pytest.raises(SpecError) as caught:
         infer_shapes(network)
     text = str(caught.value)
     assert "a window of 9x9 does not fit into 8x8" in text
@@ -142,16 +119,13 @@ def test_all_problems_of_a_network_are_reported_at_once() -> None:
         ("{", "invalid JSON"),
         ('{"name": "x"}', "input_shape"),
         ('{"schema_version": 2}', "schema_version"),
-        (
-            resolve_network("small28").to_json().replace('"filters": 16', '"filters": 0'),
-            "greater than or equal to 1",
-        ),
+        (resolve_network("small28").to_json().replace('"filters": 16', '"filters": 0'), "greater than or equal to 1"),
         (resolve_network("small28").to_json().replace('"relu"', '"swish"'), "swish"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "net.json").write_text(text)
-    with pytest.raises(NetworkError, match=message):
+    with pytest.raises(SpecError, match=message):
         load_network(tmp_path / "net.json")
 
 
@@ -166,19 +140,6 @@ def test_the_main_chain_of_resnet50_passes_all_bottlenecks_and_sixteen_skips_lea
     convolutions = [name for name in chain if isinstance(network.by_name[name].layer, Convolution)]
     assert len(convolutions) == 1 + 3 * 16
     assert len(skips(network)) == 16
-
-
-def test_weights_travel_as_arrays_and_a_wrong_shape_is_refused() -> None:
-    network = resolve_network("small28")
-    one, two = GraphModule(network).eval(), GraphModule(network).eval()
-    images = torch.randn(2, 1, 28, 28)
-    weights = to_weights(one)
-    load_weights(two, weights)
-    assert torch.equal(one(images), two(images))
-    with pytest.raises(ValueError, match="shape"):
-        load_weights(two, weights | {"dense.weight": np.zeros((1, 1), np.float32)})
-    with pytest.raises(KeyError, match=r"dense\.bias"):
-        load_weights(two, {key: value for key, value in weights.items() if key != "dense.bias"})
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -197,13 +158,6 @@ def test_resnet50_is_counted_as_executed(mode: Mode) -> None:
     network = resnet50()
     counted = count(network, mode)
     assert (counted.matrix_forward, counted.matrix_backward) == measured(network)
-
-
-def test_the_parameters_counted_are_those_of_the_module() -> None:
-    _, network = MorphChoices(resnet50(classes=5, side=33)).draw(np.random.default_rng(0), ["concat-skip"])
-    with torch.device("meta"):
-        module = GraphModule(network)
-    assert count(network, "accelmark").parameters == sum(value.numel() for value in module.parameters())
 
 
 REFERENCE_PARTS = {
@@ -235,12 +189,6 @@ def test_resnet50_counts_as_aiperf_counts_it() -> None:
 def test_every_part_of_resnet50_matches_the_reference_table(kind: str, operations: int) -> None:
     layers = count(resnet50(), "aiperf-v1").layers
     assert sum(layer.forward for layer in layers if layer.kind == kind) == operations
-
-
-def test_a_run_is_counted_from_the_images_really_processed() -> None:
-    counted = count(resnet50(), "aiperf-v1")
-    expected = (7_806_583_495 + 15_246_874_820) * 100 + 7_806_583_495 * 10
-    assert OperationCost.of(counted).operations(processed(trained=100, evaluated=10, steps=7)) == expected
 
 
 def test_accelmark_counts_the_update_once_a_step_and_not_once_an_image() -> None:

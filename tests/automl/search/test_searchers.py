@@ -16,8 +16,7 @@ from accelmark.automl.model.morphs import MorphChoices, MorphError, MorphLimits,
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import Individual, IndividualStatus
-from accelmark.automl.search.samplers import SEARCHERS
-from accelmark.automl.search.searchers import Population
+from accelmark.automl.search.searchers import SEARCHERS, Population
 from accelmark.automl.search.surrogate import GaussianProcess, Reference, sketch
 
 SEED = small((1, 12, 12), 4, filters=(4, 6))
@@ -50,13 +49,6 @@ def test_distances_are_zero_on_the_diagonal_symmetric_and_independent_of_batchin
     assert together[1] == pytest.approx(Reference([one]).distances(other)[0])
     assert together[1] == pytest.approx(Reference([other]).distances(one)[0])
     assert (together >= 0).all()
-
-
-def test_every_morph_gives_a_distance_to_the_parent() -> None:
-    generator = np.random.default_rng(0)
-    for kind in ("deepen", "widen", "add-skip", "concat-skip", "kernel-grow"):
-        _, child = MorphChoices(SEED).draw(generator, [kind])
-        assert Reference([sketch(child)]).distances(sketch(SEED))[0] > 0.05
 
 
 def test_the_process_interpolates_observations_and_is_uncertain_elsewhere() -> None:
@@ -119,14 +111,6 @@ def test_parallel_proposals_differ() -> None:
     assert len({network.digest for network in proposed}) == 6
 
 
-def test_a_network_of_a_lost_trial_is_neither_best_nor_parent() -> None:
-    population = searched("random", 3, steps=3)
-    (newest,) = SEARCHERS["random"]().propose(population)
-    set_value(population, newest.id, "lost", None)
-    assert newest.id not in {one.id for one in population.observed}
-    assert newest.id not in {one.id for one in population.pending}
-
-
 def test_limits_hold_for_every_network_proposed() -> None:
     bound = 2 * count(SEED, "accelmark").parameters
     searcher = SEARCHERS["random"](limits=MorphLimits(max_parameters=bound, max_kernel=5))
@@ -140,12 +124,6 @@ def test_limits_hold_for_every_network_proposed() -> None:
         pass
     assert len(population.individuals) > 2
     assert all(count(one.network, "accelmark").parameters <= bound for one in population.individuals)
-
-
-def test_no_search_continues_training_the_seed() -> None:
-    population = searched("none", 0, steps=3)
-    assert [one.parent for one in population.individuals] == [None, 0, 1, 2]
-    assert all(one.network == SEED for one in population.individuals)
 
 
 def test_a_tree_search_without_allowed_morphs_does_not_end_the_search() -> None:

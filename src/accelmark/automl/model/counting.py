@@ -23,16 +23,10 @@ _AIPERF_BATCH_NORM_BACKWARD: Final = 36
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations for one image, except ``update``, which is for one optimizer step.
+    """Operations for one image, except ``update``, which is for one optimizer step (0 in aiperf-v1).
 
-    forward             while training
-    evaluation          forward while evaluating
-    backward            in mode aiperf-v1 with that mode's weight update per image
-    update              per optimizer step, for any batch size (0 in aiperf-v1)
-    matrix_forward      the part of ``forward`` that is multiply-accumulates of convolutions and dense layers
-    matrix_backward     the same part of ``backward``
-    update_in_backward  the part of ``backward`` that is weight update (0 in accelmark)
-    parameters          trainable parameters
+    ``matrix_forward`` and ``matrix_backward`` are multiply-accumulates of convolutions and dense layers;
+    ``update_in_backward`` is the weight update per image of aiperf-v1.
     """
 
     forward: int
@@ -68,7 +62,7 @@ class NetworkCount(Operations):
 
 
 def count(network: Network, mode: Mode) -> NetworkCount:
-    """Count every layer of a network; raises NetworkError where it cannot be built."""
+    """Count every layer of a network; raises SpecError where it cannot be built."""
     shapes = infer_shapes(network)
     readers = Counter(source for node in network.nodes for source in node.inputs)
     trained = {INPUT: False}
@@ -105,8 +99,7 @@ def _aiperf_v1(
 ) -> tuple[int, int, int]:
     """Return forward, backward and update per image by AIPerf's table exactly, including its undercounts.
 
-    Layers that the table lacks: average pooling costs k^2 + 3 per output value, flatten and dropout cost 0. The sum of
-    gradients of a tensor that several layers read is not counted.
+    Layers that the table lacks: average pooling costs k^2 + 3 per output value, flatten and dropout cost 0.
     """
     values = prod(result)
     match layer:

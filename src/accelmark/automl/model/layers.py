@@ -1,7 +1,4 @@
-"""Layers of a network as frozen data, and the shape that each computes from its inputs.
-
-Input channels are inferred from the layer's input and never stored.
-"""
+"""Layers of a network as frozen data without input channels, and the shape that each computes from its inputs."""
 
 from __future__ import annotations
 

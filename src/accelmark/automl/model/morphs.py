@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 from pydantic import Field
 
 from accelmark.automl.model import counting, layers
-from accelmark.automl.model.network import INPUT, Network, NetworkError, Node, find_problems, infer_shapes, main_chain
-from accelmark.spec.errors import AccelmarkError
+from accelmark.automl.model.network import INPUT, Network, Node, find_problems, infer_shapes, main_chain
+from accelmark.spec.errors import AccelmarkError, SpecError
 from accelmark.spec.model import Spec
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ class MorphError(AccelmarkError):
 class Morph(Spec):
     """One change of a network.
 
-    at     the node it starts from: the ReLU after which to deepen or from which a skip leaves, or the convolution to
-           widen or whose kernel to grow
+    at     the ReLU after which to deepen or where a skip leaves, or the convolution to widen or whose kernel to grow
     to     the node where a skip joins the main chain
     size   the new kernel (deepen, kernel-grow) or the new number of filters (widen)
     label  prefix of the names of inserted nodes
-    seed   of all random choices: which filters are copied, how weights are split, initial weights of new layers
+    seed   of all random choices
     """
 
     kind: MorphKind
@@ -61,7 +60,7 @@ def apply_morph(network: Network, morph: Morph) -> Network:
         raise MorphError(f"{network.name!r} does not allow {morph}")
     child = _morphed(network, morph)
     if problems := find_problems(child):
-        raise MorphError(f"{morph} does not fit: {NetworkError(problems)}")
+        raise MorphError(f"{morph} does not fit: {SpecError(problems)}")
     return child
 
 
@@ -172,10 +171,7 @@ class MorphChoices:
         return self._found[kind]
 
     def draw(self, generator: np.random.Generator, kinds: Iterable[MorphKind] = MORPH_KINDS) -> tuple[Morph, Network]:
-        """Draw a kind uniformly, then one of its morphs uniformly; return it with the network that it makes.
-
-        Raises MorphError where the network allows no morph of these kinds within the limits.
-        """
+        """Draw a kind, then one of its morphs, both uniformly; raises MorphError where none is within the limits."""
         remaining = list(dict.fromkeys(kinds))
         for _ in range(_DRAWS):
             if not remaining:
@@ -225,10 +221,7 @@ class MorphChoices:
 
 
 def with_kernel(network: Network, kernel: int) -> Network:
-    """Return the network with an odd ``kernel`` in all spatial convolutions except those that read the image.
-
-    A convolution is spatial if its kernel is above 1 and its padding ``kernel // 2``; no shape changes.
-    """
+    """Return the network with this odd kernel in all convolutions that keep the size, but those that read the image."""
     spatial = {
         node.name: node.layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
         for node in network.nodes

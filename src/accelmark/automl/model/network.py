@@ -20,10 +20,6 @@ INPUT: Final = "input"
 NodeName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,95}$")]
 
 
-class NetworkError(SpecError):
-    """A network that cannot be built, with all problems."""
-
-
 class Node(layers.StrictSpec):
     """A layer, its name, and the nodes whose outputs it reads, in order."""
 
@@ -81,24 +77,24 @@ class Network(layers.StrictSpec):
 
 
 def load_network(path: Path) -> Network:
-    """Read a network file; raises NetworkError with all problems where it is missing, malformed or cannot be built."""
+    """Read a network file; raises SpecError with all problems where it is missing, malformed or cannot be built."""
     where = str(path)
     try:
         network = Network.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise NetworkError([Problem(where, "", f"cannot be read: {error.strerror}")]) from error
+        raise SpecError([Problem(where, "", f"cannot be read: {error.strerror}")]) from error
     except ValidationError as error:
-        raise NetworkError(problems_of(error, Network, where)) from error
+        raise SpecError(problems_of(error, Network, where)) from error
     if problems := find_problems(network, where=where):
-        raise NetworkError(problems)
+        raise SpecError(problems)
     return network
 
 
 def infer_shapes(network: Network) -> Mapping[str, layers.Shape]:
-    """Return the output shape of every node and of the image; raises NetworkError with all problems."""
+    """Return the output shape of every node and of the image; raises SpecError with all problems."""
     shapes, problems = _walk(network, network.name)
     if problems:
-        raise NetworkError(problems)
+        raise SpecError(problems)
     return shapes
 
 

@@ -97,10 +97,7 @@ _SIZED: Final = re.compile(r"(resnet50|small)-([1-9]\d{0,3})-([1-9]\d{0,5})")
 
 
 def resolve_network(name: str) -> Network:
-    """Return a seed network by name, or the network in a file; raises RequestError where there is neither.
-
-    ``resnet50-<side>-<classes>`` and ``small-<side>-<classes>`` take other colour images.
-    """
+    """Return a seed network by name or size (``small-<side>-<classes>``), or the network in a file."""
     if name in SEEDS:
         return SEEDS[name]()
     if sized := _SIZED.fullmatch(name):
@@ -115,10 +112,7 @@ def resolve_network(name: str) -> Network:
 
 
 def seed_weights(path: Path) -> dict[str, Array]:
-    """Read the weights of a seed network: an .npz file, or Keras' of ResNet-50 (``.h5``).
-
-    Raises DataError where the file is damaged or of another network, RequestError where h5py is not installed.
-    """
+    """Read the weights of a seed network: an .npz file, or Keras' of ResNet-50 (``.h5``); raises DataError."""
     if path.suffix != ".h5":
         return read_weights(path)
     require(f"{path.name}", "h5py>=3.10")
@@ -136,8 +130,8 @@ def seed_weights(path: Path) -> dict[str, Array]:
 def _from_keras(arrays: Mapping[str, list[Array]]) -> dict[str, Array]:
     """Return Keras' weights under the names of :func:`resnet50`, with which it computes what Keras' network does.
 
-    That takes pixels from 0 to 255 without their means, blue first, and adds another epsilon in batch norm. Its
-    convolutions have biases, which are subtracted from the means of the batch norms after them.
+    That takes pixels from 0 to 255 without their means, blue first, and adds another epsilon in batch norm. Its biases
+    are subtracted from the means of the batch norms after them.
     """
     found: dict[str, Array] = {}
     biases: dict[str, Array] = {}

@@ -1,10 +1,7 @@
 """Transfer weights through a morph so that the network computes the same function as before.
 
-Weights are float32 arrays keyed ``<node>.weight``, ``<node>.bias``, ``<node>.running_mean``, ``<node>.running_var``.
-
-In evaluation mode every morph preserves the function up to rounding. In training mode, where batch norm uses the
-statistics of the batch, widen, kernel-grow and the skips preserve it exactly (copied channels have the statistics of
-their originals; an added branch is multiplied by 0); deepen preserves it for batches with the given statistics.
+In training mode, where batch norm uses the statistics of the batch, deepen preserves the function for batches with the
+given statistics only; the other morphs preserve it for all.
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ def carry_weights(
 ) -> dict[str, Array]:
     """Return the weights with which ``child`` computes what ``parent`` computes with ``weights``.
 
-    ``statistics``: mean and biased variance per channel of the output of ``morph.at``. With them deepening preserves
-    the function in training mode too; without them the inserted batch norm starts with mean 0 and variance 1.
+    ``statistics``: mean and biased variance per channel of the output of ``morph.at``, for a morph that deepens.
     """
     generator = np.random.default_rng(morph.seed)
     if morph.kind == "widen":
@@ -102,8 +98,7 @@ def _batch_norm(name: str, *values: NDArray[np.floating]) -> dict[str, Array]:
 class _Channels:
     """For every channel of a tensor in the wider network: its original channel and its share of that one's weight.
 
-    The shares of all copies of a channel sum to 1, so that a reader whose weights are multiplied by them computes the
-    same as before. The shares differ, so that the copies diverge in training.
+    The shares of all copies of a channel sum to 1. They differ, so that the copies diverge in training.
     """
 
     original: NDArray[np.intp]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, Literal, NamedTuple
@@ -15,19 +15,15 @@ _LOOKAHEAD: Final = 0.125
 """Networks to prepare in advance, as a share of the concurrent trials (at least one)."""
 _MIN_DELTA: Final = 1e-3
 
+StopReason = Literal["trials", "time", "asked", "exhausted", "spent"]
+
 
 class Assignment(NamedTuple):
     """A trial that starts now."""
 
     trial: int
     individual: int
-    round: int
-    epochs_planned: int
-    tuned: bool
     attempt: int = 1
-
-
-StopReason = Literal["trials", "time", "asked", "exhausted", "spent"]
 
 
 @dataclass
@@ -41,20 +37,10 @@ class Scheduler:
     started_trials: int = 0
     asked_to_stop: bool = False
     exhausted: bool = False
-    """No further network can be proposed."""
     is_last: bool = False
     """Only last trainings start: the operations, the time or the networks of the search are used up."""
     spent: bool = False
     """No last training is left to start."""
-    plan_of: Callable[[int, int], tuple[int, int, bool]] = field(init=False)
-    """Round and epochs of a trial of an individual, and whether its hyperparameters are searched."""
-
-    def __post_init__(self) -> None:
-        def by_number(trial: int, _individual: int) -> tuple[int, int, bool]:
-            number = self.schedule.round_of(trial)
-            return number, self.schedule.epochs_of(number), self.schedule.tunes(number)
-
-        self.plan_of = by_number
 
     @staticmethod
     def resumed(schedule: ScheduleConfig, trials: Collection[TrialRecord], individuals: list[Individual]) -> Scheduler:
@@ -63,8 +49,7 @@ class Scheduler:
         for record in trials:
             retried = record.status in RETRIED and record.attempt < schedule.max_attempts
             if record.status == "running" or retried:
-                planned = record.trial, record.individual, record.round, record.epochs_planned
-                scheduler.retries.append(Assignment(*planned, record.tuned, record.attempt + 1))
+                scheduler.retries.append(Assignment(record.trial, record.individual, record.attempt + 1))
         started = {record.individual for record in trials}
         scheduler.ready.extend(one.id for one in individuals if one.status == "pending" and one.id not in started)
         return scheduler
@@ -81,14 +66,12 @@ class Scheduler:
 
     def start(self, now_s: float) -> Assignment | None:
         """Return the trial that starts now; None where none may start or no network is ready."""
-        schedule, trial = self.schedule, self.started_trials
-        if self.must_cut(now_s) or len(self.running) >= schedule.concurrency:
+        if self.must_cut(now_s) or len(self.running) >= self.schedule.concurrency:
             return None
         if self.retries:
             assignment = self.retries.popleft()
         elif self.ready and not self._all_started():
-            individual = self.ready.popleft()
-            assignment = Assignment(trial, individual, *self.plan_of(trial, individual))
+            assignment = Assignment(self.started_trials, self.ready.popleft())
             self.started_trials += 1
         else:
             return None
@@ -137,10 +120,7 @@ class Scheduler:
 
 
 def stops_early(number: int, losses: Sequence[float]) -> bool:
-    """Return whether a trial of round ``number`` ends after these validation losses, by AIPerf's early stop.
-
-    It ends when the loss has not fallen by 0.001 for 6 + 2 x round epochs, at most 20.
-    """
+    """Return whether a trial of round ``number`` ends after these validation losses, by AIPerf's early stop."""
     best, waited = float("inf"), 0
     for loss in losses:
         best, waited = (loss, 0) if loss < best - _MIN_DELTA else (best, waited + 1)

@@ -1,20 +1,36 @@
-"""Searchers: Bayesian optimization with a tree search, random morphs, regularized evolution, and no search."""
+"""Searchers: tree search by Bayesian optimization, random morphs, evolution, and samplers of widths and depths."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import count
+from itertools import count, product
 from math import exp
-from typing import Final, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState, create_trial
 
-from accelmark.automl.model.morphs import MORPH_KINDS, Morph, MorphChoices, MorphError, MorphKind, MorphLimits
-from accelmark.automl.model.network import Network
+from accelmark.automl.config import SearchName
+from accelmark.automl.model.layers import Shape
+from accelmark.automl.model.morphs import (
+    MORPH_KINDS,
+    Morph,
+    MorphChoices,
+    MorphError,
+    MorphKind,
+    MorphLimits,
+    channel_groups,
+)
+from accelmark.automl.model.network import Network, infer_shapes, main_chain
 from accelmark.automl.records import Individual
 from accelmark.automl.search.surrogate import DistanceTable, GaussianProcess, Reference, Sketch, Vector, sketch
 
@@ -26,9 +42,18 @@ _BETA: Final = 2.576
 _END_TEMPERATURE: Final = 1e-4
 _COOLING: Final = 0.5
 _CHILDREN: Final = 4
-_BEST: Final = 50
-_LATEST: Final = 50
-_PENDING: Final = 50
+_FITTED: Final = 50
+"""Most networks of each kind that are fitted: best, latest, pending."""
+_MOST_DOUBLINGS: Final = 3
+_MOST_ADDED: Final = 2
+_HISTORY: Final = 100
+_ASKS: Final = 20
+_REDUCTION: Final = 3
+
+Point = Mapping[str, int]
+"""Doublings of the filters and added layers of each stage."""
+Tried = tuple[dict[str, int], float | None]
+"""A point, and the value of its network; None while it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +103,15 @@ class Population:
         round: int = 1,  # noqa: A002 - the field's name
     ) -> Individual:
         """Append a pending individual and return it."""
-        made = Individual(
-            id=len(self.individuals), network=network, parent=parent, morphs=morphs, point=point, round=round
-        )
+        number = len(self.individuals)
+        made = Individual(id=number, network=network, parent=parent, morphs=morphs, point=point, round=round)
         self.individuals.append(made)
         return made
 
 
 @dataclass(frozen=True)
 class Searcher:
-    """Proposes a random morph of a random possible parent; base of the other searchers.
-
-    ``kinds`` of morphs are used, within the ``limits``; ``rounds`` are those of the schedule. Stateless except for
-    caches.
-    """
+    """Proposes a random morph of a random possible parent; base of the other searchers, stateless except for caches."""
 
     kinds: tuple[MorphKind, ...] = MORPH_KINDS
     limits: MorphLimits = field(default_factory=MorphLimits)
@@ -140,7 +160,7 @@ class NoSearch(Searcher):
         return population.add(latest.network, latest.id, ())
 
 
-class _Point(NamedTuple):
+class _Grown(NamedTuple):
     network: Network
     parent: int
     morphs: tuple[Morph, ...]
@@ -150,29 +170,23 @@ class _Point(NamedTuple):
 class BayesianSearch(Searcher):
     """Proposes the networks with the highest upper confidence bounds that a best-first tree search visits.
 
-    The search accepts worse nodes by simulated annealing: temperature from 1, times ``_COOLING`` per step. Pending
-    networks count with their expected value, so that parallel trials differ. The best and the latest networks are
-    fitted, and the latest pending ones, up to a cap of each, so that a proposal's cost does not grow with the search.
+    The search accepts worse nodes by simulated annealing. Pending networks count with their expected value, so that
+    parallel trials differ.
     """
 
     _table: DistanceTable = field(default_factory=DistanceTable, repr=False)
-    _sketches: dict[int, tuple[Network, Sketch]] = field(default_factory=dict, repr=False)
 
     def propose(self, population: Population, number: int = 1) -> list[Individual]:
         """Add the next networks; random ones where fewer than two were observed or none can be found."""
-        if len(population.observed) >= 2 and (found := self._walk(population, number)):
-            return [population.add(*point) for point in found]
+        if len(population.observed) >= 2 and (best := self._walk(population, number)):
+            return [population.add(*one) for one in best]
         return super().propose(population, number)
 
-    def _walk(self, population: Population, number: int) -> list[_Point]:
+    def _walk(self, population: Population, number: int) -> list[_Grown]:
         """Return the best networks on the way; none where no visited network allows a morph."""
-        generator, observed = population.generator(), population.leaders(_BEST, _LATEST)
-        fitted = [*observed, *population.pending[-_PENDING:]]
-        # Hyperparameters may have been written into a network since.
-        kept = {one.id: known for one in fitted if (known := self._sketches.get(one.id)) and known[0] is one.network}
-        self._sketches.clear()
-        self._sketches.update({one.id: kept.get(one.id) or (one.network, sketch(one.network)) for one in fitted})
-        sketches = [known for _, known in self._sketches.values()]
+        generator, observed = population.generator(), population.leaders(_FITTED, _FITTED)
+        fitted = [*observed, *population.pending[-_FITTED:]]
+        sketches = [sketch(one.network) for one in fitted]
         apart = self._table.of(sketches)
         values = np.array([one.value or 0.0 for one in observed])
         model = GaussianProcess.fitted(apart[: len(observed), : len(observed)], values).extended(apart)
@@ -184,18 +198,18 @@ class BayesianSearch(Searcher):
 
         parents = {one.id for one in population.parents}
         rows = zip(fitted, apart, strict=True)
-        starts = [(-bound(row), one.id, _Point(one.network, one.id, ())) for one, row in rows if one.id in parents]
-        heapq.heapify(starts)
-        queue, order = starts, count(len(population.individuals))
+        queue = [(-bound(row), one.id, _Grown(one.network, one.id, ())) for one, row in rows if one.id in parents]
+        heapq.heapify(queue)
+        order = count(len(population.individuals))
         highest, temperature = -queue[0][0], 1.0
-        candidates: dict[tuple[bytes, bytes], tuple[_Point, Sketch, Vector]] = {}
+        candidates: dict[tuple[bytes, bytes], tuple[_Grown, Sketch, Vector]] = {}
         while queue and temperature > _END_TEMPERATURE:
-            value, _, point = heapq.heappop(queue)
+            value, _, node = heapq.heappop(queue)
             unit = model.deviation * temperature
             temperature *= _COOLING
             if exp(min(0.0, (-value - highest) / unit)) < generator.random():
                 continue
-            choices = MorphChoices(point.network, self.limits)
+            choices = MorphChoices(node.network, self.limits)
             for _ in range(_CHILDREN):
                 try:
                     morph, child = choices.draw(generator, self.kinds)
@@ -204,15 +218,169 @@ class BayesianSearch(Searcher):
                 drawn = sketch(child)
                 distance = reference.distances(drawn)
                 reached = bound(distance)
-                grown = _Point(child, point.parent, (*point.morphs, morph))
-                heapq.heappush(queue, (-reached, next(order), grown))
+                grown_one = _Grown(child, node.parent, (*node.morphs, morph))
+                heapq.heappush(queue, (-reached, next(order), grown_one))
                 highest = max(highest, reached)
-                candidates.setdefault(drawn.key, (grown, drawn, distance))
+                candidates.setdefault(drawn.key, (grown_one, drawn, distance))
         if not candidates:
             return []
-        points, drawn_ones, crosses = zip(*candidates.values(), strict=True)
-        mutual = np.zeros((len(points), len(points)))  # not needed for one
+        nodes, drawn_ones, crosses = zip(*candidates.values(), strict=True)
+        mutual = np.zeros((len(nodes), len(nodes)))  # not needed for one
         if number > 1:
             among = Reference(drawn_ones)
             mutual = np.array([among.distances(one) for one in drawn_ones])
-        return [points[row] for row in model.select(np.array(crosses), mutual, number, _BETA)]
+        return [nodes[row] for row in model.select(np.array(crosses), mutual, number, _BETA)]
+
+
+def _stages(network: Network) -> list[Shape]:
+    """Return height and width of the main chain's convolutions between two poolings or strides, from the image on."""
+    shapes = infer_shapes(network)
+    return list(dict.fromkeys(shapes[name][1:] for name in main_chain(network) if name in network.convolutions))
+
+
+def space(network: Network) -> dict[str, int]:
+    """Return the largest value of what is searched: for each stage doublings of its filters, and added layers."""
+    names = [f"{height}x{width}" for height, width in _stages(network)]
+    return {f"double {name}": _MOST_DOUBLINGS for name in names} | {f"deepen {name}": _MOST_ADDED for name in names}
+
+
+def grown(
+    network: Network, point: Point, limits: MorphLimits, generator: np.random.Generator
+) -> tuple[Network, tuple[Morph, ...]]:
+    """Return the network at a point of its space, and the morphs to it; raises MorphError above the limits."""
+    morphs: list[Morph] = []
+
+    def choices(kind: Literal["widen", "deepen"], stage: Shape) -> list[Morph]:
+        shapes = infer_shapes(network)
+        return [morph for morph in MorphChoices(network, limits).of(kind) if shapes[morph.at][1:] == stage]
+
+    def make(chosen: Morph) -> None:
+        nonlocal network
+        morph, network = MorphChoices(network, limits).make(chosen, generator)
+        morphs.append(morph)
+
+    for stage in _stages(network):
+        height, width = stage
+        for _ in range(point[f"double {height}x{width}"]):
+            doubled: set[str] = set()
+            while wider := [one for one in choices("widen", stage) if one.at not in doubled]:
+                doubled |= set(channel_groups(network)[wider[0].at])
+                make(wider[0])
+        for _ in range(point[f"deepen {height}x{width}"]):
+            for chosen in choices("deepen", stage)[-1:]:
+                make(chosen)
+    if not limits.allow(network):
+        raise MorphError(f"{network.name!r} exceeds the limits at {dict(point)}")
+    return network, tuple(morphs)
+
+
+class BatchSearch(Searcher):
+    """Tries every point of the space, one after the other; every network is grown from the seed."""
+
+    def _next(self, population: Population) -> Individual:
+        seed, generator, known = population.individuals[0].network, population.generator(), population.points
+        for point in self._points(population, generator):
+            if point not in known:
+                with suppress(MorphError):
+                    network, morphs = grown(seed, point, self.limits, generator)
+                    return population.add(network, 0, morphs, point=point)
+        raise MorphError("no further point of the space is within the limits")
+
+    def _points(self, population: Population, generator: np.random.Generator) -> Iterator[dict[str, int]]:
+        """Yield points in the order in which they are tried."""
+        ranges = {name: range(most + 1) for name, most in space(population.individuals[0].network).items()}
+        yield from (dict(zip(ranges, point, strict=True)) for point in product(*ranges.values()))
+
+
+class TpeSearch(BatchSearch):
+    """Draws points by Optuna's TPE, to which networks in training count as bad.
+
+    The first ones double all filters once, twice and three times, with and without a layer more in the last stage.
+    Where limits bound networks, the largest is the first.
+    """
+
+    def _points(self, population: Population, generator: np.random.Generator) -> Iterator[dict[str, int]]:
+        searched = space(population.individuals[0].network)
+        is_bounded = self.limits.max_parameters or self.limits.max_forward_operations
+        for doublings in range(1, _MOST_DOUBLINGS + 1)[:: -1 if is_bounded else 1]:
+            wider = {name: doublings if name.startswith("double") else 0 for name in searched}
+            yield from ({**wider, [*wider][-1]: 1}, wider)
+        tried = [*population.leaders(_HISTORY, _HISTORY), *population.pending[-_HISTORY:]]
+        known = [(dict(one.point), one.value) for one in tried if one.point is not None]
+        yield from self._suggested(searched, known, int(generator.integers(2**31)))
+
+    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+        """Yield the library's next points, given the largest value of each name and what was tried."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = TPESampler(seed=seed, n_startup_trials=6, constant_liar=True)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        ranges: dict[str, BaseDistribution] = {name: IntDistribution(0, most) for name, most in searched.items()}
+        for point, value in known:
+            state = TrialState.RUNNING if value is None else TrialState.COMPLETE
+            study.add_trial(create_trial(state=state, value=value, params=point, distributions=ranges))
+        for _ in range(_ASKS):
+            yield dict(study.ask(ranges).params)
+
+
+class AnnealSearch(TpeSearch):
+    """Draws points by the simulated annealing of Hyperopt."""
+
+    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+        from hyperopt import Trials, anneal, hp  # takes three seconds
+        from hyperopt.base import JOB_STATE_DONE, Domain
+
+        domain = Domain(lambda _: 0.0, {name: hp.randint(name, most + 1) for name, most in searched.items()})
+        trials = Trials()
+        for number, (point, value) in enumerate((point, value) for point, value in known if value is not None):
+            places = {"idxs": {name: [number] for name in point}, "vals": {name: [at] for name, at in point.items()}}
+            misc = {"tid": number, "cmd": domain.cmd, "workdir": domain.workdir, **places}
+            (trial,) = trials.new_trial_docs([number], [None], [{"status": "ok", "loss": -value}], [misc])
+            trials.insert_trial_doc(trial | {"state": JOB_STATE_DONE})
+        trials.refresh()
+        for number in range(_ASKS):
+            (drawn,) = anneal.suggest([len(known) + number], domain, trials, (seed + number) % 2**31)
+            yield {name: int(at) for name, (at,) in drawn["misc"]["vals"].items()}
+
+
+class SmacSearch(TpeSearch):
+    """Draws points by SMAC (Lindauer et al. 2022): a random forest and expected improvement."""
+
+    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+        from ConfigSpace import Configuration, ConfigurationSpace, Integer  # with SMAC it takes seven seconds
+        from smac import HyperparameterOptimizationFacade, Scenario
+        from smac.runhistory import TrialInfo, TrialValue
+
+        domain = ConfigurationSpace(seed=seed)
+        domain.add([Integer(name, (0, most)) for name, most in searched.items()])
+        with TemporaryDirectory(prefix="acmsmac-") as folder:
+            scenario = Scenario(domain, deterministic=True, n_trials=10**6, seed=seed, output_directory=Path(folder))
+            first = HyperparameterOptimizationFacade.get_initial_design(scenario, n_configs=1)
+            smac = HyperparameterOptimizationFacade(
+                scenario, lambda config, seed: 0.0, initial_design=first, overwrite=True, logging_level=False
+            )
+            for point, value in known:
+                if value is not None:
+                    tried = TrialInfo(Configuration(domain, values=point), seed=0)
+                    smac.tell(tried, TrialValue(cost=-value), save=False)
+            for _ in range(_ASKS):
+                yield {name: int(at) for name, at in dict(smac.ask().config).items()}
+
+
+class HalvingSearch(TpeSearch):
+    """Successive halving (ASHA, Li et al. 2020): the best third of a round is trained further in the next one."""
+
+    def _next(self, population: Population) -> Individual:
+        promoted = {one.parent for one in population.individuals if one.round > 1}
+        for number in range(self.rounds - 1, 0, -1):
+            ended = [one for one in population.observed if one.round == number]
+            best = sorted(ended, key=lambda one: one.rank, reverse=True)[: len(ended) // _REDUCTION]
+            for one in best:
+                if one.id not in promoted:
+                    return population.add(one.network, one.id, (), point=one.point, round=number + 1)
+        return super()._next(population)
+
+
+SEARCHERS: Final[Mapping[SearchName, type[Searcher]]] = {
+    "bayesian": BayesianSearch, "random": Searcher, "evolution": EvolutionSearch, "tpe": TpeSearch,
+    "anneal": AnnealSearch, "smac": SmacSearch, "batch": BatchSearch, "halving": HalvingSearch, "none": NoSearch,
+}  # fmt: skip

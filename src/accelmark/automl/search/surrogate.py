@@ -1,7 +1,4 @@
-"""Predict accuracies: a Gaussian process over edit distances of networks, and extrapolation of learning curves.
-
-Predictions guide the search and are not scored.
-"""
+"""Predict accuracies, which guide the search: a Gaussian process over edit distances, and learning curves."""
 
 from __future__ import annotations
 
@@ -133,10 +130,7 @@ def _skip_distance(one: Vector, other: Vector) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GaussianProcess:
-    """A posterior over values, fitted to the mutual distances of observed networks.
-
-    Values are standardized; length scale and noise maximize the marginal likelihood over a small grid.
-    """
+    """A posterior over standardized values; length scale and noise maximize the marginal likelihood over a grid."""
 
     scale: float
     noise: float
@@ -168,10 +162,7 @@ class GaussianProcess:
         return GaussianProcess(scale, noise, mean, deviation, lower, solve_triangular(lower, scaled, lower=True))
 
     def extended(self, distance: Vector) -> GaussianProcess:
-        """Return the process with networks in training, which count with their expected values.
-
-        ``distance`` (n + m, n + m) is that of the fitted networks and, after them, of the added ones.
-        """
+        """Return the process with further networks in training, last in ``distance``, at their expected values."""
         count = len(self._whitened)
         lower = _factor(distance, self.scale, self.noise)
         scaled = self._lower @ self._whitened
@@ -187,8 +178,7 @@ class GaussianProcess:
     def select(self, distance: Vector, mutual: Vector, number: int, beta: float) -> list[int]:
         """Return the rows of ``number`` candidates with the highest upper confidence bounds, one after the other.
 
-        Each selected one counts as in training for those after it. ``distance`` (m, n) is that of the candidates to the
-        fitted networks, ``mutual`` (m, m) that among them.
+        ``distance`` (m, n) is that of the candidates to the fitted networks, ``mutual`` (m, m) that among them.
         """
         cross = solve_triangular(self._lower, _rbf(distance, self.scale).T, lower=True)
         means, covariance = cross.T @ self._whitened, _rbf(mutual, self.scale) - cross.T @ cross
@@ -205,10 +195,7 @@ class GaussianProcess:
 
 
 def _factor(distance: Vector, scale: float, noise: float) -> Vector:
-    """Return the Cholesky factor of the kernel with noise.
-
-    The kernel is without negative eigenvalues: an edit distance need not give a valid one.
-    """
+    """Return the Cholesky factor of the kernel with noise, without negative eigenvalues that edit distances give."""
     eigenvalues, vectors = np.linalg.eigh(_rbf(distance, scale))
     kernel = (vectors * (np.maximum(eigenvalues, 0.0) + noise)) @ vectors.T
     factor: Vector = np.linalg.cholesky((kernel + kernel.T) / 2)
@@ -220,10 +207,9 @@ def _rbf(distance: Vector, scale: float) -> Any:
 
 
 def predicted_accuracy(accuracies: Sequence[float], at_epoch: int) -> float:
-    """Extrapolate the accuracies of the first epochs to epoch ``at_epoch`` (from 1).
+    """Extrapolate the accuracies of the first epochs to epoch ``at_epoch`` (from 1); fewer than three give the best.
 
-    Fits a log2(x + b) + c with a >= 0 by least squares (a and c linear, b from a grid). The result lies between the
-    best accuracy reached and 1; with fewer than three epochs it is the best accuracy reached.
+    Fits a log2(x + b) + c with a >= 0 by least squares (a and c linear, b from a grid).
     """
     if not accuracies:
         raise ValueError("a learning curve needs at least one epoch")

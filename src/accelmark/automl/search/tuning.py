@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, check_distribution_compatibility
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    check_distribution_compatibility,
+)
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from accelmark.automl.config import AutomlConfig, TrainingConfig, TuningConfig
+from accelmark.automl.config import AutomlConfig
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import Hyperparameters
 from accelmark.spec.errors import RequestError, raising
@@ -22,15 +27,8 @@ _EXPERIMENT: Final = "experiment"
 _RUN: Final = "run"
 
 
-class StudyError(RequestError):
-    """A study of another experiment, or a storage that cannot be opened."""
-
-
 def within_limits(config: AutomlConfig, network: Network, proposed: Hyperparameters) -> tuple[Hyperparameters, Network]:
-    """Return the proposal and the network with it written in, as far as the search's limits allow.
-
-    Where the proposed kernel breaks a limit, the next smaller searched kernel is taken, else the network's own.
-    """
+    """Return the proposal and its network; a kernel above a limit becomes the next smaller one, or the network's."""
     for kernel in sorted({one for one in config.tuning.kernel if one <= (proposed.kernel or 0)}, reverse=True):
         taken = proposed.model_copy(update={"kernel": kernel})
         executed = taken.applied_to(network)
@@ -43,21 +41,24 @@ def within_limits(config: AutomlConfig, network: Network, proposed: Hyperparamet
 class Tuner:
     """Asks a study for hyperparameters and reports the values of the trials that used them.
 
-    ``run`` names the run, and the study where ``tuning.study`` names none. ``experiment`` identifies data and seed
-    network: a study of another experiment is refused.
+    ``run`` names the run, and the study without ``tuning.study``. A study of another ``experiment`` is refused.
     """
 
-    def __init__(
-        self, tuning: TuningConfig, training: TrainingConfig, *, run: str, experiment: str, directory: Path, seed: int
-    ) -> None:
+    def __init__(self, config: AutomlConfig, *, run: str, experiment: str, directory: Path, seed: int) -> None:
+        tuning = config.tuning
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._defaults: Final = training.hyperparameters
+        self._defaults: Final = Hyperparameters.of(config.training)
         self._run: Final = run
         self._open: dict[int, Trial] = {}
-        self._space: Final = _space(tuning)
+        lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
+        ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
+        self._space: Final[dict[str, BaseDistribution]] = {
+            **{name: CategoricalDistribution(each) for name, each in lists.items() if each},
+            **{name: FloatDistribution(*each, log=name == "learning_rate") for name, each in ranges.items() if each},
+        }
         # Without the password.
         where = re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", tuning.storage) if tuning.storage else directory
-        with raising(StudyError, f"the study's storage {where} cannot be opened", Exception):
+        with raising(RequestError, f"the study's storage {where} cannot be opened", Exception):
             self._storage: Final = _storage(tuning.storage, directory)
             self._study = optuna.create_study(
                 storage=self._storage,
@@ -68,7 +69,7 @@ class Tuner:
             )
         try:
             self._check_study(experiment)
-        except StudyError:
+        except RequestError:
             self.close()
             raise
 
@@ -80,22 +81,20 @@ class Tuner:
     def ask(self, trial: int) -> Hyperparameters:
         """Return TPE's proposal for a trial; parameters that are not searched keep their configured values."""
         # Another run may have used another space since this one opened the study.
-        with raising(StudyError, f"another run searches another space in study {self._study.study_name!r}", ValueError):
-            asked = self._study.ask()
-            asked.set_user_attr(_RUN, self._run)  # first, so that a trial of a run that is killed meanwhile has it
-            for name, distribution in self._space.items():
-                _suggest(asked, name, distribution)
+        with raising(
+            RequestError, f"another run searches another space in study {self._study.study_name!r}", ValueError
+        ):
+            asked = self._study.ask(self._space)
+        asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked
         return self._defaults.model_copy(update=dict(asked.params))
 
     def tell(
         self, trial: int, value: float | None, *, diverged: bool = False, taken: Hyperparameters | None = None
     ) -> None:
-        """Report a trial's value; None where it has none. A trial that was not tuned is ignored.
+        """Report a trial's value, and what was executed where it differs from the proposal; untuned trials are ignored.
 
-        A diverged trial is reported as pruned: TPE ranks it below all that have a value. Other failures are
-        independent of the hyperparameters, and TPE ignores them. ``taken``: what was executed where it differs from the
-        proposal.
+        A diverged trial is reported as pruned: TPE ranks it below all that have a value. TPE ignores other failures.
         """
         if (asked := self._open.pop(trial, None)) is None:
             return
@@ -124,41 +123,25 @@ class Tuner:
             self._storage.engine.dispose()
 
     def _check_study(self, experiment: str) -> None:
-        """Raise StudyError where the study is of another experiment or searches another space."""
+        """Raise RequestError where the study is of another experiment or searches another space."""
         study = f"study {self._study.study_name!r}"
         owner = self._study.user_attrs.get(_EXPERIMENT)
         if owner is None:
             self._study.set_user_attr(_EXPERIMENT, experiment)
         elif owner != experiment:
             another = f"is of another experiment ({owner}; this is {experiment})"
-            raise StudyError(f"{study} {another}: choose another tuning.study")
+            raise RequestError(f"{study} {another}: choose another tuning.study")
         for trial in self.trials:
             names, space = set(trial.distributions), set(self._space)
             # A run may have been killed before it had suggested all values of a trial that did not end.
             is_whole = trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
             if names and (names != space if is_whole else names - space):
                 searched = f"searched {sorted(trial.distributions)}, this run searches {sorted(self._space)}"
-                raise StudyError(f"{study} {searched}: it is of another experiment")
+                raise RequestError(f"{study} {searched}: it is of another experiment")
             for key, distribution in trial.distributions.items():
                 searched = f"searched {key} in {distribution}, tuning.{key} is {self._space[key]}"
-                with raising(StudyError, f"{study} {searched}: choose another tuning.study", ValueError):
+                with raising(RequestError, f"{study} {searched}: choose another tuning.study", ValueError):
                     check_distribution_compatibility(distribution, self._space[key])
-
-
-def _suggest(asked: Trial, name: str, distribution: CategoricalDistribution | FloatDistribution) -> None:
-    if isinstance(distribution, CategoricalDistribution):
-        asked.suggest_categorical(name, distribution.choices)
-    else:
-        asked.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-
-
-def _space(tuning: TuningConfig) -> dict[str, CategoricalDistribution | FloatDistribution]:
-    """Return the searched space."""
-    lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
-    ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
-    choices = {name: CategoricalDistribution(each) for name, each in lists.items() if each}
-    floats = {name: FloatDistribution(*each, log=name == "learning_rate") for name, each in ranges.items() if each}
-    return {**choices, **floats}
 
 
 def _storage(url: str | None, directory: Path) -> BaseStorage:

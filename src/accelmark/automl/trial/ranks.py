@@ -1,16 +1,12 @@
-"""A trial on several devices of one host: one process per device, gradients averaged.
-
-The processes live as long as the worker. They receive orders with weights, and send images, epochs and results.
-"""
+"""A trial on several devices of one host: one process per device, gradients averaged, alive as long as the worker."""
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
@@ -20,27 +16,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.dataset import Dataset, open_dataset
-from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
+from accelmark.automl.dataset import open_dataset
 from accelmark.automl.model.network import Network
-from accelmark.automl.trial.executor import RankContext, device_type, run_trial, warm_up
+from accelmark.automl.records import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
+from accelmark.automl.trial.training import RankContext, device_type, run_trial, warm_up
 from accelmark.frameworks.pytorch.training.platform import join_ranks
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import RankPlace
 
 _START_S: Final = 300.0
 _POLL_S: Final = 0.2
-
-Executor = Callable[[TrialOrder, TrainedWeights, TrialListener], TrialEnded]
-
-
-def make_executor(data: Dataset, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> Executor:
-    """Return a warmed-up executor on this worker's devices; ``threads`` 0: each rank's share of the cores."""
-    if devices > 1:
-        return RankGroup(dataset, network, devices=devices, threads=threads).run
-    place = RankContext(device_type(), threads=threads or None)
-    warm_up(place)
-    return partial(run_trial, data, place)
 
 
 class RankGroup:

@@ -1,7 +1,6 @@
 """Program on a host of a Ray cluster: runs Ray as its child until its standard input closes.
 
-The first line of input is a JSON object: role (head or node), address, token, version of Ray; for the head also port
-and folder. The line ``up`` is printed when Ray runs.
+The first line of input is JSON: role (head or node), address, token, version of Ray; for the head also port, folder.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -27,15 +25,6 @@ _END_S: Final = 10.0
 _RUNNING: Final = "Ray runtime started"
 
 
-def _command(request: Mapping[str, object]) -> list[str]:
-    base = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    if request["role"] == "node":
-        return [*base, f"--address={request['address']}"]
-    options = {"node-ip-address": request["address"], "port": request["port"], "temp-dir": request["folder"]}
-    options |= {"include-dashboard": "false", "num-cpus": 0, "num-gpus": 0}
-    return [*base, "--head", *(f"--{name}={value}" for name, value in options.items())]
-
-
 def main() -> int:
     """Start Ray, print when it runs, end it when the input closes; return an exit code."""
     request = json.loads(sys.stdin.readline())
@@ -44,8 +33,15 @@ def main() -> int:
         return 1
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": str(request["token"])}
     environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    if request["role"] == "node":
+        command += [f"--address={request['address']}"]
+    else:
+        options = {"node-ip-address": request["address"], "port": request["port"], "temp-dir": request["folder"]}
+        options |= {"include-dashboard": "false", "num-cpus": 0, "num-gpus": 0}
+        command += ["--head", *(f"--{name}={value}" for name, value in options.items())]
     process = subprocess.Popen(
-        _command(request), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

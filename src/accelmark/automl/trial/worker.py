@@ -5,13 +5,22 @@ from __future__ import annotations
 import platform
 import tarfile
 import threading
+from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.messages import Progress, TrainedWeights, TrialEnded, TrialListener, TrialOrder, WorkerReady
 from accelmark.automl.model.network import Network
-from accelmark.automl.records import EpochReport
+from accelmark.automl.records import (
+    EpochReport,
+    Progress,
+    TrainedWeights,
+    TrialEnded,
+    TrialListener,
+    TrialOrder,
+    WorkerReady,
+)
 
 
 def packed_logs() -> bytes:
@@ -30,11 +39,18 @@ class TrialWorker:
 
     def __init__(self, dataset: DatasetConfig, network: Network, devices: int, threads: int) -> None:
         from accelmark.automl.dataset import open_dataset
-        from accelmark.automl.trial.ranks import make_executor  # loaded before the first trial's clock starts
+        from accelmark.automl.trial.ranks import RankGroup  # loaded before the first trial's clock starts
+        from accelmark.automl.trial.training import RankContext, device_type, run_trial, warm_up
 
         data = open_dataset(dataset, network)
+        self._execute: Callable[[TrialOrder, TrainedWeights, TrialListener], TrialEnded]
         self._ready = WorkerReady(data.fingerprint, data.identity, data.splits(network.classes), platform.node())
-        self._execute = make_executor(data, dataset, network, devices=devices, threads=threads)
+        if devices > 1:
+            self._execute = RankGroup(dataset, network, devices=devices, threads=threads).run
+        else:
+            place = RankContext(device_type(), threads=threads or None)
+            warm_up(place)
+            self._execute = partial(run_trial, data, place)
         self._changed = threading.Condition()
         self._busy = False
         self._epochs: list[EpochReport] = []
@@ -58,10 +74,7 @@ class TrialWorker:
                 self._changed.notify_all()
 
     def drain(self, wait_s: float) -> list[Progress]:
-        """Return the images and epochs since the last call.
-
-        Waits up to ``wait_s`` for an epoch while a trial runs.
-        """
+        """Return the images and epochs since the last call; waits up to ``wait_s`` for an epoch of a running trial."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._epochs) or not self._busy, timeout=wait_s)
             progress: list[Progress] = [self._images, *self._epochs]

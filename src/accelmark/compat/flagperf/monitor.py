@@ -15,7 +15,7 @@ from typing import Final, final
 from accelmark.spec.errors import raising
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
 from accelmark.telemetry.forms import ScriptRule, UnreadableError, Values, device_sample, number, parse_number
-from accelmark.telemetry.host.sampler import HostSample
+from accelmark.telemetry.host import HostSample
 from accelmark.telemetry.record import LineFile
 from accelmark.telemetry.sources import CommandError, run_command
 

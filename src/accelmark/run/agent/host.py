@@ -21,8 +21,7 @@ from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.secret import is_secret, without_userinfo
-from accelmark.telemetry.host.sampler import busy_host
-from accelmark.telemetry.host.sysinfo import collect
+from accelmark.telemetry.host import busy_host, collect
 
 DROP_CACHES: Final = "/proc/sys/vm/drop_caches"
 DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"

@@ -9,8 +9,7 @@ from typing import Final, final
 import psutil
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.host.sampler import CpuMeter, Rapl, RaplError
-from accelmark.telemetry.host.sysinfo import cpu_model, text_of, thousandths
+from accelmark.telemetry.host import CpuMeter, Rapl, RaplError, cpu_model, text_of, thousandths
 
 _MIB: Final = 1024.0 * 1024.0
 _SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal")

@@ -1,7 +1,8 @@
-"""Rules about the outcome: registered and planned rounds, target, data, duration, utilisation and the chip."""
+"""Rules about rounds: registered, planned and complete, their workload against the case, target, duration and chip."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 import re
@@ -9,12 +10,23 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, described_hardware, deviation, for_each
+from accelmark.audit.evidence import (
+    Evidence,
+    Findings,
+    RoundEvidence,
+    changed_settings,
+    described_hardware,
+    deviation,
+    for_each,
+)
 from accelmark.results.figures import FigureName
-from accelmark.results.schema import RoundResult, Severity, finding
+from accelmark.results.schema import Severity, finding
+from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.key import is_version
-from accelmark.spec.plugins.case import Target
+from accelmark.spec.log.events import Started
+from accelmark.spec.rules import RunRules, shipped_rules
 from accelmark.spec.secret import LEFT_OUT
+from accelmark.spec.settings.training import TYPE_OF_PRECISION, TrainSettings
 
 MIN_TRAIN_S: Final = {"mini": 10.0, "standard": 60.0}
 """Raw training time from which throughput and energy are steady, by the size of a case."""
@@ -35,10 +47,8 @@ _SHARES_OF_PEAK: Final = {
     FigureName.MFU: "MFU", FigureName.PREFILL_MFU: "MFU of prefill", FigureName.DECODE_MFU: "MFU of decoding",
     FigureName.DECODE_MBU: "MBU of decoding",
 }  # fmt: skip
-"""Figures that are shares of the chip's peak, in FLOP/s or bytes/s."""
 
 _MAX_EARLIER: Final = 5
-"""Earlier runs that a finding lists."""
 _STATES: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
 
 
@@ -72,7 +82,8 @@ def planned_rounds(evidence: Evidence) -> Findings:
     if numbers != list(range(1, repeat + 1)):
         actual = f"plan.json has the rounds {', '.join(map(str, numbers))}"
         yield finding("error", "rounds-not-planned", f"rounds 1 to {repeat}, as the key states", actual)
-    seeds = [_seed(job) for job in jobs]
+    works = [job.get("work") or {} for job in jobs]
+    seeds = [(work.get("settings") or {}).get("seed") if work.get("kind") == "train" else None for work in works]
     expected = [seeds[0] + at for at in range(len(seeds))] if isinstance(seeds[0], int) else seeds
     if seeds != expected:
         yield finding("error", "rounds-not-planned", "consecutive seeds", f"seeds {', '.join(map(str, seeds))}")
@@ -81,20 +92,15 @@ def planned_rounds(evidence: Evidence) -> Findings:
         yield finding("error", "rounds-not-planned", "the rounds that were carried out", actual)
 
 
-def _seed(job: dict[str, Any]) -> Any:
-    work = job.get("work") or {}
-    return (work.get("settings") or {}).get("seed") if work.get("kind") == "train" else None
-
-
 def registered(evidence: Evidence) -> Findings:
     """Check that the plan is the one that was registered, and list earlier runs of the same work."""
-    entry, plan = evidence.registration, evidence.plan_file
+    entry, plan = evidence.registration, evidence.plan
     if entry is None or plan is None:
         return
-    # Bundling removes secrets from the plan.
-    if plan.sha256 != entry.plan_sha256 and LEFT_OUT not in plan.text:
+    sha256 = hashlib.sha256(plan).hexdigest()
+    if sha256 != entry.plan_sha256 and LEFT_OUT.encode() not in plan:  # bundling removes secrets from the plan
         expected = f"the plan that was registered before the start, hash {entry.plan_sha256[:12]}"
-        yield finding("error", "plan-not-registered", expected, f"plan.json has hash {plan.sha256[:12]}")
+        yield finding("error", "plan-not-registered", expected, f"plan.json has hash {sha256[:12]}")
     if entry.number is None:
         yield finding("info", "run-registered", "", f"the run is in no registry: {entry.reason}")
     elif entry.earlier:
@@ -121,10 +127,7 @@ def target_reached(entry: RoundEvidence) -> Findings:
 
 @for_each(Evidence.succeeded_rounds)
 def plausible_convergence(entry: RoundEvidence) -> Findings:
-    """Report rounds that end better, or reach the target earlier, than the case's reference training can.
-
-    MLPerf's reference convergence points (github.com/mlcommons/logging) bound the speed of convergence in this way.
-    """
+    """Report rounds that end better, or reach the target earlier, than the case's reference training can."""
     train = entry.reference.case.spec.train if entry.reference.case is not None else None
     target, metric = entry.result.target, entry.result.value_of(FigureName.FINAL_METRIC)
     if train is None or target is None:
@@ -135,24 +138,14 @@ def plausible_convergence(entry: RoundEvidence) -> Findings:
             expected = f"{mean:.4g} within {margin:.2g}, as over {len(train.calibration)} seeds of the reference"
             actual = f"{target.metric} {metric:.4g} is better than the reference training allows"
             yield finding("open", "implausible-convergence", expected, f"{actual}: review how it was reached")
-    yield from _speed_findings(entry.result, target, train.samples_to_target)
-
-
-def _speed_findings(result: RoundResult, target: Target, reference: Sequence[int]) -> Findings:
-    """Report a target that was reached after fewer samples than the reference needs.
-
-    Evaluations are far apart: the reference may have passed the target as early as right after the evaluation before.
-    Epochs differ by the samples that fill no batch.
-    """
-    steps = [0, *(point.step for point in result.curves.get(target.metric, ()))]
-    hits = (
-        point.step
-        for point in result.curves.get(target.metric, ())
-        if (point.value is not None and target.reached(point.value))
-    )
-    first = next(hits, None)
+    # Evaluations are far apart: the reference may have passed the target right after the evaluation before. Epochs
+    # differ by the samples that fill no batch.
+    result, reference = entry.result, train.samples_to_target
+    points = result.curves.get(target.metric, ())
+    first = next((point.step for point in points if point.value is not None and target.reached(point.value)), None)
     if first is None or len(reference) < 2 or not result.num_steps:
         return
+    steps = [0, *(point.step for point in points)]
     per_step, distance = result.num_samples / result.num_steps, max(map(operator.sub, steps[1:], steps))
     least = (1 - _EPOCHS_DIFFER) * statistics.fmean(reference) - _margin(reference) - distance * per_step
     if first * per_step < least:
@@ -251,10 +244,7 @@ def chip_identity(entry: RoundEvidence) -> Findings:
 
 
 def _named_otherwise(entry: RoundEvidence, names: Collection[str], devices: Sequence[str]) -> Findings:
-    """Check that the key has one of ``names``, or words of a device's name (``EPYC``).
-
-    A name that no vendor describes may be another name of the device, which a person has to decide.
-    """
+    """Check that the key has one of ``names``, or words of a device's name (``EPYC``)."""
     hardware = entry.result.key.hardware
     if hardware.lower() in names or any(_words(hardware) <= _words(device) for device in devices):
         return
@@ -265,3 +255,134 @@ def _named_otherwise(entry: RoundEvidence, names: Collection[str], devices: Sequ
 
 def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z]+|[0-9]+", name.lower()))
+
+
+def one_model(evidence: Evidence) -> Findings:
+    """Check that all rounds started from the same model."""
+    for field in ("standard_parameter_hash", "standard_module_hash"):
+        hashes = {getattr(started, field) for _, started in evidence.started_rounds()} - {None}
+        if len(hashes) > 1:
+            yield finding("error", "model-mismatch", "one model in all rounds", f"{len(hashes)} different models")
+
+
+@for_each(Evidence.succeeded_rounds)
+def dataset(entry: RoundEvidence) -> Findings:
+    """Check that the data has the case's fingerprint."""
+    names = entry.job.data_dirs if entry.job is not None else ()
+    if names and entry.data is None:
+        yield finding("error", "dataset", "", "data.json is missing: the data was not recorded")
+        return
+    case = entry.reference.case
+    stated = {
+        one.get("name"): one.get("fingerprint") for one in (case.spec.data if case else ()) if isinstance(one, dict)
+    }
+    for name in names:
+        record = (entry.data or {}).get(name)
+        declared = stated.get(name) or (record.declared if record is not None else None)
+        if record is None:
+            yield finding("error", "dataset", "", f"data.json does not list {name}")
+        elif declared is not None and record.fingerprint != declared:
+            yield deviation(entry, "dataset", declared[:12], f"{name} has fingerprint {record.fingerprint[:12]}")
+
+
+def same_dataset(evidence: Evidence) -> Findings:
+    """Check that the data is the same in all rounds."""
+    first: dict[str, str] = {}
+    for entry in evidence.succeeded:
+        for name, record in (entry.data or {}).items():
+            if first.setdefault(name, record.fingerprint) != record.fingerprint:
+                yield finding("error", "dataset", "", f"{name} differs from an earlier round", entry.number)
+
+
+@for_each(Evidence.started_rounds)
+def precision(entry: RoundEvidence, started: Started) -> Findings:
+    """Check that the forward pass computed in the declared precision."""
+    if entry.job is None or not isinstance(entry.job.work, TrainingWork):
+        return
+    declared, required = entry.job.work.settings.precision, TYPE_OF_PRECISION[started.precision]
+    if started.precision != declared:
+        actual = f"the device does not support it: trained in {started.precision}"
+        yield finding("warning", "precision", declared, actual)
+    if started.compute_type is not None and required not in started.compute_type.split("+"):
+        actual = f"the forward pass computed in {started.compute_type}"
+        yield deviation(entry, "precision", f"{declared} ({TYPE_OF_PRECISION[declared]})", actual)
+        return
+    if started.reduced_modes:
+        actual = f"a switch of the framework was set: {'; '.join(started.reduced_modes)}"
+        yield deviation(entry, "numeric-switches", f"{declared} ({required})", actual)
+
+
+def seeds(evidence: Evidence) -> Findings:
+    """Check that no two rounds have the same seed or the same losses, and that a vendor could not know the seed."""
+    first_seeds: dict[int, int] = {}
+    first_losses: dict[tuple[Any, ...], int] = {}
+    for entry in evidence.succeeded:
+        if entry.started is None:
+            continue
+        earlier = first_seeds.setdefault(entry.started.seed, entry.number)
+        if earlier != entry.number:
+            actual = f"the seed is that of round {earlier}"
+            yield finding("error", "seeds", "a new seed in each round", actual, entry.number)
+        if entry.job is not None and entry.job.has_vendors_code and entry.job.seed is None:
+            expected = "a seed that is drawn when the round starts, where a vendor's code takes part"
+            yield finding("open", "seeds", expected, "the run sets the seed", entry.number)
+        losses = tuple(point.value for point in entry.result.curves.get("loss", ()))
+        if len(losses) > 1 and entry.started.checkpoint_hash is not None:
+            earlier = first_losses.setdefault((entry.started.checkpoint_hash, losses), entry.number)
+            if earlier != entry.number:
+                actual = f"initial weights and all losses equal those of round {earlier}"
+                yield finding("error", "seeds", "different rounds", actual, entry.number)
+
+
+@for_each(Evidence.all_rounds)
+def external_trainer(entry: RoundEvidence) -> Findings:
+    """Check whether AccelMark evaluated the weights of an external trainer again; without that a result is OPEN."""
+    work = entry.job.work if entry.job is not None else None
+    again = entry.reevaluation is not None and entry.reevaluation.metrics is not None
+    if isinstance(work, ExternalJob) and not again:
+        actual = f"trained by {work.trainer.title}; its weights were not evaluated again"
+        yield finding("open", "external-trainer", "weights evaluated again by AccelMark", actual)
+
+
+@for_each(Evidence.all_rounds)
+def settings(entry: RoundEvidence) -> Findings:
+    """Check that the settings and the target that the case fixes are unchanged."""
+    forced = sorted(name for name, setting in entry.result.settings.items() if setting.forced)
+    if "open" in entry.result.marks:
+        verb = "was" if len(forced) == 1 else "were"
+        what = f"{', '.join(forced)} {verb} overridden with --open" if forced else "started with --open"
+        yield finding("open", "declared-open", "", f"{what}; not a closed result")
+    elif forced:
+        yield deviation(entry, "settings-changed", "changes of mutable settings only", f"changed: {', '.join(forced)}")
+    rules = entry.job.rules if entry.job is not None else None
+    if rules is not None and rules not in shipped_rules(RunRules, "runs").values():
+        yield finding("open", "declared-open", "", f"by the user's rules {rules.title}; not a closed result")
+    case, train = entry.reference.case, entry.job.work if entry.job is not None else None
+    if case is None or case.spec.train is None or not isinstance(train, TrainingWork):
+        return
+    has_same_files = entry.job is not None and entry.job.case.sha256 == case.sha256
+    for name in ("target", "reference_loss", "min_repeats", "made_up_data"):
+        expected, actual = getattr(case.spec.train, name), getattr(train, name)
+        if name == "target" and rules is not None:
+            expected = rules.target_of(expected)
+        if name == "reference_loss" and actual is None and not has_same_files:
+            continue  # measured after the run; the rule case-changed reports that the case has changed
+        if expected != actual:
+            change = "" if name == "reference_loss" else f" from {expected} to {actual}"
+            yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}")
+    standard = {"seed": TrainSettings.model_fields["seed"].default} | case.spec.train.settings_of(
+        entry.result.key.framework
+    )
+    if isinstance(standard["seed"], int):
+        standard["seed"] += entry.number - 1
+    mutable = case.spec.train.mutable if rules is None else rules.mutable
+    yield from changed_settings(entry, standard, train.settings, mutable)
+
+
+def case_known(evidence: Evidence) -> Findings:
+    """Report that the settings were not compared because this machine does not have the case."""
+    if evidence.rounds and evidence.reference.case is None:
+        result = evidence.rounds[0].result
+        case = f"{result.key.model!r} of version {result.case_version}"
+        actual = f"not compared with its case: this machine has no case {case}"
+        yield finding("warning", "case-unknown", "", actual)

@@ -14,14 +14,13 @@ from math import ceil
 from typing import Final
 
 from accelmark.automl import journal
-from accelmark.automl.config import AutomlConfig, SearchName, plan_of
+from accelmark.automl.cluster import WorkerPool
+from accelmark.automl.config import AutomlConfig, SearchName
 from accelmark.automl.journal import SearchDirectory, SearchState
-from accelmark.automl.messages import TrainedWeights, TrialEnded, TrialOrder, WorkerLost, WorkerReady
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import seed_weights
-from accelmark.automl.pool import WorkerPool
 from accelmark.automl.records import (
     FAILURES,
     EpochReport,
@@ -29,13 +28,18 @@ from accelmark.automl.records import (
     Individual,
     OperationCost,
     Totals,
+    TrainedWeights,
+    TrialEnded,
+    TrialOrder,
     TrialRecord,
     TrialStatus,
+    WorkerLost,
+    WorkerReady,
+    plan_of,
 )
-from accelmark.automl.scoring.score import summarise
-from accelmark.automl.search.samplers import SEARCHERS
+from accelmark.automl.scoring import summarise
 from accelmark.automl.search.schedule import Assignment, Scheduler
-from accelmark.automl.search.searchers import Population, Searcher
+from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
 from accelmark.spec.errors import RunError
@@ -62,7 +66,6 @@ class _Running:
     record: TrialRecord
     last_progress_s: float
     operations: int
-    """Of all its planned epochs."""
     cut_s: float | None = None
 
 
@@ -76,20 +79,23 @@ class SearchController:
         self._config: Final = config
         self._workers: Final = workers
         self._observer: Final = observer
-        state = directory.state(keeps_epochs=False)
-        self._state: Final = state
+        self._state: Final = (state := directory.state(keeps_epochs=False))
         self._journal: Final = journal.Journal(directory.path)
-        self._base_s: Final = self._state.clock_s
+        self._base_s: Final = state.clock_s
         self._idle: set[int] = set(range(workers.size))
         self._running: dict[int, _Running] = {}
         self._replaced: dict[int, int] = {}
         self._last_heartbeat_s = -_HEARTBEAT_S
         self._next_report_s = 0.0
         self._began = time.monotonic()
-        self._tuner: Final = self._open_tuner()
+        self._tuner: Tuner | None = None
+        if config.schedule.tuning_round is not None:
+            fingerprint = next(iter(workers.ready.values())).fingerprint
+            experiment = f"data {fingerprint[:16]}, network {directory.network().digest[:16]}"
+            seed, path = config.seed + len(state.sessions), directory.path
+            self._tuner = Tuner(config, run=directory.name, experiment=experiment, directory=path, seed=seed)
         self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
-        self._scheduler.plan_of = lambda trial, number: plan_of(config, trial, state.individuals[number])
-        self._proposals: Final = Proposals(config, self._state, self._scheduler, self._write)
+        self._proposals: Final = _Proposals(config, state, self._scheduler, self._write)
         ended = (one for one in state.trials.values() if one.status not in (*FAILURES, "running"))
         self._committed = sum(record.cost.operations(state.totals_of(record)) for record in ended)
         """Operations of trials that gave a result, and those that running ones are going to use."""
@@ -116,20 +122,6 @@ class SearchController:
             self._journal.close()
             if self._tuner is not None:
                 self._tuner.close()
-
-    def _open_tuner(self) -> Tuner | None:
-        config, directory = self._config, self._directory
-        if config.schedule.tuning_round is None:
-            return None
-        fingerprint = next(iter(self._workers.ready.values())).fingerprint
-        return Tuner(
-            config.tuning,
-            config.training,
-            run=directory.name,
-            experiment=f"data {fingerprint[:16]}, network {directory.network().digest[:16]}",
-            directory=directory.path,
-            seed=config.seed + len(self._state.sessions),
-        )
 
     def _now(self) -> float:
         return self._base_s + time.monotonic() - self._began
@@ -178,24 +170,27 @@ class SearchController:
         self._proposals.fill()
         self._start_trials()
         if self._scheduler.must_cut(now):
-            self._cut_all(now)
+            for worker, running in list(self._running.items()):
+                if running.cut_s is None:
+                    running.cut_s = now
+                    self._workers.cancel(worker)
+                elif now - running.cut_s > _CUT_GRACE_S:
+                    self._fail(worker, "cut", f"did not end within {_CUT_GRACE_S:.0f} s of its cut")
         for worker, message in self._workers.listen(_LISTEN_S):
+            training = self._running.get(worker)
             match message:
                 case int(images):
-                    if images and worker in self._running:
-                        self._running[worker].last_progress_s = self._now()
+                    if images and training:
+                        training.last_progress_s = self._now()
                 case EpochReport():
-                    if running := self._running.get(worker):
-                        self._write(journal.EpochEvent(epoch=running.record.epoch(message)), sync=False)
-                        running.last_progress_s = self._now()
+                    if training:
+                        self._write(journal.EpochEvent(epoch=training.record.epoch(message)), sync=False)
+                        training.last_progress_s = self._now()
                 case TrialEnded():
                     self._end_trial(worker, message)
                 case WorkerLost(status, reason):
                     self._note(f"worker {worker} was lost: {reason}")
-                    if worker in self._running:
-                        self._fail(worker, status, reason, self._now())
-                    else:
-                        self._replace(worker)
+                    self._fail(worker, status, reason)
                 case WorkerReady():
                     self._idle.add(worker)
                     self._replaced.pop(worker, None)
@@ -206,7 +201,7 @@ class SearchController:
         stall_s = self._config.training.stall
         for worker, running in list(self._running.items()):
             if self._now() - running.last_progress_s > stall_s:
-                self._fail(worker, "stalled", f"no image was processed for {stall_s:.0f} s", self._now())
+                self._fail(worker, "stalled", f"no image was processed for {stall_s:.0f} s")
         if now - self._last_heartbeat_s >= _HEARTBEAT_S:
             self._last_heartbeat_s = now
             self._write(journal.Heartbeat(clock_s=now))
@@ -251,37 +246,35 @@ class SearchController:
         if schedule.max_operations is None:
             return schedule.max_duration is None or self._now() < searched * schedule.max_duration
         _, epochs, _ = plan_of(self._config, scheduler.started_trials, one)
-        hyper = self._known_hyperparameters(one) or self._config.training.hyperparameters
+        hyper = self._known_hyperparameters(one) or Hyperparameters.of(self._config.training)
         cost = OperationCost.of(count(one.network, self._config.counting))
         return self._committed + self._operations(cost, hyper, epochs) <= searched * schedule.max_operations
 
     def _propose_final(self) -> None:
         """Propose the best network that no worker trains a last time yet, for an equal part of what is left."""
-        scheduler, individuals = self._scheduler, self._state.individuals
+        scheduler, schedule, individuals = self._scheduler, self._config.schedule, self._state.individuals
         scheduler.is_last = True
         scheduler.ready.clear()
         taken = {one.parent for one in individuals if one.epochs}
         searched = [one for one in individuals if one.status == "observed" and not one.epochs and one.id not in taken]
-        workers = self._config.schedule.concurrency - len(taken) if self._config.schedule.final_share else 0
+        workers = schedule.concurrency - len(taken) if schedule.final_share else 0
+        epochs = 0
         if workers > 0 and searched:
             best = max(searched, key=lambda one: one.rank)
-            if epochs := self._final_epochs(best, workers):
-                new = Individual(
-                    id=len(individuals), network=best.network, parent=best.id, round=best.round, epochs=epochs
-                )
-                self._write(journal.Proposed(individual=new, searcher="final"))
-                scheduler.ready.append(new.id)
-                return
-        scheduler.spent = workers <= 0 or not self._running  # a trial that ends may be of the best network
-
-    def _final_epochs(self, best: Individual, workers: int) -> int:
-        """Return how many epochs of a network each of so many workers can train with what is left."""
-        schedule, record = self._config.schedule, self._record_of(best.id)
-        if schedule.max_operations is not None:
-            left = (schedule.max_operations - self._committed) // workers
-            return max(0, left) // self._operations(record.cost, record.hyperparameters, 1)
-        totals, left_s = self._state.totals_of(record), self._scheduler.remaining_s(self._now()) or 0.0
-        return int(_PLANNED * left_s * totals.epochs / max(totals.length_s, 1e-9))
+            record = self._record_of(best.id)
+            if schedule.max_operations is not None:
+                left = (schedule.max_operations - self._committed) // workers
+                epochs = max(0, left) // self._operations(record.cost, record.hyperparameters, 1)
+            else:
+                totals, left_s = self._state.totals_of(record), scheduler.remaining_s(self._now()) or 0.0
+                epochs = int(_PLANNED * left_s * totals.epochs / max(totals.length_s, 1e-9))
+        if epochs:
+            number = len(individuals)
+            new = Individual(id=number, network=best.network, parent=best.id, round=best.round, epochs=epochs)
+            self._write(journal.Proposed(individual=new, searcher="final"))
+            scheduler.ready.append(number)
+        else:
+            scheduler.spent = workers <= 0 or not self._running  # a trial that ends may be of the best network
 
     def _operations(self, cost: OperationCost, hyper: Hyperparameters, epochs: int) -> int:
         """Return the operations of so many epochs of a network."""
@@ -305,12 +298,23 @@ class SearchController:
         return self._record_of(max(trained, key=lambda seed: seed.rank).id).hyperparameters if trained else None
 
     def _start(self, worker: int, assignment: Assignment) -> None:
-        one = self._state.individuals[assignment.individual]
-        hyper, network = self._hyperparameters(assignment, one)
+        one, config = self._state.individuals[assignment.individual], self._config
+        number, epochs, is_tuned = plan_of(config, assignment.trial, one)
+        hyper, network = Hyperparameters.of(config.training), one.network
+        if self._tuner is not None and is_tuned:
+            proposed = self._known_hyperparameters(one) or self._tuner.ask(assignment.trial)
+            hyper, network = within_limits(config, network, proposed)
+            if hyper.kernel != proposed.kernel:
+                instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
+                limits = f"kernel {proposed.kernel} exceeds the limits of the search"
+                self._note(f"trial {assignment.trial}: {limits}; {instead}")
         weights, parent_network = self._initial_weights(one, network)
-        counted, now = count(network, self._config.counting), self._now()
+        counted, now = count(network, config.counting), self._now()
         record = TrialRecord(
             **assignment._asdict(),
+            round=number,
+            epochs_planned=epochs,
+            tuned=is_tuned,
             worker=worker,
             parent=one.parent,
             morphs=one.morphs,
@@ -326,34 +330,22 @@ class SearchController:
             updated = one.model_copy(update={"network": network})
             self._write(journal.Proposed(individual=updated, searcher="hyperparameters"))
         self._idle.discard(worker)
-        planned = self._operations(record.cost, hyper, record.epochs_planned)
+        planned = self._operations(record.cost, hyper, epochs)
         self._committed += planned
         self._running[worker] = _Running(record, now, planned)
         order = TrialOrder(
-            round=record.round,
+            round=number,
             network=network,
             parent_network=parent_network,
             morphs=one.morphs,
             hyperparameters=hyper,
-            training=self._config.training,
-            epochs=record.epochs_planned,
-            early_stop=self._config.schedule.early_stop and one.epochs is None,
-            seed=(self._config.seed * 1_000_003 + record.trial * 101 + record.attempt) % 2**31,
+            training=config.training,
+            epochs=epochs,
+            early_stop=config.schedule.early_stop and one.epochs is None,
+            seed=(config.seed * 1_000_003 + record.trial * 101 + record.attempt) % 2**31,
             limit_s=self._scheduler.remaining_s(now),
         )
         self._workers.start(worker, order, weights)
-
-    def _hyperparameters(self, assignment: Assignment, one: Individual) -> tuple[Hyperparameters, Network]:
-        """Return the hyperparameters to execute, and the network with them written in."""
-        if self._tuner is None or not assignment.tuned:
-            return self._config.training.hyperparameters, one.network
-        proposed = self._known_hyperparameters(one) or self._tuner.ask(assignment.trial)
-        hyper, network = within_limits(self._config, one.network, proposed)
-        if hyper.kernel != proposed.kernel:
-            instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
-            limits = f"kernel {proposed.kernel} exceeds the limits of the search"
-            self._note(f"trial {assignment.trial}: {limits}; {instead}")
-        return hyper, network
 
     def _initial_weights(self, one: Individual, network: Network) -> tuple[TrainedWeights, Network | None]:
         """Return the weights that a trial starts from, and their network; None: from scratch."""
@@ -381,12 +373,10 @@ class SearchController:
         self._close_trial(worker, record.updated(**outcome, ended_s=record.started_s + result.seconds))
         self._idle.add(worker)
 
-    def _fail(self, worker: int, status: TrialStatus, reason: str, now: float) -> None:
-        """End the trial of a lost or unresponsive worker, and replace the worker."""
-        self._close_trial(worker, self._running[worker].record.updated(status=status, reason=reason, ended_s=now))
-        self._replace(worker)
-
-    def _replace(self, worker: int) -> None:
+    def _fail(self, worker: int, status: TrialStatus, reason: str) -> None:
+        """End the trial of a lost or unresponsive worker, if it has one, and replace the worker."""
+        if running := self._running.get(worker):
+            self._close_trial(worker, running.record.updated(status=status, reason=reason, ended_s=self._now()))
         self._idle.discard(worker)
         self._replaced[worker] = self._replaced.get(worker, 0) + 1
         if self._replaced[worker] <= _MAX_REPLACEMENTS:
@@ -405,7 +395,7 @@ class SearchController:
         if self._tuner is not None:
             self._tuner.tell(done.trial, value, diverged=done.status == "diverged", taken=done.hyperparameters)
         used = 0 if done.status in FAILURES else done.cost.operations(self._state.totals_of(done))
-        self._committed += used - self._running[worker].operations
+        self._committed += used - self._running.pop(worker).operations
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if value is not None:
             self._write(journal.Valued(individual=done.individual, status="observed", value=value))
@@ -414,15 +404,6 @@ class SearchController:
         if done.reason:
             again = "; it will be tried again" if retried else ""
             self._note(f"trial {done.trial} {done.status}: {done.reason}{again}")
-        self._running.pop(worker, None)
-
-    def _cut_all(self, now: float) -> None:
-        for worker, running in list(self._running.items()):
-            if running.cut_s is None:
-                running.cut_s = now
-                self._workers.cancel(worker)
-            elif now - running.cut_s > _CUT_GRACE_S:
-                self._fail(worker, "cut", f"did not end within {_CUT_GRACE_S:.0f} s of its cut", now)
 
 
 def batch_size(wanted: int) -> int:
@@ -430,11 +411,8 @@ def batch_size(wanted: int) -> int:
     return min(LARGEST_BATCH, ceil(wanted / _BATCHES))
 
 
-class Proposals:
-    """Prepares the next networks in the background while workers train.
-
-    State changes in the caller's thread only, through ``write``.
-    """
+class _Proposals:
+    """Prepares the next networks in the background; the state changes in the caller's thread only, by ``write``."""
 
     def __init__(
         self, config: AutomlConfig, state: SearchState, scheduler: Scheduler, write: Callable[[journal.Proposed], None]
@@ -453,7 +431,6 @@ class Proposals:
         self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._next: Future[tuple[list[Individual], float]] | None = None
         self._possible_parents: set[int] = set()
-        """Of the network that is being prepared."""
 
     def fill(self, *, wait: bool = False) -> None:
         """Add the networks that are ready and prepare as many as the scheduler requests; ``wait`` for them."""
@@ -478,8 +455,8 @@ class Proposals:
         """Add a random morph at once; used where a worker would have to wait for the searcher."""
         with suppress(MorphError):
             if self._scheduler.wanted():
-                found = _timed(self._searchers[self._fallback], self._population(), 1)
-                self._add(*found, f"{self._fallback} (immediate)")
+                proposed = _timed(self._searchers[self._fallback], self._population(), 1)
+                self._add(*proposed, f"{self._fallback} (immediate)")
 
     def _add(self, proposed: list[Individual], seconds: float, searcher: str) -> None:
         for one in proposed:
@@ -488,11 +465,7 @@ class Proposals:
             self._scheduler.ready.append(added.id)
 
     def needed_weights(self) -> set[int | None]:
-        """Return the individuals whose weights may be needed.
-
-        These are all possible parents, also of the network in preparation, and the parents of pending networks, whose
-        trials may be retried.
-        """
+        """Return the possible parents, also of the network in preparation, and the parents of pending networks."""
         population = self._population()
         of_pending = {one.parent for one in population.pending}
         return of_pending.union((one.id for one in population.parents), self._possible_parents)
@@ -501,7 +474,6 @@ class Proposals:
         return Population(self._seed, list(self._state.individuals))
 
     def close(self) -> None:
-        """End the background thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -12,22 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from accelmark.automl.config import (
-    AutomlConfig,
-    LocalCluster,
-    SearchName,
-    check_capacity,
-)
-from accelmark.automl.controller.cluster import cluster_address
-from accelmark.automl.controller.controller import Observer, SearchController
+from accelmark.automl.cluster import WorkerPool, cluster_address, ray_workers, write_node_logs
+from accelmark.automl.config import AutomlConfig, LocalCluster, SearchName, check_capacity
+from accelmark.automl.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.journal import SearchDirectory
-from accelmark.automl.messages import WorkerReady
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
-from accelmark.automl.pool import WorkerPool, ray_workers, write_node_logs
-from accelmark.automl.records import Hyperparameters
+from accelmark.automl.records import Hyperparameters, WorkerReady
 from accelmark.results.rounds.search import why_ended
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.model import parse, read_yaml
@@ -40,14 +33,10 @@ from accelmark.telemetry.monitor import recording
 _PATHS: Final = {"dataset": ("directory", "train_directory", "held_out_directory"), "search": ("initial_weights",)}
 
 _EXTRAS: Final[dict[SearchName, str]] = {"anneal": "accelmark[anneal]", "smac": "accelmark[smac]"}
-"""Packages of methods that the extra ``automl`` does not install."""
 
 
 def load_config(path: Path) -> AutomlConfig:
-    """Return the configuration in a search file. Relative paths are relative to it.
-
-    Raises SpecError: with all problems.
-    """
+    """Return the configuration in a search file, to which relative paths are relative; raises SpecError."""
     values = read_yaml(path)
     resolve_rules(values, path)
     config = parse(AutomlConfig, values, str(path))
@@ -59,22 +48,6 @@ def load_config(path: Path) -> AutomlConfig:
     if config.network not in SEEDS and (path.parent / config.network).is_file():
         changes["network"] = str((path.parent / config.network).resolve())
     return config.model_copy(update=changes)
-
-
-def _check_hyperparameters(config: AutomlConfig, network: Network) -> None:
-    """Raise RequestError where a searched hyperparameter changes nothing of the seed network."""
-    tuning = config.tuning
-    plain = Hyperparameters(batch_size=1, learning_rate=1.0)
-    # A single searched kernel may be the network's own, so two others are tried.
-    kernels = [{"kernel": value} for value in (3, 5, *tuning.kernel)] if tuning.kernel else []
-    rates = [{"dropout": value} for value in tuning.dropout or ()]
-    for name, values, reason, instead in (
-        ("kernel", kernels, "has no spatial convolution except those that read the image", "[]"),
-        ("dropout", rates, "has neither dropout nor a dense layer to put it before", "null"),
-    ):
-        if values and len({plain.model_copy(update=value).applied_to(network).digest for value in values}) == 1:
-            what = f"network {network.name!r} {reason}, so no value changes it"
-            raise RequestError(f"tuning.{name}: {what}: write tuning.{name}: {instead}")
 
 
 def check_batches(config: AutomlConfig, images: int) -> None:
@@ -89,28 +62,32 @@ def check_batches(config: AutomlConfig, images: int) -> None:
             raise RequestError(f"{key}: a batch of {batch} is larger than the training split of {images} images")
 
 
-def _check_weights(path: Path, network: Network) -> None:
-    """Raise DataError where the initial weights cannot be read or do not fit the seed network."""
-    weights, expected = seed_weights(path), weight_shapes(network)
-    what = f"{path}: is not of network {network.name!r}"
-    if differing := sorted(set(expected) ^ set(weights)):
-        raise DataError(f"{what}: weights differ: {differing[:6]}")
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
-            raise DataError(f"{what}: {name} has shape {weights[name].shape}, expected {shape}")
-
-
 def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool = False) -> Dataset | None:
     """Check everything that needs nothing to be started; initial weights only if the seed is not trained yet.
 
     Returns the data where trials run on this machine; else None: the hosts of a cluster check their own.
     """
+    tuning = config.tuning
     if (extra := _EXTRAS.get(config.search.method)) is not None:
         require(f"search.method: {config.search.method}", extra)
-    if config.schedule.tuning_round is not None:
-        _check_hyperparameters(config, network)
-    if config.search.initial_weights is not None and not seed_trained:
-        _check_weights(config.search.initial_weights, network)
+    # A single searched kernel may be the network's own, so two others are tried.
+    kernels = [{"kernel": value} for value in (3, 5, *tuning.kernel)] if tuning.kernel else []
+    rates = [{"dropout": value} for value in tuning.dropout or ()]
+    plain = Hyperparameters(batch_size=1, learning_rate=1.0)
+    for name, values, reason, instead in (
+        ("kernel", kernels, "has no spatial convolution except those that read the image", "[]"),
+        ("dropout", rates, "has neither dropout nor a dense layer to put it before", "null"),
+    ):
+        networks = {plain.model_copy(update=value).applied_to(network).digest for value in values}
+        if config.schedule.tuning_round is not None and len(networks) == 1:
+            what = f"network {network.name!r} {reason}, so no value changes it"
+            raise RequestError(f"tuning.{name}: {what}: write tuning.{name}: {instead}")
+    if (path := config.search.initial_weights) is not None and not seed_trained:
+        expected = weight_shapes(network)
+        shapes = {name: array.shape for name, array in seed_weights(path).items()}
+        differing = sorted(name for name in {*expected, *shapes} if expected.get(name) != shapes.get(name))
+        if differing:
+            raise DataError(f"{path}: is not of network {network.name!r}: weights differ: {differing[:6]}")
     if not isinstance(config.cluster, LocalCluster):
         return None
     dataset = open_dataset(config.dataset, network)
@@ -138,8 +115,7 @@ def start_search(
 ) -> SearchDirectory:
     """Check the request, start the workers, make the directory below ``root``, announce it, and run the search.
 
-    Raises AccelmarkError where the request is wrong or the cluster does not start, and KeyboardInterrupt at SIGINT or
-    SIGTERM before the search runs, or at the second one; a directory that was not announced was not made.
+    Raises KeyboardInterrupt at SIGINT or SIGTERM before the search runs, or at the second one.
     """
     network = resolve_network(config.network)
     with _on_signals(_interrupt), _workers(config, network, check_request(config, network)) as workers:
@@ -151,21 +127,15 @@ def start_search(
 
 
 def resume_search(directory: SearchDirectory, observer: Observer | None = None) -> None:
-    """Continue a search that was stopped or killed.
-
-    Raises RequestError where it is complete, or its configuration or data changed, and KeyboardInterrupt as
-    :func:`start_search`.
-    """
+    """Continue a search that was stopped or killed; raises RequestError where it is complete or its data changed."""
     config, network = directory.config(), directory.network()
     with _on_signals(_interrupt), directory.held():
         directory.check_unchanged()
         state = directory.state(keeps_epochs=False)
         if state.ended is not None and state.ended.over:
             why = why_ended(state.ended.reason)
-            raise RequestError(
-                f"{directory.path}: this search has ended ({why}) and cannot be resumed; "
-                "start another one with 'accelmark automl run'"
-            )
+            again = "start another one with 'accelmark automl run'"
+            raise RequestError(f"{directory.path}: this search has ended ({why}) and cannot be resumed; {again}")
         seed_trained = any(one.id == 0 and one.status != "pending" for one in state.individuals)
         dataset = check_request(config, network, seed_trained=seed_trained)
         with _workers(config, network, dataset) as workers:
@@ -182,9 +152,8 @@ def check_equal_data(ready: Iterable[WorkerReady], dataset: Dataset | None) -> N
     found |= {} if dataset is None else {"this machine": dataset.fingerprint}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{host} {fingerprint[:12]}" for host, fingerprint in sorted(found.items()))
-        raise RequestError(
-            f"dataset: the data differ between hosts (SHA-256 of labels): {listed}: copy one to the others"
-        )
+        hashes = f"the data differ between hosts (SHA-256 of labels): {listed}"
+        raise RequestError(f"dataset: {hashes}: copy one to the others")
 
 
 @contextmanager

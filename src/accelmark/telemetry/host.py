@@ -1,25 +1,33 @@
-"""Sample the host: CPU, memory, load, pressure, disks, network, power, and the processes of the run and of others."""
+"""Sample the host (CPU, memory, load, pressure, disks, network, power, processes), and describe it in sys_info.json."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import shutil
+import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import psutil
 
 from accelmark.spec.number_format import limit_percent, percent
-from accelmark.telemetry.device import DeviceSample
+from accelmark.telemetry.device import DeviceInfo, DeviceSample
 from accelmark.telemetry.sources import CommandError, run_command
 
+BUSY_CPU: Final = 0.2
+"""Maximum share of busy cores before a run."""
+BUSY_PRESSURE: Final = 10.0
+"""Maximum percentage of time that tasks wait for the CPU, memory or disk before a run."""
 POWERCAP: Final = Path("/sys/class/powercap")
 _IPMI_INTERVAL_S: Final = 30.0
 """Interval of IPMI readings; a management controller responds slowly and averages over seconds."""
@@ -31,24 +39,28 @@ _SDR: Final = re.compile(
     re.IGNORECASE,
 )
 _PLAUSIBLE_W: Final = (1.0, 100_000.0)
+_PROC: Final = Path("/proc")
+_SYS: Final = Path("/sys")
+_MIB: Final = 1024.0 * 1024.0
+_STALLS: Final = ("cpu", "memory", "io")
+_DESCENDANTS_EVERY_S: Final = 5.0
+_LEAST_CPU_S: Final = 0.1
+_CONTAINER_FILES: Final = ("/.dockerenv", "/run/.containerenv")
+_CONTAINER_VARIABLES: Final = ("APPTAINER_CONTAINER", "container")
+"""Apptainer's, and that of systemd's container interface."""
+
+T = TypeVar("T")
 
 
 class RaplError(Exception):
     """RAPL cannot be read; the message is the reason."""
 
 
-class IpmiError(Exception):
-    """The management controller reports no power; the message is the reason."""
-
-
 @final
 class Rapl:
-    """The energy counters of all CPU packages, unwrapped and summed.
+    """The energy counters of all CPU packages, summed: ``psys`` and ``dram`` would count parts twice.
 
-    Only zones named ``package-N`` count: ``psys`` and ``dram`` would count parts twice or the whole board. A counter
-    wraps at ``max_energy_range_uj``, at 300 W within minutes, so it must be read more often.
-
-    Raises RaplError: there is no package, or a package is not readable.
+    A counter wraps at ``max_energy_range_uj``, at 300 W within minutes, so it must be read more often.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
@@ -56,16 +68,11 @@ class Rapl:
         self._total_uj = 0
         if not root.is_dir():
             raise RaplError(f"{root} does not exist (no RAPL here, or a virtual machine)")
-        problems: list[str] = []
-        for zone in sorted(root.glob("*-rapl:*")):
-            try:
-                if (zone / "name").read_text().startswith("package-"):
-                    self._last_uj[zone / "energy_uj"] = _read_number(zone / "energy_uj")
-            except (OSError, RaplError) as error:
-                problems.append(str(error))
-        if problems:
-            # The sum over some of the packages would be wrong.
-            raise RaplError("; ".join(problems))
+        # The sum over some of the packages would be wrong, so that one that cannot be read is an error.
+        for name in sorted(root.glob("*-rapl:*/name")):
+            if (text_of(name) or "").startswith("package-"):
+                counter = name.with_name("energy_uj")
+                self._last_uj[counter] = _read_number(counter)
         if not self._last_uj:
             raise RaplError(f"{root} lists no CPU package")
 
@@ -94,78 +101,34 @@ def _read_number(path: Path) -> int:
 
 
 def parse_dcmi(text: str) -> float:
-    """Return the power in W from ``ipmitool dcmi power reading``; raises IpmiError if it has no plausible reading."""
+    """Return the power in W from ``ipmitool dcmi power reading``; raises CommandError if it has none."""
     match = _DCMI.search(text)
     if match is None:
-        raise IpmiError("ipmitool dcmi reports no instantaneous power reading")
-    return _plausible(float(match[1]))
+        raise CommandError("ipmitool dcmi reports no instantaneous power reading")
+    return float(match[1])
 
 
 def parse_sdr(text: str) -> float:
-    """Return the power in W of the one sensor for the whole system in ``ipmitool sdr``; raises IpmiError otherwise."""
+    """Return the power in W of the one sensor for the whole system in ``ipmitool sdr``; raises CommandError."""
     readings = {float(match["watts"]) for line in text.splitlines() if (match := _SDR.match(line.strip()))}
     if len(readings) != 1:
         problem = "no sensor" if not readings else f"{len(readings)} sensors with different values"
-        raise IpmiError(f"ipmitool sdr lists {problem} for the power of the whole system")
-    return _plausible(readings.pop())
+        raise CommandError(f"ipmitool sdr lists {problem} for the power of the whole system")
+    return readings.pop()
 
 
-def _plausible(power_w: float) -> float:
-    if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
-        raise IpmiError(f"the management controller reports {power_w:g} W, which is implausible")
-    return power_w
-
-
-def read_ipmi_power_w(tool: str = "ipmitool") -> float:
-    """Read the host's power in W by DCMI, else by its sensors, in seconds; raises IpmiError with the reasons."""
-    if shutil.which(tool) is None:
-        raise IpmiError(f"{tool} is not installed")
+def _read_ipmi_power_w() -> float:
+    """Read the host's power in W by DCMI, else by its sensors, in seconds; raises CommandError with the reasons."""
     try:
-        return parse_dcmi(run_command([tool, "dcmi", "power", "reading"], _IPMI_TIMEOUT_S))
-    except (CommandError, IpmiError) as first:
+        power_w = parse_dcmi(run_command(["ipmitool", "dcmi", "power", "reading"], _IPMI_TIMEOUT_S))
+    except CommandError as first:
         try:
-            return parse_sdr(run_command([tool, "sdr"], _IPMI_TIMEOUT_S))
-        except (CommandError, IpmiError) as second:
-            raise IpmiError(f"{first}; {second}") from second
-
-
-@final
-class IpmiPower:
-    """Reads power in a separate thread, since the controller is slow."""
-
-    def __init__(self) -> None:
-        self.reason = None if shutil.which("ipmitool") else "ipmitool is not installed"
-        """Why there is no power reading, or None."""
-        self._fresh: deque[float] = deque(maxlen=1)
-        if self.reason is None:
-            threading.Thread(target=self._refresh, daemon=True, name="ipmi").start()
-
-    def take(self) -> float | None:
-        """Return the latest reading in W if it was not returned before, else None."""
-        with contextlib.suppress(IndexError):
-            return self._fresh.pop()
-        return None
-
-    def _refresh(self) -> None:
-        while True:
-            try:
-                self._fresh.append(read_ipmi_power_w())
-                self.reason = None
-            except IpmiError as error:
-                self.reason = str(error)
-            time.sleep(_IPMI_INTERVAL_S)
-
-
-BUSY_CPU: Final = 0.2
-"""Maximum share of busy cores before a run."""
-BUSY_PRESSURE: Final = 10.0
-"""Maximum percentage of time that tasks wait for the CPU, memory or disk before a run."""
-_PROC: Final = Path("/proc")
-_MIB: Final = 1024.0 * 1024.0
-_DESCENDANTS_EVERY_S: Final = 5.0
-_LEAST_CPU_S: Final = 0.1
-
-T = TypeVar("T")
+            power_w = parse_sdr(run_command(["ipmitool", "sdr"], _IPMI_TIMEOUT_S))
+        except CommandError as second:
+            raise CommandError(f"{first}; {second}") from second
+    if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
+        raise CommandError(f"the management controller reports {power_w:g} W, which is implausible")
+    return power_w
 
 
 @final
@@ -192,7 +155,6 @@ class HostSample:
     rapl_j: float | None = None
     """Energy of all CPU packages, cumulative since the recorder started."""
     rank_rss_mib: float | None = None
-    """Resident memory of the ranks and their descendants."""
 
 
 @final
@@ -220,39 +182,49 @@ class CpuMeter:
 
 @final
 class HostSampler:
-    """Reads the host; every value that cannot be read is None with an entry in ``reasons``.
+    """Reads the host, and the memory of ``pids`` and their descendants; ``reasons`` has what cannot be read."""
 
-    The memory of ``pids`` and their descendants is ``rank_rss_mib``; power is read only where ``power`` is set.
-    """
-
-    def __init__(self, pids: Iterable[int] = (), proc: Path = _PROC, *, power: bool = False) -> None:
+    def __init__(self, pids: Iterable[int] = (), *, power: bool = False) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
         self._family: list[psutil.Process] = []
         self._family_at = float("-inf")
-        self._proc = proc
         self._cpu = CpuMeter()
         self._io: tuple[float, dict[str, int]] | None = None
-        self._ipmi = IpmiPower() if power else None
         self._rapl = self._try("rapl_j", Rapl) if power else None
+        self._power_w: deque[float] = deque(maxlen=1)
+        """The latest reading of the management controller, until a sample has it."""
+        if power and shutil.which("ipmitool"):
+            threading.Thread(target=self._read_power, daemon=True, name="ipmi").start()
+        elif power:
+            self.reasons["power_w"] = "ipmitool is not installed"
         if not self._roots:
             self.reasons["rank_rss_mib"] = "no ranks to measure"
+
+    def _read_power(self) -> None:
+        """Read power in a thread of its own, since the controller is slow."""
+        while True:
+            try:
+                self._power_w.append(_read_ipmi_power_w())
+                self.reasons.pop("power_w", None)
+            except CommandError as error:
+                self.reasons["power_w"] = str(error)
+            time.sleep(_IPMI_INTERVAL_S)
 
     def sample(self, now_s: float) -> HostSample:
         """Read the host at monotonic time ``now_s``."""
         memory = self._try("mem_used_mib", psutil.virtual_memory)
         load = self._try("load1", os.getloadavg)
+        stalls = {name: self._try(f"psi_{name}", partial(_pressure_of, name)) for name in _STALLS}
         return HostSample(
             cpu=self._try("cpu", self._cpu.busy),
             mem_used_mib=None if memory is None else (memory.total - memory.available) / _MIB,
             mem_total_mib=None if memory is None else memory.total / _MIB,
             load1=None if load is None else load[0],
-            psi_cpu=self._pressure("cpu"),
-            psi_memory=self._pressure("memory"),
-            psi_io=self._pressure("io"),
-            power_w=self._power_w(),
+            power_w=self._power_w.pop() if self._power_w else None,
             rapl_j=None if self._rapl is None else self._try("rapl_j", self._rapl.energy_j),
             rank_rss_mib=self._rank_rss(now_s),
+            **{f"psi_{name}": stall and stall[0] for name, stall in stalls.items()},
             **self._rates(now_s),
         )
 
@@ -262,18 +234,6 @@ class HostSampler:
         except (OSError, ValueError, psutil.Error, RuntimeError, RaplError) as error:
             self.reasons[name] = f"cannot be read: {error}"
             return None
-
-    def _power_w(self) -> float | None:
-        if self._ipmi is None:
-            return None
-        self.reasons.pop("power_w", None)
-        if self._ipmi.reason is not None:
-            self.reasons["power_w"] = self._ipmi.reason
-        return self._ipmi.take()
-
-    def _pressure(self, resource: str) -> float | None:
-        path = self._proc / "pressure" / resource
-        return self._try(f"psi_{resource}", lambda: pressure(path.read_text())[0])
 
     def _rates(self, now_s: float) -> dict[str, float]:
         """Return the fields with rates since the previous sample, as far as they are known."""
@@ -308,7 +268,7 @@ class HostSampler:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
             # The recorder is a child of the agent too, but not a rank.
-            self._family = [process for process in family(self._roots) if process.pid != os.getpid()]
+            self._family = [process for process in _family(self._roots) if process.pid != os.getpid()]
             self._family_at = now_s
         rss = 0
         for process in self._family:
@@ -317,7 +277,7 @@ class HostSampler:
         return rss / _MIB
 
 
-def family(roots: Iterable[int]) -> list[psutil.Process]:
+def _family(roots: Iterable[int]) -> list[psutil.Process]:
     """Return the running processes ``roots`` and all their descendants."""
     processes: dict[int, psutil.Process] = {}
     for pid in roots:
@@ -330,34 +290,49 @@ def family(roots: Iterable[int]) -> list[psutil.Process]:
 def foreign_processes(devices: Iterable[DeviceSample], roots: Collection[int]) -> list[str]:
     """Describe the processes on ``devices`` that are neither in ``roots`` nor descendants of one of them.
 
-    A process that is not visible (in another container) counts as foreign. The program is named without its arguments,
-    which may contain secrets.
+    A process that is not visible (in another container) counts as foreign. Its arguments may contain secrets.
     """
-    known = {*roots, *(process.pid for process in family(roots))}
-    return [
-        f"process {pid} ({_program_name(pid)}) on device {device.index}"
-        for device in devices
-        for pid in device.pids or ()
-        if pid not in known
-    ]
+    known = {*roots, *(process.pid for process in _family(roots))}
+    foreign: list[str] = []
+    for device in devices:
+        for pid in device.pids or ():
+            if pid not in known:
+                name = ""
+                with contextlib.suppress(psutil.Error):
+                    name = psutil.Process(pid).name()
+                foreign.append(f"process {pid} ({name or 'name not visible'}) on device {device.index}")
+    return foreign
 
 
-def _program_name(pid: int) -> str:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).name() or "name not visible"
-    return "name not visible"
+def pressure(text: str) -> tuple[float, float]:
+    """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file."""
+    some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
+    if some is None:
+        raise ValueError("no line of some tasks with avg10 and total")
+    return float(some[1]), float(some[2])
 
 
-def busy_host(settle_s: float = 0.5) -> tuple[str, ...]:
-    """Sample the host for ``settle_s`` seconds, before a run starts anything, and return why it is too busy for it."""
+def _pressure_of(resource: str) -> tuple[float, float]:
+    return pressure((_PROC / "pressure" / resource).read_text())
+
+
+def busy_host() -> tuple[str, ...]:
+    """Sample the host for half a second, before a run starts anything, and return why it is too busy for it."""
     sampler = HostSampler()
     sampler.sample(time.monotonic())
     before, began = _stalled_us(), time.monotonic()
-    time.sleep(settle_s)
+    time.sleep(0.5)
     elapsed_us = 1e6 * (time.monotonic() - began)
     stalled = {f"psi_{name}": 100 * (us - before[name]) / elapsed_us for name, us in _stalled_us().items()}
     # The kernel's averages also include earlier load, such as the previous round.
     return busy_reasons(replace(sampler.sample(time.monotonic()), **stalled), psutil.cpu_count() or 1)
+
+
+def _stalled_us() -> dict[str, float]:
+    """Return the total time that some task waited for each resource, in us; empty without kernel support."""
+    with contextlib.suppress(OSError, ValueError):
+        return {name: _pressure_of(name)[1] for name in _STALLS}
+    return {}
 
 
 def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
@@ -374,18 +349,97 @@ def busy_reasons(sample: HostSample, num_cpus: int) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _stalled_us() -> dict[str, float]:
-    """Return the total time that some task waited for each resource, in us; empty without kernel support."""
-    stalled: dict[str, float] = {}
-    for name in ("cpu", "memory", "io"):
-        with contextlib.suppress(OSError, ValueError):
-            stalled[name] = pressure((_PROC / "pressure" / name).read_text())[1]
-    return stalled
+def collect(devices: Iterable[DeviceInfo] = ()) -> dict[str, Any]:
+    """Return the properties of this host; a value that cannot be read is None. No environment variable is included."""
+    infos = [asdict(device) for device in devices]
+    fields = _cpuinfo()
+    virtualisation = product = text_of(_SYS / "class/dmi/id/product_name")
+    if any(Path(path).exists() for path in _CONTAINER_FILES) or not os.environ.keys().isdisjoint(_CONTAINER_VARIABLES):
+        virtualisation = "container"
+    elif "hypervisor" in fields.get("flags", "").split():
+        virtualisation = f"virtual machine ({product or 'unknown product'})"
+    release = re.search(r"^PRETTY_NAME=(.*)", text_of(Path("/etc/os-release")) or "", re.MULTILINE)
+    # The limits of this process's control group (version 2), set by a container or scheduler.
+    group = re.search(r"^0::/*(.*)", text_of(_PROC / "self/cgroup") or "", re.MULTILINE)
+    limits = {"cpu_max": "cpu.max", "memory_max": "memory.max", "cpuset": "cpuset.cpus.effective"}
+    return {
+        "schema_version": 1,
+        "hostname": socket.gethostname(),
+        "os": release[1].strip("\"'") if release else f"{platform.system()} {platform.release()} ({sys.platform})",
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "virtualisation": virtualisation,
+        "cpu": _cpu(fields),
+        "memory": {
+            "total_mib": psutil.virtual_memory().total / _MIB,
+            "swap_mib": psutil.swap_memory().total / _MIB,
+            "huge_pages": text_of(_SYS / "kernel/mm/transparent_hugepage/enabled"),
+        },
+        "cgroup": {name: group and text_of(_SYS / "fs/cgroup" / group[1] / file) for name, file in limits.items()},
+        "drivers": sorted({info["driver"] for info in infos if info["driver"]}),
+        "devices": infos,
+    }
 
 
-def pressure(text: str) -> tuple[float, float]:
-    """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file."""
-    some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
-    if some is None:
-        raise ValueError("no line of some tasks with avg10 and total")
-    return float(some[1]), float(some[2])
+def _cpuinfo() -> dict[str, str]:
+    text = text_of(_PROC / "cpuinfo") or ""
+    first = text.split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, colon, value in pairs if colon}
+
+
+def cpu_model() -> str:
+    """Return the CPU's name as its vendor (or the hypervisor) reports it."""
+    fields = _cpuinfo()
+    for key in ("model name", "Model", "Hardware", "cpu model", "cpu"):
+        if fields.get(key):
+            return fields[key]
+    implementer, part = fields.get("CPU implementer"), fields.get("CPU part")
+    if implementer and part:
+        return f"{platform.machine()} implementer {implementer} part {part}"
+    return platform.processor() or platform.machine()
+
+
+def cpu_features() -> frozenset[str]:
+    """Return the instruction set extensions of the CPU, as Linux names them."""
+    fields = _cpuinfo()
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
+def _cpu(fields: dict[str, str]) -> dict[str, Any]:
+    cpus = _SYS / "devices/system/cpu"
+    policy = cpus / "cpu0/cpufreq"
+    no_turbo, boost = text_of(cpus / "intel_pstate/no_turbo"), text_of(cpus / "cpufreq/boost")
+    flags = cpu_features()
+    wanted = (
+        "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16",
+    )  # fmt: skip
+    return {
+        "model": cpu_model(),
+        "logical_cores": psutil.cpu_count(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "microcode": fields.get("microcode"),
+        "features": [flag for flag in wanted if flag in flags],
+        "governor": text_of(policy / "scaling_governor"),
+        "max_mhz": thousandths(policy / "cpuinfo_max_freq"),
+        "limit_mhz": thousandths(policy / "scaling_max_freq"),
+        "turbo": no_turbo == "0" if no_turbo is not None else boost and boost == "1",
+        "smt": text_of(cpus / "smt/control"),
+        "numa_nodes": len(list((_SYS / "devices/system/node").glob("node[0-9]*"))) or None,
+    }
+
+
+def thousandths(path: Path) -> float | None:
+    """Return the whole number in a file of the kernel, divided by 1000; None where there is none."""
+    text = text_of(path)
+    return int(text) / 1000 if text is not None and text.lstrip("-").isdigit() else None
+
+
+def text_of(path: Path) -> str | None:
+    """Return the text of a file of the kernel; None where it is empty or cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip() or None
+    except OSError:
+        return None

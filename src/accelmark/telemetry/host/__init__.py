@@ -1,1 +1,0 @@
-"""Host telemetry: CPU, memory, pressure, I/O, processes, power and system information."""
