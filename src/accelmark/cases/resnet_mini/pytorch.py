@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, read_split
-from accelmark.tasks.images.pytorch import ImageClassification
+from accelmark.tasks.images.pytorch import ImageClassification, flip
 
 
 class Block(nn.Module):
@@ -69,6 +69,4 @@ class Case(ImageClassification):
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
         """Flip half of the images."""
-        image = batch["image"]
-        chosen = torch.rand(len(image), 1, 1, 1, generator=random) < 0.5
-        return {**batch, "image": torch.where(chosen.to(image.device), image.flip(3), image)}
+        return {**batch, "image": flip(batch["image"], random)}

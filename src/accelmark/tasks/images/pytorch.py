@@ -49,3 +49,9 @@ class ImageClassification(ImageSizes, Classification):
             "image": torch.randint(0, 256, (size, *self.image_shape), generator=random, dtype=torch.uint8),
             "label": torch.randint(0, self.num_classes, (size,), generator=random),
         }
+
+
+def flip(images: Tensor, random: torch.Generator) -> Tensor:
+    """Flip half of the images of a batch horizontally."""
+    chosen = torch.rand(len(images), 1, 1, 1, generator=random) < 0.5
+    return torch.where(chosen.to(images.device), images.flip(3), images)
