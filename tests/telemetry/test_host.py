@@ -152,3 +152,17 @@ def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
         parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
     with pytest.raises(CommandError, match="2 sensors with different values"):
         parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
+
+
+def test_an_implausible_reading_of_the_controller_is_replaced_by_its_sensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "ipmitool"
+    dcmi, sdr = "Instantaneous power reading: 0 Watts", "Pwr Consumption | 336 Watts | ok"
+    tool.write_text(f"#!/bin/sh\n[ $1 = dcmi ] && echo '{dcmi}' || echo '{sdr}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    sampler, ends = HostSampler(power=True), time.monotonic() + 30
+    while (power_w := sampler.sample(time.monotonic()).power_w) is None and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert power_w == 336

@@ -119,16 +119,17 @@ def parse_sdr(text: str) -> float:
 
 def _read_ipmi_power_w() -> float:
     """Read the host's power in W by DCMI, else by its sensors, in seconds; raises CommandError with the reasons."""
-    try:
-        power_w = parse_dcmi(run_command(["ipmitool", "dcmi", "power", "reading"], _IPMI_TIMEOUT_S))
-    except CommandError as first:
+    problems: list[str] = []
+    for arguments, parse in ((("dcmi", "power", "reading"), parse_dcmi), (("sdr",), parse_sdr)):
         try:
-            power_w = parse_sdr(run_command(["ipmitool", "sdr"], _IPMI_TIMEOUT_S))
-        except CommandError as second:
-            raise CommandError(f"{first}; {second}") from second
-    if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
-        raise CommandError(f"the management controller reports {power_w:g} W, which is implausible")
-    return power_w
+            power_w = parse(run_command(["ipmitool", *arguments], _IPMI_TIMEOUT_S))
+        except CommandError as error:
+            problems.append(str(error))
+            continue
+        if _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
+            return power_w
+        problems.append(f"the management controller reports {power_w:g} W, which is implausible")
+    raise CommandError("; ".join(problems))
 
 
 @final
