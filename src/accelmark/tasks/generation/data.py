@@ -27,8 +27,7 @@ class CaptionedLatents:
         self._shards = sorted(directory.glob("*.tar"))
         if not self._shards:
             raise DataError(f"{directory}: expected shards (*.tar) here, found none")
-        rows = [row for number, path in enumerate(self._shards) for row in _places(path, number)]
-        self._places = np.array(rows, np.int64).reshape(-1, 5)
+        self._places = np.concatenate([_places(path, number) for number, path in enumerate(self._shards)])
 
     def __len__(self) -> int:
         return len(self._places)
@@ -49,7 +48,7 @@ class CaptionedLatents:
         return array.astype(np.float32), caption
 
 
-def _places(path: Path, number: int) -> list[tuple[int, ...]]:
+def _places(path: Path, number: int) -> npt.NDArray[np.int64]:
     """Return shard, offset and size of the moments, and offset and size of the caption of each sample."""
     members: dict[str, dict[str, tuple[int, int]]] = {}
     for member in tar_members(path):
@@ -57,7 +56,8 @@ def _places(path: Path, number: int) -> list[tuple[int, ...]]:
         if suffix in _SUFFIXES:
             members.setdefault(key, {})[suffix] = member.offset, member.size
     with raising(DataError, f"{path}: a sample lacks its .npy or .txt", KeyError):
-        return [(number, *parts["npy"], *parts["txt"]) for parts in members.values()]
+        rows = [(number, *parts["npy"], *parts["txt"]) for parts in members.values()]
+    return np.array(rows, np.int64).reshape(-1, 5)
 
 
 @final
