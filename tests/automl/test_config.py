@@ -222,6 +222,13 @@ def test_an_invalid_number_in_an_aiperf_file_is_never_rounded(tmp_path: Path, ol
     assert re.search(message, line)
 
 
+@pytest.mark.parametrize(("given", "named"), [("测试", "aiperf"), ("-x/../y", "x-..-y"), ("n" * 200, "n" * 80)])
+def test_any_experiment_name_becomes_a_valid_directory_name(tmp_path: Path, given: str, named: str) -> None:
+    config, unused = load_search(written(tmp_path, AIPERF.replace("example_imagenet-network-morphism-test", given)))
+    assert config.name == named
+    assert any(line.startswith(f"experimentName: the run is called {named!r}") for line in unused)
+
+
 def test_paths_in_our_own_form_are_relative_to_the_file(tmp_path: Path) -> None:
     config, _ = load_search(written(tmp_path, OURS))
     assert config.dataset.directory == (tmp_path / "data").resolve()
