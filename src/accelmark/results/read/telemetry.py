@@ -144,6 +144,8 @@ def _append_row(columns: dict[str, array[float]], values: Mapping[str, Any], row
     for name, value in values.items():
         if name == "index" or not isinstance(value, (int, float, type(None))) or isinstance(value, bool):
             continue
-        column = columns.setdefault(name, array("d", [_NAN]) * row)
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = array("d", [_NAN]) * row
         if len(column) == row:
             column.append(_NAN if value is None else value)
