@@ -171,7 +171,7 @@ def run(
         cases = tuple(CaseRequest(key=key, data=None if data is None else Path(data)) for key in keys)
         request = RunSpec(name=run_name(keys[0]) if len(keys) == 1 else "run", cases=cases)
     changed = {"vendor": vendor or request.vendor, "open": allow_open or request.open}
-    texts = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    texts = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in (settings or {}).items()]
     plan = plan_request(request.model_copy(update=changed), texts, synthetic=synthetic, base=base)
     plan = plan.model_copy(update={"offline": offline})
     place = Path(out) if out is not None else default_path(plan.name, datetime.now(UTC), request.runs or Path("runs"))

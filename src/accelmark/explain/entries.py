@@ -132,7 +132,6 @@ def explain(name: str) -> list[Entry]:
 
 
 def _options(server: ServerSpec) -> list[DocumentedField]:
-
     options = []
     for name, default in server.options.items():
         flag = server.flags[f"server_options.{name}"]
@@ -146,7 +145,6 @@ def _options(server: ServerSpec) -> list[DocumentedField]:
 
 
 def _engine_options(engine: EngineSpec) -> list[DocumentedField]:
-
     options = []
     for name, option in engine.options.items():
         kind = " | ".join(map(as_yaml, option.values)) or "any"
