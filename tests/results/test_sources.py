@@ -54,6 +54,17 @@ def test_a_run_of_the_same_name_with_other_results_is_no_copy(places: Path, tmp_
     assert len(open_sources([places / "run", places / f"packed{SUFFIX}"])[0]) == 2, "named paths are kept"
 
 
+def test_a_result_with_facts_of_an_odd_type_is_named(places: Path, tmp_path: Path) -> None:
+    shutil.copytree(places / "run", tmp_path / "run")
+    first, _ = sorted(tmp_path.glob("run/*/round*/result.json"))
+    result = json.loads(first.read_text())
+    result["environment"]["started"]["hooks"] = "none"
+    first.write_text(json.dumps(result))
+    runs, problems = open_sources([tmp_path])
+    assert [len(run.rounds) for run in runs] == [1]
+    assert any(problem.startswith(f"{first}: ") for problem in problems)
+
+
 def test_a_bundle_has_the_same_content_as_its_run(places: Path) -> None:
     runs, _ = open_sources([places / "run", places / f"packed{SUFFIX}"])
     [pair] = compare(runs).pairs

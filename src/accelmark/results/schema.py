@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
 from accelmark.results.figures import FigureName
@@ -337,6 +337,14 @@ class Environment(Spec):
     """``COMPILED`` of rank 0: graphs and graph breaks; empty where nothing was to be compiled."""
     inspected: dict[str, Any] = Field(default_factory=dict)
     """Of earlier versions."""
+
+    @field_validator("started")
+    @classmethod
+    def _named(cls, started: dict[str, Any]) -> dict[str, Any]:
+        for name in ("hooks", "library_versions"):
+            if not isinstance(started.get(name) or {}, dict):
+                raise ValueError(f"{name} must be a mapping of names")
+        return started
 
 
 Verdict = Literal["VALID", "OPEN", "INVALID"]
