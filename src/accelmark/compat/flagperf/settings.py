@@ -345,8 +345,10 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
             why = f"is not a number: {item.value!r}"
         elif item.key in _PRECISIONS or item.key in TABLES["numbers"]:
             dotted = "precision" if item.key in _PRECISIONS else TABLES["numbers"][item.key]
-            before = taken.setdefault(dotted, item)
-            if value_of(before) != value_of(item):
+            before = taken.get(dotted, item)
+            if before is item or before.key == "amp":  # it enables a lower precision; another setting may say which
+                taken[dotted] = item
+            elif item.key != "amp" and value_of(before) != value_of(item):
                 why = f"{before.key} already gives {dotted}, as {value_of(before)!r}"
         elif item.key.startswith("target_"):
             train = load_case(case).train if case in folders("cases") else None
