@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from accelmark.cli.folders import new_folder
 from accelmark.cli.main import app
 from accelmark.cli.runs import read_run_file
 from accelmark.plan.request import Detected
+from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
 
 
@@ -62,6 +64,21 @@ def test_problems_of_a_vendor_folder_are_reported_with_what_to_do(bench: Path) -
     assert "'metrics', which is not a hook" in told
     assert "no README.md" in told
     assert "cases/llama_mini: names no framework name the folder <model>-<framework>" in told
+
+
+def test_an_unknown_vendor_is_reported_with_what_is_wrong_with_the_plugins(
+    bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bench / "vendors" / "acme3").mkdir(parents=True)
+    for plugins, expected in (
+        (str(bench), f"{bench}/vendors/acme3: is not read: it has no vendor.yaml)"),
+        (str(bench / "vendors"), f"{bench}/vendors: has none of cases/"),
+        ("/missing", "/missing: does not exist)"),
+        ("", "ACCELMARK_PLUGINS is not set)"),
+    ):
+        monkeypatch.setenv(PLUGINS_VARIABLE, plugins)
+        with pytest.raises(RequestError, match=re.escape(expected)):
+            list(vendor_checks("acme3"))
 
 
 def test_engines_servers_and_devices_of_a_vendor_are_checked_without_a_run(bench: Path) -> None:

@@ -22,7 +22,7 @@ from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
 from accelmark.results.read.telemetry import Samples
-from accelmark.results.rounds.consumption import device_memory, integrate
+from accelmark.results.rounds.consumption import consumption_figures, device_memory, integrate
 from accelmark.results.rounds.curves import histogram, telemetry_series, thin
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.rounds.timeline import WarmUp, warm_up
@@ -260,6 +260,18 @@ def test_an_integral_has_interpolated_ends_and_bridges_short_gaps(
     found = integrate(times, values, [span], gap_s)
     assert found.value == total
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(("are_cpus", "utilisation", "power_w"), [(False, 0.8, 120.0), (True, 0.25, 50.0)])
+def test_a_vendor_whose_framework_computes_on_cpu_has_the_figures_of_its_own_devices(
+    are_cpus: bool, utilisation: float, power_w: float
+) -> None:
+    columns = {"utilisation": array("d", [0.8] * 11), "power_w": array("d", [119.0, 121.0] * 5 + [119.0])}
+    host = {"cpu": array("d", [0.25] * 11), "rapl_j": array("d", range(0, 550, 50))}
+    samples = Samples({"devices_are_cpus": are_cpus}, t=array("d", range(11)), host=host, devices={0: columns})
+    figures, _ = consumption_figures({"here": (samples, [(1.0, 9.0)])}, 100, "cpu", "")
+    assert figures[F.DEVICE_UTILISATION].value == pytest.approx(utilisation)
+    assert figures[F.MEAN_POWER].value == pytest.approx(power_w)
 
 
 @settings(max_examples=60, deadline=None)

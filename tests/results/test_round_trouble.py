@@ -186,13 +186,14 @@ def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:
     task = {"nproc": 1, "visible_devices": {"variable": "ACME_VISIBLE_DEVICES", "count": 1}}
     (path / "agent.json").write_text(json.dumps(task))
     energies: dict[str, float | None] = {}
-    for uuid in ("GPU-0000", "GPU-1111", "GPU-2222"):
+    for uuid in ("GPU-0000", "GPU-1111", "GPU-2222", ""):
         info = json.loads((path / "sys_info.json").read_text())
         (path / "sys_info.json").write_text(json.dumps(info | {"environment": {"ACME_VISIBLE_DEVICES": uuid}}))
         energies[uuid] = round_result(round_dir).figures[F.ENERGY].value
     assert energies["GPU-0000"] is not None
     assert energies["GPU-1111"] == pytest.approx(2 * energies["GPU-0000"])
     assert energies["GPU-2222"] is None
+    assert energies[""] == energies["GPU-0000"], "without a selection, one rank has the first device"
 
 
 def _with_second_device(line: dict[str, Any]) -> dict[str, Any]:
