@@ -378,7 +378,14 @@ class _SlurmLauncher(SharedFilesystemLauncher):
             await asyncio.sleep(0.5)
         if job is not None and job.restarts > self._restarts:
             return "lost", explained(f"Slurm job {self._job_id} was requeued by a user or by Slurm")
-        return job.end if job is not None else None
+        if job is None or job.end is None:
+            return None
+        state, reason = job.end
+        if state == "lost":  # with the nodes that Slurm has taken out of service
+            nodes = f"--nodes={','.join(host.address for host in self.plan.cluster.hosts)}"
+            dead = await _slurm("sinfo", "--noheader", "--Node", "--dead", nodes, "--format=%N is %T (%E)")
+            reason = "; ".join([reason, *dict.fromkeys(dead.out.decode(errors="replace").splitlines())])
+        return state, reason
 
     async def master_address(self, host: HostSpec) -> str:
         if host.address not in self._addresses:
