@@ -76,10 +76,10 @@ class RunDirectory:
     def open(cls, path: Path) -> Self:
         """Open the directory of an existing run. Raises RequestError: there is none; RunError: its plan is damaged."""
         path = path.resolve()
-        if not (path / PLAN_FILE).exists():
-            raise RequestError(f"{path}: is not a run directory: it has no {PLAN_FILE}")
         what = f"{path / PLAN_FILE}: cannot be read, was written by another version of AccelMark or is damaged"
         with raising(RunError, what, OSError, ValidationError):
+            if not (path / PLAN_FILE).exists():
+                raise RequestError(f"{path}: is not a run directory: it has no {PLAN_FILE}")
             return cls(path, Plan.model_validate_json((path / PLAN_FILE).read_bytes()))
 
     def discard(self) -> None:
