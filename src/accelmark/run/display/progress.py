@@ -258,10 +258,10 @@ class ProgressReader:
 def _devices(sample: dict[str, Any], *, are_cpus: bool) -> DeviceLoad:
     devices = [device for device in sample.get("devices") or [] if isinstance(device, dict)]
     utilisation, power, memory = (
-        [float(device[name]) for device in devices if device.get(name) is not None]
+        [float(device[name]) for device in devices if isinstance(device.get(name), (int, float))]
         for name in ("utilisation", "power_w", "memory_used_mib")
     )
-    host = sample["host"]
+    host = {name: value for name, value in sample["host"].items() if isinstance(value, (int, float))}
     return DeviceLoad(
         utilisation=sum(utilisation) / len(utilisation) if utilisation and not are_cpus else None,
         power_w=sum(power) if power else host.get("power_w"),
