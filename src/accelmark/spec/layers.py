@@ -113,6 +113,11 @@ def setting_defaults(model: type[BaseModel]) -> Mapping[str, Any]:
     }
 
 
+@cache
+def _adapter(model: type[BaseModel], key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_fields(model)[key].rebuild_annotation())
+
+
 def may_change(key: str, mutable: Sequence[str]) -> bool:
     """Return whether ``mutable`` lists ``key``, a section that contains it, or ``parallelism``, which it refines."""
     key = "parallelism" if key.partition(".")[0] in REFINES else key
@@ -143,7 +148,7 @@ class _Merger(Generic[S]):
         if key not in _fields(self.model):
             return value
         try:
-            return TypeAdapter(_fields(self.model)[key].rebuild_annotation()).validate_python(value)
+            return _adapter(self.model, key).validate_python(value)
         except ValidationError as error:
             problems = problems_of(error, self.model, layer)
             self.problems.extend(Problem(layer, shown or key, problem.what) for problem in problems)
