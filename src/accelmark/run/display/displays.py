@@ -346,7 +346,7 @@ def draw(board: Board, width: int) -> RenderableType:
     parts.extend(_job_line(board, job, width) for job in queued[:_MOST_QUEUED])
     if len(queued) > _MOST_QUEUED:
         parts.append(Text(f"  … {len(queued) - _MOST_QUEUED} more queued", style="dim"))
-    if board.checking:
+    if board.checking and not board.is_over:
         parts.append(Text(f"  {board.checking}", style="cyan", no_wrap=True, overflow="ellipsis"))
     for note in board.notes if board.is_over else board.notes[-2:]:
         lines = textwrap.wrap(note, width - 2, max_lines=None if board.is_over else 2, placeholder=" …")
