@@ -47,10 +47,8 @@ def parallelism_problems(
             hint = f"its axes: {', '.join(['dp', 'fsdp', *splits])}"
             yield Problem(where, _KEY, f"the case {key.model!r} cannot be split by {axis}", hint)
         else:
-            sizes, pieces = (
-                {name: int(str(settings.model[name])) for name in splits.get(axis, ())},
-                _PIECES.get(axis, 1),
-            )
+            pieces = _PIECES.get(axis, 1)
+            sizes = {name: int(str(settings.model[name])) for name in splits.get(axis, ())}
             if wrong := [f"model.{name} {size}" for name, size in sizes.items() if size % (degree * pieces)]:
                 divisible = {name: size // pieces if size % pieces == 0 else 1 for name, size in sizes.items()}
                 fits = ", ".join(map(str, fitting(key.world_size, divisible)))

@@ -89,7 +89,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     within = [other for other in names if other.startswith(f"{name}.")]
     if not within and (close := closest(name, names)):
         return f"did you mean {' or '.join(map(repr, close))}?"
-    listed = within or names
+    section = f"{name.rpartition('.')[0]}."
+    listed = within or [other for other in names if other.startswith(section)] or names
     more = f", and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
     return f"{'it has' if within else 'known:'} {', '.join(listed[:_MAX_LISTED])}{more}" if listed else "none are known"
 

@@ -118,9 +118,8 @@ async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None
         (directory / _IMAGE_LOG).write_text(made.output, encoding="utf-8", errors="replace")
     if made.code != 0:
         why = error_lines(made.output) or f"exit code {made.code}"
-        origin = (
-            f"loaded from {recipe.archive}" if recipe.archive is not None else "pulled" if recipe.look_up else "built"
-        )
+        origin = "pulled" if recipe.look_up else "built"
+        origin = origin if recipe.archive is None else f"loaded from {recipe.archive}"
         problem = f"the image {recipe.name} could not be {origin}: {why}"
         raise RunError(f"{host.name}: {problem}; repeat on that host: {recipe.command}")
     if recipe.archive is not None and (await host.run(recipe.present)).code != 0:
