@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.failures import Context, classify, end_reason_of
+from accelmark.infer.engine import check_separate_memory
+from accelmark.infer.failures import Context, InferenceError, classify, end_reason_of
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
@@ -108,6 +109,13 @@ def test_a_real_failed_allocation_is_out_of_memory(
     assert "batch 16; try a smaller batch_size" in _failed(
         take(make_job(compiler=None)), InferStep.VALIDATE, "out_of_memory"
     )
+
+
+def test_outputs_of_calls_may_be_parts_of_one_buffer_but_not_overlap() -> None:
+    pool = torch.zeros(8)
+    check_separate_memory([[pool[:4]], [pool[4:]]], "acme")
+    with pytest.raises(InferenceError, match="share memory"):
+        check_separate_memory([[pool[:4]], [pool[3:7]]], "acme")
 
 
 @pytest.mark.parametrize("synthetic", [False, True])

@@ -319,14 +319,18 @@ def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
 
 def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:
     """Check that no call has overwritten the outputs of another: all are still referenced."""
-    owners: dict[int, int] = {}
-    for number, outputs in enumerate(calls):
-        for output in outputs:
-            if output.nbytes and owners.setdefault(output.untyped_storage().data_ptr(), number) != number:
-                raise InferenceError(
-                    f"engine {engine}: outputs of two calls share memory; outputs belong to the caller, "
-                    "so copy a buffer that the next call overwrites"
-                )
+    owned = [(each, number) for number, outputs in enumerate(calls) for each in outputs if each.nbytes]
+    reached, owner = 0, -1
+    for begin, end, number in sorted(
+        (each.data_ptr(), each.data_ptr() + each.nbytes, number) for each, number in owned
+    ):
+        if begin < reached and number != owner:
+            raise InferenceError(
+                f"engine {engine}: outputs of two calls share memory; outputs belong to the caller, "
+                "so copy a buffer that the next call overwrites"
+            )
+        if end > reached:
+            reached, owner = end, number
 
 
 def file_hash(path: Path) -> str:
