@@ -37,6 +37,7 @@ def _failed(ran: Any, step: InferStep, end_reason: str) -> str:
         ({"compiler": "eager", "exist_compiler_path": "/bin/sh"}, "initialise", "bad_request", "exist_compiler_path"),
         ({"compiler": "onnxruntime", "exist_onnx_path": "/nowhere/model.onnx"}, "initialise", "bad_request",
          "/nowhere/model.onnx"),
+        ({"compiler": "onnxruntime", "exist_onnx_path": "EMPTY"}, "compile", "corrupt_model", "export it again"),
         ({"compiler": "openvinno"}, "compile", "bad_request", "did you mean 'openvino'"),
         (LOADED | {"compiler": "eager"}, "compile", "bad_request", "no_validation"),
         ({"compiler": "onnxruntime", "precision": "bf16", "exist_onnx_path": "TINY"}, "compile", "bad_request",
@@ -50,9 +51,11 @@ def _failed(ran: Any, step: InferStep, end_reason: str) -> str:
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_met_ends_at_its_step(
-    take: Any, tiny_onnx: Path, settings: dict[str, Any], step: str, reason: str, words: str
+    take: Any, tiny_onnx: Path, tmp_path: Path, settings: dict[str, Any], step: str, reason: str, words: str
 ) -> None:
-    given = {name: str(tiny_onnx) if value == "TINY" else value for name, value in settings.items()}
+    (tmp_path / "empty.onnx").touch()
+    files = {"TINY": str(tiny_onnx), "EMPTY": str(tmp_path / "empty.onnx")}
+    given = {name: files.get(str(value), value) for name, value in settings.items()}
     assert words in _failed(take(**given), InferStep(step), reason)
 
 

@@ -62,8 +62,8 @@ _KINDS: Final[dict[InferEndReason, tuple[str, str]]] = {
         "an operator is not supported; choose another engine, or replace the operator in the model ({text})",
     ),
     "corrupt_model": (
-        r"protobuf parsing failed|InvalidProtobuf|ModelProto does not have a graph|Error parsing message|invalid ?graph"
-        r"|Unable to read the model|failed to parse|Missing opset|Failed to load model because protobuf",
+        r"protobuf parsing failed|InvalidProtobuf|ModelProto does not have a graph|No graph was found|invalid ?graph"
+        r"|Error parsing message|Unable to read the model|failed to parse|Missing opset",
         "the model file is not readable; export it again ({text})",
     ),
     "wrong_shape": (

@@ -67,9 +67,11 @@ class Engine(Base):
         network = builder.create_network(0)
         parser = trt.OnnxParser(network, self.logger)
         if not parser.parse_from_file(str(source)):
-            errors = "; ".join(str(parser.get_error(index).desc()) for index in range(parser.num_errors))
+            errors = [parser.get_error(index) for index in range(parser.num_errors)]
+            is_operator = any(error.code().name.startswith("UNSUPPORTED_NODE") for error in errors)
+            reasons = shortened("; ".join(str(error.desc()) for error in errors), 300)
             problem = f"{source}: TensorRT cannot parse it; export it again, or replace unsupported operators"
-            raise InferenceError(f"{problem} ({shortened(errors, 300)})", "unsupported_operator")
+            raise InferenceError(f"{problem} ({reasons})", "unsupported_operator" if is_operator else "corrupt_model")
         config = builder.create_builder_config()
         config.builder_optimization_level = number_option(self.request.options, "optimization_level", 3)
         workspace_mib = number_option(self.request.options, "workspace_mib", 0)
