@@ -348,7 +348,7 @@ class EngineProcess:
             code: int | None = child.process.wait(_END_S)
         except TimeoutExpired:
             code = None
-        how = f"ended with exit code {code}"
+        how = "closed the connection" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             how = f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
