@@ -164,10 +164,10 @@ def test_conversations_in_the_layout_of_sharegpt(tmp_path: Path) -> None:
     assert prompts.num_left == 1
     prompt = prompts.draw()
     assert (prompt.content, prompt.input_tokens, prompt.requested_tokens) == ("question", 8, 2)
-    conversations.append({"id": "5"})
-    file.write_text(json.dumps(conversations), encoding="utf-8")
-    with pytest.raises(DataError, match=r"conversations.json: entry 4: not a conversation"):
-        open_prompts(settings, PairModel(), "chat", 1)
+    for wrong in ({}, {"conversations": [{"from": "human", "value": None}, turn[1]]}, {"conversations": ["a", "b"]}):
+        file.write_text(json.dumps([*conversations, wrong]), encoding="utf-8")
+        with pytest.raises(DataError, match=r"conversations.json: entry 4: not a conversation"):
+            open_prompts(settings, PairModel(), "chat", 1)
 
 
 def test_a_trace_gives_times_and_lengths_and_its_bad_lines_are_named(tmp_path: Path) -> None:

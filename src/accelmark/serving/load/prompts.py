@@ -252,8 +252,8 @@ def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[
         raise DataError(f"{file}: is not a list of conversations")
     entries = []
     for number, conversation in enumerate(conversations):
-        with raising(DataError, f"{file}: entry {number}: not a conversation", LookupError, TypeError):
-            turns = [(turn.get("from"), str(turn["value"])) for turn in conversation["conversations"][:2]]
+        with raising(DataError, f"{file}: entry {number}: not a conversation", LookupError, TypeError, AttributeError):
+            turns = [(turn.get("from"), turn["value"] + "") for turn in conversation["conversations"][:2]]  # texts only
         if len(turns) < 2 or turns[0][0] not in ("human", "user"):
             continue
         (_, question), (_, answer) = turns
