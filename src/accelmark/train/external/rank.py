@@ -64,7 +64,9 @@ class LogTranslator:
         self._began_ns: int | None = None
         self._evaluation_ns = 0
         self._largest_gap = 1
-        self._unreadable: list[str] = []
+        self._unreadable = ""
+        """The first line that matches and could not be read."""
+        self._num_unreadable = 0
         self._is_evaluated = False
         self._rates: list[tuple[float, float, float]] = []
         """Units per second that the trainer printed, units, and seconds of each window."""
@@ -83,7 +85,8 @@ class LogTranslator:
                 elif self._evaluation is not None and (match := self._evaluation.search(text)):
                     self._take_evaluation(_numbers(match), at_ns)
             except _UnreadableError as error:
-                self._unreadable.append(f"{text.strip()[:200]!r} ({error})")
+                self._num_unreadable += 1
+                self._unreadable = self._unreadable or f"{text.strip()[:200]!r} ({error})"
 
     def _begin(self, at_ns: int) -> None:
         self._began_ns = self.opened_ns = at_ns
@@ -169,8 +172,8 @@ class LogTranslator:
             self._totals.train_end = self._last_ns / 1e9
             self._log.event(Event.TRAIN_END, at_ns=self._last_ns)
         if self._unreadable:
-            message = f"{len(self._unreadable)} lines of the trainer matched but could not be read"
-            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable[0]}"})
+            message = f"{self._num_unreadable} lines of the trainer matched but could not be read"
+            self._log.event(Event.WARNING, {"message": f"{message}, the first: {self._unreadable}"})
         needs_metric = self._work.target is not None and not self._work.settings.loader.synthetic
         if needs_metric and self._began_ns is not None and self._evaluation is not None and not self._is_evaluated:
             message = "no line of the trainer's output matched log.evaluation, so that no metric is known"
@@ -189,7 +192,7 @@ class LogTranslator:
         if not steps:
             problem = "no line of its output matched log.step"
             if self._unreadable:
-                problem = f"lines matched log.step but could not be read, the first: {self._unreadable[0]}"
+                problem = f"lines matched log.step but could not be read, the first: {self._unreadable}"
             return End("error", f"the trainer exited with code 0, but {problem}")
         if bounds.at_target and self._totals.progress.reached:
             return End("target")
