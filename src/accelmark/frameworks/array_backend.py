@@ -161,8 +161,8 @@ class ArrayBackend(Backend):
         """Start to collect the values of all of several ranks in double precision; the result has a row for each."""
 
     @abstractmethod
-    def peak_bytes(self) -> float:
-        """Return the largest allocation on this rank's device, which is no CPU."""
+    def peak_bytes(self) -> float | None:
+        """Return the largest allocation on this rank's device, which is no CPU; None where it is not counted."""
 
     def compute_type(self) -> str:
         """Return the type of a matrix product in a step."""
@@ -345,7 +345,8 @@ class ArrayBackend(Backend):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU, where frameworks do not count."""
-        return None if self._device is None or self.job.device_type == "cpu" else self.peak_bytes() / 2**20
+        num_bytes = None if self._device is None or self.job.device_type == "cpu" else self.peak_bytes()
+        return None if num_bytes is None else num_bytes / 2**20
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether the framework could not allocate memory."""

@@ -333,9 +333,10 @@ class JaxBackend(ArrayBackend):
             joint = jax.jit(lambda array: array, out_shardings=self._whole)(own)
         return lambda: np.asarray(joint.addressable_data(0))
 
-    def peak_bytes(self) -> float:
-        """Return the largest allocation."""
-        return float(self._own_device.memory_stats()["peak_bytes_in_use"])
+    def peak_bytes(self) -> float | None:
+        """Return the largest allocation; None where the device's plug-in does not count."""
+        statistics = self._own_device.memory_stats()
+        return float(statistics["peak_bytes_in_use"]) if statistics else None
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks."""
