@@ -76,7 +76,7 @@ class OpenedDevice:
     """The device of a rank."""
 
     name: str | None
-    """The product's name; None: the host's processor."""
+    """The product's name; None: not known, or the host's processor."""
     index: int | None
     threads: int
     precision: Precision
@@ -232,11 +232,12 @@ class ArrayBackend(Backend):
         if not settings.loader.synthetic:
             self.eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
         versions = {module.__name__: module.__version__ for module in self.libraries}
+        processor = platform.processor() or platform.machine() if job.device_type == "cpu" else None
         return Started(
             framework=self.framework,
             framework_version=versions.pop(self.libraries[0].__name__),
             device_type=job.device_type,
-            device_name=device.name or platform.processor() or platform.machine() or None,
+            device_name=device.name or processor or None,
             device_index=device.index,
             world_size=self.world_size,
             hostname=socket.gethostname(),
