@@ -389,7 +389,8 @@ def _checked(signature: Path, content: bytes, trust: Trust) -> SignatureState:
     with tempfile.TemporaryDirectory(prefix="accelmark-verify-") as directory:
         signers = trust.allowed_signers
         if trust.key is not None:
-            public = trust.key.read_text(encoding="utf-8", errors="replace").strip() if trust.key.is_file() else ""
+            with raising(RequestError, f"{trust.key}: cannot be read", OSError):
+                public = trust.key.read_text(encoding="utf-8", errors="replace").strip()
             if not public.startswith(("ssh-", "ecdsa-", "sk-")):
                 raise RequestError(f"{trust.key}: is not a public SSH key")
             signers = Path(directory, "signers")
