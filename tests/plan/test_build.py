@@ -81,6 +81,7 @@ def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
     (extension / "environment_variables.sh").write_text("export A=1\n")
     (extension / "confg.yaml").touch()
     (extension.parent / "top-pytorch").mkdir()
+    (extension.parents[1] / "images").mkdir()
     monkeypatch.setenv("ACCELMARK_PLUGINS", f"{plugins}:{tmp_path / 'more'}:/missing")
     planned = plan({"cases": [{"key": "toy"}]})
     job = planned.jobs[0].job
@@ -89,7 +90,8 @@ def test_a_folder_without_a_vendor_yaml_extends_an_existing_vendor(
     assert job.provenance["batch_size"].layer.endswith(f"config_X1x1x1.yaml in {tmp_path / 'more'}")
     assert job.adaptation is not None
     assert (job.adaptation.path, job.adaptation.is_extension) == (extension, True)
-    unread = ["/missing", str(extension.parent / "top-pytorch"), str(extension / "confg.yaml")]
+    unread = ["/missing", *map(str, (extension.parent / "top-pytorch", extension / "confg.yaml"))]
+    unread.append(str(extension.parents[1] / "images"))
     assert sorted(warning.partition(": ")[0] for warning in planned.warnings) == sorted(unread)
 
 

@@ -266,6 +266,10 @@ def unread_plugins() -> list[str]:
                 if path.is_dir() and path.name not in SKIPPED and path not in known and not is_extension:
                     problems.append(f"{path}: is not read: it has no {kind[:-1]}.yaml")
     extended = [path for vendor in folders("vendors") for path in extensions(vendor)]
+    others = (
+        other for path in extended for other in path.iterdir() if other.name not in {*SKIPPED, "cases", "README.md"}
+    )
+    problems += [f"{other}: is not read: only cases/ extends a vendor" for other in sorted(others)]
     for case in (case for path in extended for case in sorted(path.glob("cases/*"))):
         if case.name.rpartition("-")[0] not in folders("cases") or not case.is_dir():
             problems.append(f"{case}: is not read: no case has this name")
