@@ -253,3 +253,9 @@ def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan,
     done(process)
     ended = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
     assert "no coordinator heartbeat for 8 s" in ended
+
+
+def test_a_job_with_coordinator_heartbeats_does_not_end(plan: MakePlan, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = done(drive("start", run, plan=plan(("steps=120", "pace=0.1"), on={"abandon_s": 8.0})))
+    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))
