@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 from urllib.parse import urlsplit
@@ -64,6 +64,12 @@ rm -rf -- "$1"
 _UNREACHED: Final = re.compile(r"after connection broken by '(.+)': /")
 """pip's warning about a connection that failed. Its errors name packages only, as if the index did not have them."""
 _INSTALL_TIMEOUT_S: Final = 4 * 3600.0
+_REACH: Final = """\
+import sys
+from urllib.request import Request, urlopen
+urlopen(Request(sys.argv[1], headers={"User-Agent": "accelmark"}), timeout=10).close()
+"""
+"""Open the address in the first argument once: pip retries an unreachable index for each package."""
 Report = Callable[[str, str], None]
 """Called with a host and the activity there."""
 
@@ -205,8 +211,13 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     done = await host.run(prepare, constraints, _INSTALL_TIMEOUT_S)
     if done.code != 0:
         raise HostError(host.name, error_lines(done.output) if done.code not in (3, 4, 5) else done.message)
-    spec = load_framework(recipe.framework)
-    report(host.name, f"installing the packages of {recipe.framework}")
+    spec, doing = load_framework(recipe.framework), f"installing the packages of {recipe.framework}"
+    if recipe.device_index is not None:
+        page = f"{recipe.device_index}/{spec.distributions[0]}/"
+        if (await host.run([environment_python(path), "-c", _REACH, page], timeout_s=_INSTALL_TIMEOUT_S)).code != 0:
+            doing += f", without the builds of {recipe.device_index}, which cannot be reached"
+            recipe = replace(recipe, device_index=None)
+    report(host.name, doing)
     done = await host.run(recipe.install_command(path), timeout_s=_INSTALL_TIMEOUT_S)
     if done.code != 0:
         why = error_lines(done.output) or f"exit code {done.code}"
