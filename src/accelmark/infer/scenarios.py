@@ -131,7 +131,8 @@ class Scenarios:
         self, name: ScenarioName, expected: LoadGenSettings, log_dir: Path, steps_left: int = 0
     ) -> LoadGenLog:
         """Run LoadGen in performance mode; ``steps_left`` further runs of this scenario are likely."""
-        run_s = self.minimum.min_duration_s
+        query_s = 1 / expected.queries_per_s if name in ("offline", "server") else self.checked.call_s
+        run_s = max(expected.min_duration_s, expected.min_queries * query_s)
         self.progress.begin(SCENARIO_PHASES[name], run_s, steps_left * run_s + self.later_s)
         self._run_loadgen(name, expected, self.samples.take, log_dir)
         return read_log(log_dir)
