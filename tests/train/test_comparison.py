@@ -129,6 +129,18 @@ def test_weights_of_another_model_are_named(reference: Path, tmp_path: Path, run
     assert "does not match 2 weights: blocks.0.norm.weight has shape None in the reference, (16,) here" in message
 
 
+def test_values_that_are_not_finite_are_beyond_every_tolerance(
+    reference: Path, tmp_path: Path, run_here: RunHere
+) -> None:
+    run_here(compare_job(tmp_path / "other", reference / "inputs"))
+    path = next((tmp_path / "other/results").glob("step-0002-*"))
+    values = {name: array.copy() for name, array in read_tensors(path).items()}
+    values["weights/head.bias"][0] = np.nan
+    write_tensors(path, values)
+    first = found_difference(reference, tmp_path / "other")
+    assert (first.step, first.what) == (2, "head.bias")
+
+
 def test_the_files_are_safetensors(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy")
     arrays = {"a/b": np.arange(6, dtype=np.float32).reshape(2, 3), "c": np.array(1.5), "d": np.zeros((2, 0), np.int64)}
