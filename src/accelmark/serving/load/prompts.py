@@ -125,6 +125,8 @@ class TextPrompts:
         length = min(input_tokens or draw_length(self._settings.input, self._rng, most), most)
         prefix = self._prefixes[int(self._rng.integers(len(self._prefixes)))]
         content = self._window(length, prefix)
+        if not self._counts:
+            content = content.lstrip()  # words are joined by a space before each
         self._num_drawn += 1
         requested = output_tokens or draw_length(self._settings.output, self._rng)
         return Prompt(self._num_drawn - 1, content, length if self._counts else None, requested)
