@@ -157,12 +157,15 @@ class _RecorderProcess:
             if wait(0.05) or time.monotonic() > deadline:
                 break
         self.process.terminate()
-        self.process.send_signal(signal.SIGCONT)  # a suspended recorder ends with its notes
-        try:
-            code = self.process.wait(_RECORDER_END_S)
-        except subprocess.TimeoutExpired:
+        for _ in range(2):
+            try:
+                code = self.process.wait(_RECORDER_END_S)
+                break
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGCONT)  # a suspended recorder ends with its notes
+        else:
             self.process.kill()
-            self._warn(f"the telemetry recorder did not end within {_RECORDER_END_S:g} s")
+            self._warn(f"the telemetry recorder did not end within {2 * _RECORDER_END_S:g} s")
             return
         if code != 0:
             self._warn(f"the telemetry recorder ended with exit code {code}")
