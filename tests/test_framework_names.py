@@ -17,8 +17,7 @@ NAMES = re.compile(
 )
 EXEMPT = (
     "datasets/prepare/bert_tokens.py",
-    "datasets/prepare/resnet50_vd_weights.py",
-    "datasets/pytorch_weights.py",
+    "datasets/prepare/weights.py",
     "cli/kit.py",
 )
 """Preparations of weights that are published in the format of a framework; the stand-in, which is built for one."""
