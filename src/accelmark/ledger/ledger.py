@@ -148,7 +148,7 @@ class Ledger(NamedTuple):
     withdrawn: dict[str, Withdrawal]
     """Record that was taken back -> why."""
     problems: list[str]
-    """Files that are no valid record, and records that contradict others."""
+    """Files that are not valid records, and records that contradict others."""
 
     @property
     def valid(self) -> list[Entry]:
@@ -174,7 +174,7 @@ def read_ledger(root: Path) -> Ledger:
     """Read all records of a ledger. Raises RunError if the directory has none."""
     files = sorted((root / RECORDS).glob("*/*.json"))
     if not files:
-        raise RunError(f"{root}: is not a ledger: there are no {RECORDS}/*/*.json")
+        raise RunError(f"{root}: is not a ledger: it has no {RECORDS}/*/*.json")
     read: list[tuple[str, Record | Withdrawal]] = []
     problems: list[str] = []
     for file in files:

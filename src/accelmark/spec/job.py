@@ -206,7 +206,7 @@ Work = Annotated[
 
 
 class JobSpec(Spec):
-    """One round of one case, the same for every rank, which reads its place from the environment (``RANK``, ...)."""
+    """One round of one case. All ranks read the same file; each reads its number from the environment (``RANK``)."""
 
     schema_version: Literal[2] = 2
     work: Work

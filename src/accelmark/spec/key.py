@@ -51,7 +51,7 @@ class CaseKey(Spec):
 
     @classmethod
     def parse(cls, text: str, *, hardware: str, where: str = "key") -> Self:
-        """Parse a key, of which trailing parts have defaults; raises SpecError, naming ``where``, for wrong parts."""
+        """Parse a key; trailing parts have defaults. Raises SpecError: a part is wrong; the error names ``where``."""
         parts = text.split(":")
         if len(parts) > len(_PARTS):
             raise SpecError([Problem(where, text, f"has {len(parts)} parts, expected at most 6", ":".join(_PARTS))])

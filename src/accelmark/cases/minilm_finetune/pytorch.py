@@ -35,7 +35,7 @@ class Passage(NamedTuple):
 def read_passages(directory: Path, num_chars: int) -> list[Passage]:
     """Split all plays into passages of about ``num_chars`` characters, in the order of the plays' paths.
 
-    Raises DataError: there are no plays of a kind below ``directory``.
+    Raises DataError: ``directory`` lacks the plays of a kind.
     """
     passages: list[Passage] = []
     for kind, name in enumerate(KINDS):

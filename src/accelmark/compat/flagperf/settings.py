@@ -232,7 +232,7 @@ def _entry(origin: Given, written: str, data: str | None, cluster: ClusterSpec) 
 
 
 def _data_directory(given: str, case: str) -> tuple[str, str]:
-    """Return the directory that contains the data sets, of which FlagPerf names one, and a note about it."""
+    """Return the directory of all data sets and a note about it; FlagPerf names the directory of one data set."""
     side = load_case(case).infer
     names = (*side.data, *side.optional_data) if side is not None else ()
     parts = Path(given).parts

@@ -139,7 +139,7 @@ def _write_novels(archives: Archives, folder: Path) -> None:
 
 
 def _write_passages(archives: Archives, folder: Path) -> None:
-    """Write each passage as a line of JSON to ``test.jsonl``; a model predicts its last word."""
+    """Write the passages to ``test.jsonl``, a JSON object a line; a model predicts the last word of each."""
     plain = folder / PASSAGES
     archives.extract(LAMBADA, {PASSAGES: plain})
     lines = plain.read_bytes().decode("utf-8").split("\n")

@@ -89,7 +89,7 @@ def _sha256(content: bytes) -> str:
 
 
 def register_plan(run_dir: Path) -> None:
-    """Append the plan of a search with its next jobs to the registry, once; a registry that is gone is no error."""
+    """Append the plan of a search with its next jobs to the registry, once; a removed registry is ignored."""
     registration = Registration.stored(run_dir / REGISTRATION_FILE)
     digest = _sha256((run_dir / PLAN_FILE).read_bytes())
     if registration is None or registration.plan_sha256 == digest:
@@ -102,7 +102,7 @@ def register_plan(run_dir: Path) -> None:
 
 
 def register_end(run_dir: Path, summary: Summary) -> None:
-    """Append the end of a run with its verdicts and the hash of its manifest; a registry that is gone is no error."""
+    """Append the end of a run with its verdicts and the hash of its manifest; a removed registry is ignored."""
     registration = Registration.stored(run_dir / REGISTRATION_FILE)
     if registration is None or registration.number is None:
         return

@@ -120,7 +120,7 @@ def _cause(error: CheckpointException) -> RuntimeError:
 
 @final
 class _Reader(HuggingFaceStorageReader):
-    """Reads the parts of each tensor, and checks that this rank's are complete, where hosts share no directory."""
+    """Reads the parts of each tensor; checks that all parts of this rank are in a directory that hosts do not share."""
 
     def __init__(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(str(directory))
