@@ -361,6 +361,8 @@ def results(
     forms = {"--readme": readme, "--json": as_json, "--format": output_format}
     if len(given := [form for form, value in forms.items() if value]) > 1:
         raise RequestError(f"{' and '.join(given)}: give one of them")
+    if readme and (sql is not None or output is not None):
+        raise RequestError("--readme writes the table of a case: remove --sql and --output")
     if group_by and (readme or as_json or sql is not None or output_format not in (None, "markdown")):
         raise RequestError("--group-by is for tables in the terminal and in Markdown: remove it")
     groups = [column(name.strip()) for name in (group_by or "").split(",") if name.strip()]

@@ -63,7 +63,7 @@ def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus
         record = log_path / RECORD_FILE
         if record.exists():  # clocks and devices may have changed since
             ended = datetime.fromtimestamp(record.stat().st_mtime, timezone.utc)
-            record.rename(record.with_name(f"{record.stem}-{ended:%Y%m%dT%H%M%SZ}{record.suffix}"))
+            record.rename(record.with_name(f"{record.stem}-{ended:%Y%m%dT%H%M%S.%fZ}{record.suffix}"))
         (log_path / _ERRORS).unlink(missing_ok=True)
         process = _spawn(log_path, config, log_path / _ERRORS)
         entry = {"pid": process.pid, "started": _start_time(process.pid), "vendor": vendor}
