@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar, TypeVarTuple, final
+from typing import Any, Final, Literal, NamedTuple, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,29 +17,15 @@ from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.layers import flatten, may_change
+from accelmark.spec.log import records
 from accelmark.spec.log.events import Started
-from accelmark.spec.log.records import (
-    ADAPTATION_FILE,
-    DATA_FILE,
-    ENVIRONMENT_FILE,
-    REGISTRATION_FILE,
-    SOURCE_FILE,
-    VENDOR_CODE_DIR,
-    AdaptationRecord,
-    DataRecord,
-    EnvironmentRecord,
-    Registration,
-    SourceRecord,
-)
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import case_hash, files_hash, find, folders, load_case, load_vendor, tree_files
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.secret import LEFT_OUT
 
-S = TypeVar("S", bound=Spec)
-
-_DATA: Final[TypeAdapter[dict[str, DataRecord]]] = TypeAdapter(dict[str, DataRecord])
+_DATA: Final[TypeAdapter[dict[str, records.DataRecord]]] = TypeAdapter(dict[str, records.DataRecord])
 
 
 class Standard(NamedTuple):
@@ -76,11 +62,11 @@ class RoundEvidence(NamedTuple):
     reference: ReferenceFolders
     started: Started | None = None
     """INIT_END of rank 0; None for inference, or where the rank did not write it."""
-    data: Mapping[str, DataRecord] | None = None
+    data: Mapping[str, records.DataRecord] | None = None
     reevaluation: Reevaluation | None = None
-    adaptations: tuple[AdaptationRecord, ...] = ()
+    adaptations: tuple[records.AdaptationRecord, ...] = ()
     """What each host executed of the vendor's folder."""
-    environments: tuple[EnvironmentRecord, ...] = ()
+    environments: tuple[records.EnvironmentRecord, ...] = ()
     """The environment of the ranks on each host, and of the evaluation job's ranks, where they were recorded."""
 
     @property
@@ -97,11 +83,11 @@ class Evidence:
     rounds: Sequence[RoundEvidence]
     num_planned: int
     reference: ReferenceFolders
-    source: SourceRecord | None
+    source: records.SourceRecord | None
     planned: Sequence[dict[str, Any]] = ()
     not_planned: Sequence[str] = ()
     """Directories of rounds of the key that ``events.jsonl`` names and ``plan.json`` does not."""
-    registration: Registration | None = None
+    registration: records.Registration | None = None
     plan: bytes | None = None
     vendor_copies: Mapping[str, str] = field(default_factory=dict)
     """Vendor's folder for a case, by name -> hash of the copy in the run; without those that bundling changed."""
@@ -178,7 +164,7 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
     planned = planned_jobs(read_json(plan))
     carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("job"))
     copies: dict[str, str] = {}
-    for folder in run_dir.glob(f"{VENDOR_CODE_DIR}/cases/*"):
+    for folder in run_dir.glob(f"{records.VENDOR_CODE_DIR}/cases/*"):
         contents = list(tree_files(folder, whole=True))
         if not any(LEFT_OUT.encode() in content for _, content in contents):
             copies[folder.name] = files_hash(contents)
@@ -186,33 +172,31 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
         rounds=sorted(entries, key=lambda entry: entry.number),
         num_planned=num_planned,
         reference=reference,
-        source=source_of(run_dir),
+        source=records.SourceRecord.stored(run_dir / records.SOURCE_FILE),
         planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
         not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
-        registration=_read(Registration, run_dir / REGISTRATION_FILE),
+        registration=records.Registration.stored(run_dir / records.REGISTRATION_FILE),
         plan=plan.read_bytes() if plan.is_file() else None,
         vendor_copies=copies,
     )
 
 
-def source_of(run_dir: Path) -> SourceRecord | None:
-    """Return the record of the AccelMark that ran; None if it cannot be read."""
-    return _read(SourceRecord, run_dir / SOURCE_FILE)
-
-
 def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) -> RoundEvidence:
-    data: dict[str, DataRecord] | None = None
+    data: dict[str, records.DataRecord] | None = None
     with suppress(OSError, ValidationError):
-        data = _DATA.validate_json((round_dir / DATA_FILE).read_bytes())
-    adaptations = (_read(AdaptationRecord, path) for path in sorted(round_dir.glob(f"*_noderank*/{ADAPTATION_FILE}")))
+        data = _DATA.validate_json((round_dir / records.DATA_FILE).read_bytes())
+    started: Started | None = None
+    with suppress(ValidationError):  # an empty one is no record
+        started = Started.model_validate(result.environment.started)
+    adaptations = map(records.AdaptationRecord.stored, sorted(round_dir.glob(f"*_noderank*/{records.ADAPTATION_FILE}")))
     places = (round_dir, reevaluation_dir(round_dir))
-    files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{ENVIRONMENT_FILE}")))
-    environments = (_read(EnvironmentRecord, path) for path in files)
+    files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{records.ENVIRONMENT_FILE}")))
+    environments = map(records.EnvironmentRecord.stored, files)
     return RoundEvidence(
         result=result,
-        job=_read(JobSpec, round_dir / "job.json"),
+        job=JobSpec.stored(round_dir / "job.json"),
         reference=reference,
-        started=_parse(Started, result.environment.started),
+        started=started,
         data=data,
         reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
@@ -220,25 +204,12 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
     )
 
 
-def _read(model: type[S], path: Path) -> S | None:
-    return _parse(model, read_json(path))
-
-
-def _parse(model: type[S], value: Mapping[str, Any]) -> S | None:
-    with suppress(ValidationError):
-        return model.model_validate(value) if value else None
-    return None
-
-
 def _standard(result: RoundResult) -> Standard | None:
-    try:
-        folder = find("cases", result.key.model)
-        spec = load_case(result.key.model)
-    except AccelmarkError:
-        return None
-    if spec.version != result.case_version:
-        return None
-    return Standard(spec, case_hash(folder.path, result.task), folder.origin == "accelmark")
+    with suppress(AccelmarkError):
+        folder, spec = find("cases", result.key.model), load_case(result.key.model)
+        if spec.version == result.case_version:
+            return Standard(spec, case_hash(folder.path, result.task), folder.origin == "accelmark")
+    return None
 
 
 def described_hardware() -> set[str]:

@@ -104,7 +104,8 @@ def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings
         yield deviation(entry, "reevaluation", "", f"the evaluation job did not complete: {found.problem}")
     for name, value in found.reported.items() if found.metrics is not None else ():
         other = (found.metrics or {}).get(name)
-        if not _close(value, other):
+        is_missing = value is None or other is None
+        if not (value is other if is_missing else math.isclose(value, other, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)):
             actual = (
                 f"{name} of the last evaluation: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
             )
@@ -232,12 +233,6 @@ def loss_correlation(steps: Iterable[ReplayedStep]) -> float | None:
             return None
         lowest = correlation if lowest is None else min(lowest, correlation)
     return lowest
-
-
-def _close(one: float | None, two: float | None) -> bool:
-    if one is None or two is None:
-        return one is two
-    return math.isclose(one, two, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)
 
 
 def _text(number: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -93,21 +94,17 @@ def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
 
 
 @for_each(_serving)
-def request_records(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
-    """Check that every request has a record, whose times fit each other and the events."""
-    missing = sum(stage.num_missing for stage in serving.stages)
-    if missing:
+def requests(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
+    """Check that every request has a consistent record and an answer, with the requested tokens where they are pinned.
+
+    In a search, failed requests miss the SLO, which is no fault.
+    """
+    if missing := sum(stage.num_missing for stage in serving.stages):
         actual = f"{missing} requests that the load generator counted have no record"
         yield finding("error", "request-records", "a record of every request", actual)
-    strange = sum(stage.num_implausible for stage in serving.stages)
-    if strange:
+    if strange := sum(stage.num_implausible for stage in serving.stages):
         actual = f"{strange} records contradict each other or the events of their stage"
         yield finding("error", "request-records", "due, sent, first output, gaps and end in this order", actual)
-
-
-@for_each(_serving)
-def request_errors(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
-    """Check that requests were answered; in a search, failed requests miss the SLO, which is no fault."""
     for stage in serving.planned_stages:
         if not stage.num_failed:
             continue
@@ -116,13 +113,7 @@ def request_errors(entry: RoundEvidence, serving: ServingRound, settings: ServeS
         actual = f"{stage.label}: {stage.num_failed} of {stage.num_requests} requests failed ({kinds})"
         expected = f"at most {percent(MAX_FAILED_SHARE)} of the requests of a stage"
         yield finding("error" if share > MAX_FAILED_SHARE else "warning", "request-errors", expected, actual)
-
-
-@for_each(_serving)
-def pinned_length(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
-    """Check that every answer has the requested number of tokens, where it is pinned."""
-    wrong = [stage for stage in serving.stages if stage.num_wrong_length]
-    if wrong:
+    if wrong := [stage for stage in serving.stages if stage.num_wrong_length]:
         number = sum(stage.num_wrong_length for stage in wrong)
         actual = f"{number} answers have another length: {wrong[0].wrong_length}"
         yield finding("error", "answer-length", "the requested number of tokens", actual)
@@ -134,14 +125,9 @@ def pinned_length(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
 def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Compare the tokens by the model's own tokenizer with the server's ``usage``."""
     stages = serving.stages
-    counts = {
-        "answers": (sum(stage.own_tokens for stage in stages), sum(stage.usage_tokens for stage in stages)),
-        "prompts": (
-            sum(stage.own_prompt_tokens for stage in stages),
-            sum(stage.usage_prompt_tokens for stage in stages),
-        ),
-    }
-    for what, (own, usage) in counts.items():
+    answers = sum(stage.own_tokens for stage in stages), sum(stage.usage_tokens for stage in stages)
+    prompts = sum(stage.own_prompt_tokens for stage in stages), sum(stage.usage_prompt_tokens for stage in stages)
+    for what, (own, usage) in (("answers", answers), ("prompts", prompts)):
         if own != usage:
             is_open = what == "answers" and abs(own - usage) / max(usage, own) > MAX_TOKEN_DIFFERENCE
             expected = f"a difference of at most {percent(MAX_TOKEN_DIFFERENCE)}"
@@ -150,8 +136,7 @@ def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSett
     if not serving.has_tokenizer and any(stage.num_measured for stage in stages):
         actual = "tokens are those of the server's usage: there was no tokenizer to count them with"
         yield finding("open", "token-count", "tokens counted with the model's own tokenizer", actual)
-    unknown = sum(stage.num_tokens_unknown for stage in stages)
-    if unknown:
+    if unknown := sum(stage.num_tokens_unknown for stage in stages):
         actual = f"{unknown} answers have no number of tokens and are in no rate of tokens"
         yield finding("warning", "token-count", "", actual)
 
@@ -161,11 +146,13 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     """Check that the load generator did not limit what was measured: medians, and the percentiles above them."""
     limits, late, tail = percent(MAX_LAG_SHARE), list[str](), list[str]()
     for stage in serving.planned_stages:
-        if _exceeds(stage.lag_p50_ms, stage):
+        ttft_ms = stage.quantile("ttft", "p50")
+        limit_ms = math.inf if ttft_ms is None else MAX_LAG_SHARE * ttft_ms
+        if (stage.lag_p50_ms or 0.0) > limit_ms:
             late.append(f"{stage.label}: median lag {stage.lag_p50_ms:.3g} ms")
         if stage.client_cpu_share > MAX_CLIENT_CPU:
             late.append(f"{stage.label}: a client process used {percent(stage.client_cpu_share)} of a core")
-        if _exceeds(stage.lag_p99_ms, stage):
+        if (stage.lag_p99_ms or 0.0) > limit_ms:
             tail.append(f"{stage.label}: lag {stage.lag_p99_ms:.3g} ms (p99)")
     if late:
         expected = f"a median lag of at most {limits} of the median TTFT, CPU below {percent(MAX_CLIENT_CPU)}"
@@ -173,11 +160,6 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     if tail:
         actual = f"high percentiles include the client's lag: {_listed(tail)}"
         yield finding("warning", "slow-client", f"a p99 lag of at most {limits} of the median TTFT", actual)
-
-
-def _exceeds(lag_ms: float | None, stage: ServingStage) -> bool:
-    ttft_ms = stage.quantile("ttft", "p50")
-    return ttft_ms is not None and lag_ms is not None and lag_ms > MAX_LAG_SHARE * ttft_ms
 
 
 @for_each(_serving)

@@ -19,8 +19,8 @@ RULES: Final[tuple[Rule, ...]] = (
     inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
     inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.time_outside_engine,
     inference.cache_check, inference.declared_time, inference.loadgen,
-    serving.case_contract, serving.load_complete, serving.request_records, serving.request_errors,
-    serving.pinned_length, serving.token_count, serving.client_limit, serving.served_answers, serving.server_start,
+    serving.case_contract, serving.load_complete, serving.requests, serving.token_count, serving.client_limit,
+    serving.served_answers, serving.server_start,
     serving.benchmarks, serving.result_cache, serving.steady_state, serving.loadgen,
     serving.speculative_decoding, serving.enough_measured,
     rounds.enough_duration, rounds.framework_version, rounds.chip_identity, rounds.plausible_utilisation,
@@ -45,11 +45,8 @@ def audit_case(run_dir: Path, results: Mapping[str, RoundResult], num_planned: i
     """
     evidence = gather_evidence(run_dir, results, num_planned)
     findings = [finding for rule in RULES for finding in rule(evidence)]
-    findings += [
-        finding.model_copy(update={"round": entry.number})
-        for entry in evidence.rounds
-        for finding in entry.result.findings
-    ]
+    for entry in evidence.rounds:
+        findings += (finding.model_copy(update={"round": entry.number}) for finding in entry.result.findings)
     findings = sorted(dict.fromkeys(findings), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
     return CaseVerdict(
         verdict=verdict_of(findings),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.audit.evidence import ReferenceFolders, RoundEvidence, source_of
+from accelmark.audit.evidence import ReferenceFolders, RoundEvidence
 from accelmark.audit.provenance import own_hash
 from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
@@ -27,6 +27,7 @@ from accelmark.results.store.loaded_run import (
 )
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
+from accelmark.spec.log.records import SOURCE_FILE, SourceRecord
 
 TOLERANCE: Final = 1e-9
 """Relative difference between two machines' floating-point arithmetic."""
@@ -107,7 +108,7 @@ def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
     changed = tuple(check_manifest(run_dir))
     stored = load_summary(run_dir / SUMMARY_FILE)
     summary, rounds = gather(run_dir, audit_case, round_result)
-    source = source_of(run_dir)
+    source = SourceRecord.stored(run_dir / SOURCE_FILE)
     same = source is not None and source.sha256 == own_hash()
     figures, verdicts = _summary_differences(stored, summary)
     for name, computed in rounds.items():

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Final
 
-from accelmark.automl import journal
+from accelmark.automl import journal, records
 from accelmark.automl.cluster import WorkerPool
 from accelmark.automl.config import AutomlConfig, SearchName
 from accelmark.automl.journal import SearchDirectory, SearchState
@@ -21,22 +21,6 @@ from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import seed_weights
-from accelmark.automl.records import (
-    FAILURES,
-    EpochReport,
-    Hyperparameters,
-    Individual,
-    OperationCost,
-    Totals,
-    TrainedWeights,
-    TrialEnded,
-    TrialOrder,
-    TrialRecord,
-    TrialStatus,
-    WorkerLost,
-    WorkerReady,
-    plan_of,
-)
 from accelmark.automl.scoring import summarise
 from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
@@ -63,7 +47,7 @@ Observer = Callable[[SearchState, Scheduler], None]
 class _Running:
     """A trial that runs on a worker."""
 
-    record: TrialRecord
+    record: records.TrialRecord
     last_progress_s: float
     operations: int
     cut_s: float | None = None
@@ -95,8 +79,18 @@ class SearchController:
             seed, path = config.seed + len(state.sessions), directory.path
             self._tuner = Tuner(config, run=directory.name, experiment=experiment, directory=path, seed=seed)
         self._scheduler: Final = Scheduler.resumed(config.schedule, state.trials.values(), state.individuals)
-        self._proposals: Final = _Proposals(config, state, self._scheduler, self._write)
-        ended = (one for one in state.trials.values() if one.status not in (*FAILURES, "running"))
+        method = config.search.method
+        self._fallback: Final[SearchName] = "none" if method == "none" else "random"
+        self._searchers: Final = {
+            name: SEARCHERS[name](config.search.morphs, config.search, len(config.schedule.round_epochs))
+            for name in {method, self._fallback}
+        }
+        self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
+        self._prepared: Future[tuple[list[records.Individual], float]] | None = None
+        """The next networks, which a thread prepares; it does not change the state."""
+        self._possible_parents: set[int] = set()
+        """Of the networks in preparation."""
+        ended = (one for one in state.trials.values() if one.status not in (*records.FAILURES, "running"))
         self._committed = sum(record.cost.operations(state.totals_of(record)) for record in ended)
         """Operations of trials that gave a result, and those that running ones are going to use."""
 
@@ -118,7 +112,7 @@ class SearchController:
             self._report()
             return ended
         finally:
-            self._proposals.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
             self._journal.close()
             if self._tuner is not None:
                 self._tuner.close()
@@ -138,10 +132,10 @@ class SearchController:
             self._tuner.abandon_running()
         if not self._state.individuals:
             for number in range(max(1, self._config.tuning.seed_trials)):
-                seed = Individual(id=number, network=self._directory.network())
+                seed = records.Individual(id=number, network=self._directory.network())
                 self._write(journal.Proposed(individual=seed, searcher="seed"))
                 self._scheduler.ready.append(number)
-        self._proposals.fill(wait=True)
+        self._fill(wait=True)
         reports = list(self._workers.ready.values())
         self._began = time.monotonic()
         self._write(
@@ -167,7 +161,7 @@ class SearchController:
         now = self._now()
         if self._directory.stop_mark.exists():
             self.request_stop()
-        self._proposals.fill()
+        self._fill()
         self._start_trials()
         if self._scheduler.must_cut(now):
             for worker, running in list(self._running.items()):
@@ -182,16 +176,16 @@ class SearchController:
                 case int(images):
                     if images and training:
                         training.last_progress_s = self._now()
-                case EpochReport():
+                case records.EpochReport():
                     if training:
                         self._write(journal.EpochEvent(epoch=training.record.epoch(message)), sync=False)
                         training.last_progress_s = self._now()
-                case TrialEnded():
+                case records.TrialEnded():
                     self._end_trial(worker, message)
-                case WorkerLost(status, reason):
+                case records.WorkerLost(status, reason):
                     self._note(f"worker {worker} was lost: {reason}")
                     self._fail(worker, status, reason)
-                case WorkerReady():
+                case records.WorkerReady():
                     self._idle.add(worker)
                     self._replaced.pop(worker, None)
         self._journal.sync()
@@ -219,14 +213,47 @@ class SearchController:
         self._next_report_s = ended + max(_HEARTBEAT_S, _REPORT_SPACING * (ended - began))
 
     def _keep_weights(self) -> None:
-        self._directory.keep_weights({*self._proposals.needed_weights(), self._state.best_individual})
+        """Keep the weights of possible parents, parents of pending networks, and the best network."""
+        population = self._population()
+        needed = {one.parent for one in population.pending} | {one.id for one in population.parents}
+        self._directory.keep_weights(needed | self._possible_parents | {self._state.best_individual})
+
+    def _population(self) -> Population:
+        return Population(self._config.seed, list(self._state.individuals))
+
+    def _fill(self, *, wait: bool = False) -> None:
+        """Add the networks that are ready and prepare as many as the scheduler requests; ``wait`` for them."""
+        method = self._config.search.method
+        while True:
+            if self._prepared is not None and (wait or self._prepared.done()):
+                try:
+                    self._add(*self._prepared.result(), method)
+                except MorphError:
+                    self._scheduler.exhausted = True
+                self._prepared, self._possible_parents = None, set()
+            wanted = self._scheduler.wanted()
+            if self._prepared is not None or wanted == 0:
+                return
+            population = self._population()
+            self._possible_parents = {one.id for one in population.parents}
+            self._prepared = self._pool.submit(_timed, self._searchers[method], population, batch_size(wanted))
+            if not wait:
+                return
+
+    def _add(self, proposed: list[records.Individual], seconds: float, searcher: str) -> None:
+        for one in proposed:
+            added = one.model_copy(update={"id": len(self._state.individuals)})
+            self._write(journal.Proposed(individual=added, searcher=searcher, seconds=seconds / len(proposed)))
+            self._scheduler.ready.append(added.id)
 
     def _start_trials(self) -> None:
         scheduler = self._scheduler
         for worker in sorted(self._idle):
             if not scheduler.retries:
-                if not scheduler.ready:
-                    self._proposals.add_random()
+                if not scheduler.ready and scheduler.wanted():  # rather a random morph at once than an idle worker
+                    with suppress(MorphError):
+                        proposed = _timed(self._searchers[self._fallback], self._population(), 1)
+                        self._add(*proposed, f"{self._fallback} (immediate)")
                 if not self._may_start():
                     self._propose_final()
             assignment = scheduler.start(self._now())
@@ -245,9 +272,9 @@ class SearchController:
         searched = 1.0 - (schedule.final_share or 0.0)
         if schedule.max_operations is None:
             return schedule.max_duration is None or self._now() < searched * schedule.max_duration
-        _, epochs, _ = plan_of(self._config, scheduler.started_trials, one)
-        hyper = self._known_hyperparameters(one) or Hyperparameters.of(self._config.training)
-        cost = OperationCost.of(count(one.network, self._config.counting))
+        _, epochs, _ = records.plan_of(self._config, scheduler.started_trials, one)
+        hyper = self._known_hyperparameters(one) or records.Hyperparameters.of(self._config.training)
+        cost = records.OperationCost.of(count(one.network, self._config.counting))
         return self._committed + self._operations(cost, hyper, epochs) <= searched * schedule.max_operations
 
     def _propose_final(self) -> None:
@@ -270,24 +297,24 @@ class SearchController:
                 epochs = int(_PLANNED * left_s * totals.epochs / max(totals.length_s, 1e-9))
         if epochs:
             number = len(individuals)
-            new = Individual(id=number, network=best.network, parent=best.id, round=best.round, epochs=epochs)
+            new = records.Individual(id=number, network=best.network, parent=best.id, round=best.round, epochs=epochs)
             self._write(journal.Proposed(individual=new, searcher="final"))
             scheduler.ready.append(number)
         else:
             scheduler.spent = workers <= 0 or not self._running  # a trial that ends may be of the best network
 
-    def _operations(self, cost: OperationCost, hyper: Hyperparameters, epochs: int) -> int:
+    def _operations(self, cost: records.OperationCost, hyper: records.Hyperparameters, epochs: int) -> int:
         """Return the operations of so many epochs of a network."""
         splits = self._state.sessions[-1].splits
         steps, images = splits.training // hyper.batch_size, splits.validation
-        epoch = Totals(trained_images=steps * hyper.batch_size, evaluated_images=images, steps=steps)
+        epoch = records.Totals(trained_images=steps * hyper.batch_size, evaluated_images=images, steps=steps)
         return epochs * cost.operations(epoch)
 
-    def _record_of(self, individual: int) -> TrialRecord:
+    def _record_of(self, individual: int) -> records.TrialRecord:
         """Return the latest trial of a network that was trained."""
         return next(one for one in reversed(self._state.trials.values()) if one.individual == individual)
 
-    def _known_hyperparameters(self, one: Individual) -> Hyperparameters | None:
+    def _known_hyperparameters(self, one: records.Individual) -> records.Hyperparameters | None:
         """Return those with which the network was trained before, or the seed's best ones; None: others are taken."""
         if one.parent is None:
             return None
@@ -299,8 +326,8 @@ class SearchController:
 
     def _start(self, worker: int, assignment: Assignment) -> None:
         one, config = self._state.individuals[assignment.individual], self._config
-        number, epochs, is_tuned = plan_of(config, assignment.trial, one)
-        hyper, network = Hyperparameters.of(config.training), one.network
+        number, epochs, is_tuned = records.plan_of(config, assignment.trial, one)
+        hyper, network = records.Hyperparameters.of(config.training), one.network
         if self._tuner is not None and is_tuned:
             proposed = self._known_hyperparameters(one) or self._tuner.ask(assignment.trial)
             hyper, network = within_limits(config, network, proposed)
@@ -310,7 +337,7 @@ class SearchController:
                 self._note(f"trial {assignment.trial}: {limits}; {instead}")
         weights, parent_network = self._initial_weights(one, network)
         counted, now = count(network, config.counting), self._now()
-        record = TrialRecord(
+        record = records.TrialRecord(
             **assignment._asdict(),
             round=number,
             epochs_planned=epochs,
@@ -320,7 +347,7 @@ class SearchController:
             morphs=one.morphs,
             hyperparameters=hyper,
             weights="from-scratch" if weights is None else "carried",
-            cost=OperationCost.of(counted),
+            cost=records.OperationCost.of(counted),
             parameters=counted.parameters,
             started_s=now,
         )
@@ -333,7 +360,7 @@ class SearchController:
         planned = self._operations(record.cost, hyper, epochs)
         self._committed += planned
         self._running[worker] = _Running(record, now, planned)
-        order = TrialOrder(
+        order = records.TrialOrder(
             round=number,
             network=network,
             parent_network=parent_network,
@@ -347,7 +374,9 @@ class SearchController:
         )
         self._workers.start(worker, order, weights)
 
-    def _initial_weights(self, one: Individual, network: Network) -> tuple[TrainedWeights, Network | None]:
+    def _initial_weights(
+        self, one: records.Individual, network: Network
+    ) -> tuple[records.TrainedWeights, Network | None]:
         """Return the weights that a trial starts from, and their network; None: from scratch."""
         search = self._config.search
         if one.parent is None:
@@ -356,7 +385,7 @@ class SearchController:
         weights = self._directory.load_weights(one.parent) if is_carried else None
         return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
 
-    def _end_trial(self, worker: int, message: TrialEnded) -> None:
+    def _end_trial(self, worker: int, message: records.TrialEnded) -> None:
         record, result = self._running[worker].record, message.result
         network = self._state.individuals[record.individual].network
         outcome = result.model_dump(exclude={"executed", "seconds"})
@@ -373,7 +402,7 @@ class SearchController:
         self._close_trial(worker, record.updated(**outcome, ended_s=record.started_s + result.seconds))
         self._idle.add(worker)
 
-    def _fail(self, worker: int, status: TrialStatus, reason: str) -> None:
+    def _fail(self, worker: int, status: records.TrialStatus, reason: str) -> None:
         """End the trial of a lost or unresponsive worker, if it has one, and replace the worker."""
         if running := self._running.get(worker):
             self._close_trial(worker, running.record.updated(status=status, reason=reason, ended_s=self._now()))
@@ -384,7 +413,7 @@ class SearchController:
         else:
             self._note(f"worker {worker} is not replaced again after {_MAX_REPLACEMENTS} replacements in a row")
 
-    def _close_trial(self, worker: int, done: TrialRecord) -> None:
+    def _close_trial(self, worker: int, done: records.TrialRecord) -> None:
         epochs = self._state.epochs_of(done)
         curve = [epoch.validation_accuracy for epoch in epochs if epoch.validation_accuracy is not None]
         value: float | None = None
@@ -394,7 +423,7 @@ class SearchController:
         self._write(journal.TrialEvent(trial=done))
         if self._tuner is not None:
             self._tuner.tell(done.trial, value, diverged=done.status == "diverged", taken=done.hyperparameters)
-        used = 0 if done.status in FAILURES else done.cost.operations(self._state.totals_of(done))
+        used = 0 if done.status in records.FAILURES else done.cost.operations(self._state.totals_of(done))
         self._committed += used - self._running.pop(worker).operations
         retried = self._scheduler.ended(done.trial, done.status, self._now())
         if value is not None:
@@ -411,72 +440,6 @@ def batch_size(wanted: int) -> int:
     return min(LARGEST_BATCH, ceil(wanted / _BATCHES))
 
 
-class _Proposals:
-    """Prepares the next networks in the background; the state changes in the caller's thread only, by ``write``."""
-
-    def __init__(
-        self, config: AutomlConfig, state: SearchState, scheduler: Scheduler, write: Callable[[journal.Proposed], None]
-    ) -> None:
-        search = config.search
-        self._seed: Final = config.seed
-        self._state: Final = state
-        self._scheduler: Final = scheduler
-        self._write: Final = write
-        self._method: Final = search.method
-        self._fallback: Final[SearchName] = "none" if search.method == "none" else "random"
-        names = {self._method, self._fallback}
-        self._searchers: Final = {
-            name: SEARCHERS[name](search.morphs, search, len(config.schedule.round_epochs)) for name in names
-        }
-        self._pool: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
-        self._next: Future[tuple[list[Individual], float]] | None = None
-        self._possible_parents: set[int] = set()
-
-    def fill(self, *, wait: bool = False) -> None:
-        """Add the networks that are ready and prepare as many as the scheduler requests; ``wait`` for them."""
-        while True:
-            if self._next is not None and (wait or self._next.done()):
-                try:
-                    self._add(*self._next.result(), self._method)
-                except MorphError:
-                    self._scheduler.exhausted = True
-                self._next, self._possible_parents = None, set()
-            wanted = self._scheduler.wanted()
-            if self._next is not None or wanted == 0:
-                return
-            population = self._population()
-            self._possible_parents = {one.id for one in population.parents}
-            number = batch_size(wanted)
-            self._next = self._pool.submit(_timed, self._searchers[self._method], population, number)
-            if not wait:
-                return
-
-    def add_random(self) -> None:
-        """Add a random morph at once; used where a worker would have to wait for the searcher."""
-        with suppress(MorphError):
-            if self._scheduler.wanted():
-                proposed = _timed(self._searchers[self._fallback], self._population(), 1)
-                self._add(*proposed, f"{self._fallback} (immediate)")
-
-    def _add(self, proposed: list[Individual], seconds: float, searcher: str) -> None:
-        for one in proposed:
-            added = one.model_copy(update={"id": len(self._state.individuals)})
-            self._write(journal.Proposed(individual=added, searcher=searcher, seconds=seconds / len(proposed)))
-            self._scheduler.ready.append(added.id)
-
-    def needed_weights(self) -> set[int | None]:
-        """Return the possible parents, also of the network in preparation, and the parents of pending networks."""
-        population = self._population()
-        of_pending = {one.parent for one in population.pending}
-        return of_pending.union((one.id for one in population.parents), self._possible_parents)
-
-    def _population(self) -> Population:
-        return Population(self._seed, list(self._state.individuals))
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _timed(searcher: Searcher, population: Population, number: int) -> tuple[list[Individual], float]:
+def _timed(searcher: Searcher, population: Population, number: int) -> tuple[list[records.Individual], float]:
     began = time.monotonic()
     return searcher.propose(population, number), time.monotonic() - began

@@ -188,6 +188,8 @@ class HostSampler:
     def __init__(self, pids: Iterable[int] = (), *, power: bool = False) -> None:
         self.reasons: dict[str, str] = {}
         self._roots = frozenset(pids)
+        self.rank_pids: set[int] = set()
+        """The ranks and their descendants, as of a few seconds ago."""
         self._family: list[psutil.Process] = []
         self._family_at = float("-inf")
         self._cpu = CpuMeter()
@@ -259,17 +261,13 @@ class HostSampler:
         # A counter decreases when a device is added or removed; the rate is then unknown.
         return {name: step / _MIB / elapsed for name, step in steps.items() if step >= 0}
 
-    @property
-    def rank_pids(self) -> set[int]:
-        """The ranks and their descendants, as of a few seconds ago."""
-        return {process.pid for process in self._family}
-
     def _rank_rss(self, now_s: float) -> float | None:
         if not self._roots:
             return None
         if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
             # The recorder is a child of the agent too, but not a rank.
             self._family = [process for process in _family(self._roots) if process.pid != os.getpid()]
+            self.rank_pids = {process.pid for process in self._family}
             self._family_at = now_s
         rss = 0
         for process in self._family:
@@ -305,16 +303,13 @@ def foreign_processes(devices: Iterable[DeviceSample], roots: Collection[int]) -
     return foreign
 
 
-def pressure(text: str) -> tuple[float, float]:
+def _pressure_of(resource: str) -> tuple[float, float]:
     """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file."""
+    text = (_PROC / "pressure" / resource).read_text()
     some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
     if some is None:
         raise ValueError("no line of some tasks with avg10 and total")
     return float(some[1]), float(some[2])
-
-
-def _pressure_of(resource: str) -> tuple[float, float]:
-    return pressure((_PROC / "pressure" / resource).read_text())
 
 
 def busy_host() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from accelmark.automl import records
 from accelmark.automl.config import TrainingConfig, WeightMode
 from accelmark.automl.dataset import Dataset
 from accelmark.automl.model import layers
@@ -27,16 +28,6 @@ from accelmark.automl.model.morphs import apply_morph
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.seeds import small
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
-from accelmark.automl.records import (
-    EpochReport,
-    Hyperparameters,
-    TrainedWeights,
-    TrialEnded,
-    TrialListener,
-    TrialOrder,
-    TrialResult,
-    TrialStatus,
-)
 from accelmark.automl.search.schedule import stops_early
 from accelmark.datasets.images import Images, LabeledArrays
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
@@ -64,7 +55,7 @@ from accelmark.train.loop.window import RunTotals
 _EVALUATION_BATCH: Final = 512
 _CALIBRATION_IMAGES: Final = 256
 _COMPUTED_IN: Final = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
-_STATUS: Final[Mapping[EndReason, TrialStatus]] = {
+_STATUS: Final[Mapping[EndReason, records.TrialStatus]] = {
     "max_epochs": "finished",
     "early_stop": "finished",
     "cancelled": "cut",
@@ -136,26 +127,18 @@ class GraphModule(nn.Module):
                     del values[source]
         return values[self.network.nodes[-1].inputs[0]]
 
-    def named_arrays(self) -> dict[str, Tensor]:
-        """Return parameters and running statistics by ``<node>.<name>``."""
-        return {key: value for key, value in self.layers.state_dict().items() if "num_batches_tracked" not in key}
-
 
 def to_weights(module: GraphModule) -> dict[str, Array]:
-    """Copy parameters and running statistics into float32 arrays."""
-    return {key: value.detach().to("cpu", torch.float32).numpy().copy() for key, value in module.named_arrays().items()}
+    """Copy parameters and running statistics into float32 arrays by ``<node>.<name>``."""
+    state = {key: value for key, value in module.layers.state_dict().items() if "num_batches_tracked" not in key}
+    return {key: value.to("cpu", torch.float32).numpy().copy() for key, value in state.items()}
 
 
 def load_weights(module: GraphModule, weights: Weights) -> None:
-    """Copy arrays into a module; raises KeyError or ValueError where names or shapes differ."""
-    state = module.named_arrays()
-    if differing := sorted(set(state) ^ set(weights)):
-        raise KeyError(f"weights differ from the network's: {differing[:6]}")
-    with torch.no_grad():
-        for key, target in state.items():
-            if tuple(target.shape) != weights[key].shape:
-                raise ValueError(f"{key}: shape {weights[key].shape}, the network has {tuple(target.shape)}")
-            target.copy_(torch.from_numpy(np.ascontiguousarray(weights[key])))
+    """Copy arrays into a module; raises RuntimeError where names or shapes differ."""
+    module.layers.load_state_dict(
+        {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in weights.items()}
+    )
 
 
 def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[Array, Array]:
@@ -193,9 +176,9 @@ class TrialInput:
     """What a trial is given; ``weights`` are those of the order's parent network, None: from scratch."""
 
     data: Dataset
-    order: TrialOrder
-    weights: TrainedWeights
-    listener: TrialListener
+    order: records.TrialOrder
+    weights: records.TrainedWeights
+    listener: records.TrialListener
 
 
 @final
@@ -297,8 +280,12 @@ def device_type() -> str:
 
 
 def run_trial(
-    data: Dataset, place: RankContext, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
-) -> TrialEnded:
+    data: Dataset,
+    place: RankContext,
+    order: records.TrialOrder,
+    weights: records.TrainedWeights,
+    listener: records.TrialListener,
+) -> records.TrialEnded:
     """Run a trial as one rank; a trial that fails is reported in its result.
 
     There is no limit in time: the driver would evaluate a trial that reaches one once more.
@@ -337,7 +324,7 @@ class _Trial:
     backend: PyTorchBackend | None = None
     case: TrialCase | None = None
     started: Started | None = None
-    best: TrainedWeights = None
+    best: records.TrainedWeights = None
     best_accuracy: float = -1.0
     epoch: int = 1
     images: int = 0
@@ -346,7 +333,7 @@ class _Trial:
     data_wait_s: float = 0.0
     validation_losses: list[float] = field(default_factory=list)
 
-    def run(self) -> TrialEnded:
+    def run(self) -> records.TrialEnded:
         totals = RunTotals(process_start=self.began, job=self.work)
         training = run_training(self.work, self._open, self, totals, self, Path("checkpoints"), self.evaluated)
         end, backend = training.end, training.backend
@@ -359,7 +346,7 @@ class _Trial:
             outcome |= {"reason": ""} | self._held_out()
         if backend is not None:
             backend.close(together=training.in_step)
-        return TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
+        return records.TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
 
     def _open(self) -> PyTorchBackend:
         """Open the driver's backend; network and digest replace the case's folder and its hash."""
@@ -430,7 +417,7 @@ class _Trial:
         train_loss = sum(self.losses) / len(self.losses) if self.losses else math.nan
         if in_step and self.backend is not None:
             (train_loss,) = self.backend.mean([train_loss])
-        report = EpochReport(
+        report = records.EpochReport(
             epoch=self.epoch,
             begun_s=self.since - self.began,
             ended_s=now - self.began,
@@ -465,7 +452,7 @@ class _Trial:
             outcome["reason"] = f"evaluating the held-out split: {message}"
         return outcome | {"held_out_s": time.monotonic() - began}
 
-    def _result(self, outcome: Mapping[str, Any], finished: Finished) -> TrialResult:
+    def _result(self, outcome: Mapping[str, Any], finished: Finished) -> records.TrialResult:
         case, started = self.case, self.started
         facts: dict[str, Any] = {}
         if case is not None:
@@ -476,7 +463,7 @@ class _Trial:
             kind = started.compute_type or "unknown"
             precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
             facts |= {"precision": precision, "device": started.device_name}
-        return TrialResult(
+        return records.TrialResult(
             **outcome,
             **facts,
             trained_images=finished.num_trained_samples,
@@ -499,13 +486,13 @@ def warm_up(place: RankContext) -> None:
     number = 4 * place.ranks.world_size
     images = LabeledArrays(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)
     dataset = Dataset("warm-up", images, images, images, (0.0,), (1.0,), "", "warm-up")
-    order = TrialOrder(
+    order = records.TrialOrder(
         round=1,
         network=small((1, size, size), classes, filters=(2,), name="warm-up"),
-        hyperparameters=Hyperparameters(batch_size=number, learning_rate=0.1),
+        hyperparameters=records.Hyperparameters(batch_size=number, learning_rate=0.1),
         training=TrainingConfig(precision="bf16"),
         epochs=1,
         early_stop=False,
         seed=0,
     )
-    run_trial(dataset, place, order, None, TrialListener())
+    run_trial(dataset, place, order, None, records.TrialListener())

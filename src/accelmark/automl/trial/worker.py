@@ -10,17 +10,9 @@ from functools import partial
 from io import BytesIO
 from typing import Any
 
+from accelmark.automl import records
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
-from accelmark.automl.records import (
-    EpochReport,
-    Progress,
-    TrainedWeights,
-    TrialEnded,
-    TrialListener,
-    TrialOrder,
-    WorkerReady,
-)
 
 
 def packed_logs() -> bytes:
@@ -43,8 +35,10 @@ class TrialWorker:
         from accelmark.automl.trial.training import RankContext, device_type, run_trial, warm_up
 
         data = open_dataset(dataset, network)
-        self._execute: Callable[[TrialOrder, TrainedWeights, TrialListener], TrialEnded]
-        self._ready = WorkerReady(data.fingerprint, data.identity, data.splits(network.classes), platform.node())
+        self._execute: Callable[[records.TrialOrder, records.TrainedWeights, records.TrialListener], records.TrialEnded]
+        self._ready = records.WorkerReady(
+            data.fingerprint, data.identity, data.splits(network.classes), platform.node()
+        )
         if devices > 1:
             self._execute = RankGroup(dataset, network, devices=devices, threads=threads).run
         else:
@@ -53,31 +47,31 @@ class TrialWorker:
             self._execute = partial(run_trial, data, place)
         self._changed = threading.Condition()
         self._busy = False
-        self._epochs: list[EpochReport] = []
+        self._epochs: list[records.EpochReport] = []
         self._images = 0
         self._cancelled = threading.Event()
 
-    def ready(self) -> WorkerReady:
+    def ready(self) -> records.WorkerReady:
         """Return the data that was opened."""
         return self._ready
 
-    def run(self, order: TrialOrder, weights: TrainedWeights) -> TrialEnded:
+    def run(self, order: records.TrialOrder, weights: records.TrainedWeights) -> records.TrialEnded:
         """Run one trial."""
         with self._changed:
             self._epochs, self._images, self._busy = [], 0, True
         self._cancelled.clear()
         try:
-            return self._execute(order, weights, TrialListener(self._report, self._cancelled.is_set))
+            return self._execute(order, weights, records.TrialListener(self._report, self._cancelled.is_set))
         finally:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
-    def drain(self, wait_s: float) -> list[Progress]:
+    def drain(self, wait_s: float) -> list[records.Progress]:
         """Return the images and epochs since the last call; waits up to ``wait_s`` for an epoch of a running trial."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._epochs) or not self._busy, timeout=wait_s)
-            progress: list[Progress] = [self._images, *self._epochs]
+            progress: list[records.Progress] = [self._images, *self._epochs]
             self._images, self._epochs = 0, []
             return progress
 
@@ -85,7 +79,7 @@ class TrialWorker:
         """Cut the running trial."""
         self._cancelled.set()
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: records.Progress) -> None:
         """Keep progress for the next ``drain``."""
         with self._changed:
             if isinstance(progress, int):
