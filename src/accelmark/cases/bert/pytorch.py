@@ -34,8 +34,7 @@ class MaskedLm(nn.Module):
         found = self.net.bert(input_ids=tokens, token_type_ids=segments, attention_mask=mask)
         hidden: Tensor = found.last_hidden_state
         picked = hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
-        logits: Tensor = self.net.cls(picked)
-        return logits
+        return self.net.cls(picked)
 
 
 class Case(TaskFamily):
@@ -70,8 +69,7 @@ class Case(TaskFamily):
         }
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits: Tensor = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-        return logits
+        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the masked tokens."""

@@ -70,8 +70,7 @@ class Case(NextToken):
 
     def _sums(self, model: nn.Module, batch: Batch) -> Tensor:
         labels = self._labels(batch)
-        sums: Tensor = model(self.model_input(batch), labels, labels != self.number("pad_token"))
-        return sums
+        return model(self.model_input(batch), labels, labels != self.number("pad_token"))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token that is no padding, in nats."""

@@ -44,8 +44,7 @@ class SamePadded(nn.Conv2d):
         for size, kernel, stride in zip_strict(reversed(x.shape[-2:]), self.kernel_size, self.stride):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pad += [total // 2, total - total // 2]
-        convolved: Tensor = self._conv_forward(F.pad(x, pad), self.weight, self.bias)
-        return convolved
+        return self._conv_forward(F.pad(x, pad), self.weight, self.bias)
 
 
 class Block(nn.Module):
@@ -96,8 +95,7 @@ class EfficientNetLite0(nn.Module):
         for block in self._blocks:
             x = block(x)
         x = F.relu6(self._bn1(self._conv_head(x)))
-        logits: Tensor = self._fc(x.mean((2, 3)))
-        return logits
+        return self._fc(x.mean((2, 3)))
 
 
 _PHOTOS: Final = {

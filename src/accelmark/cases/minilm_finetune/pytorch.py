@@ -100,8 +100,7 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        logits: Tensor = self.head(self.dropout(mean_state(self.encoder(tokens, mask), mask)))
-        return logits
+        return self.head(self.dropout(mean_state(self.encoder(tokens, mask), mask)))
 
 
 class Case(TextClassification):

@@ -26,8 +26,7 @@ class _FromNormalised(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes) for normalised images."""
-        logits: Tensor = self.network.classifier(self.network.features(image).mean((2, 3)))
-        return logits
+        return self.network.classifier(self.network.features(image).mean((2, 3)))
 
 
 class Case(ClassificationCase):

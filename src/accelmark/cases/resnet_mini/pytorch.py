@@ -48,8 +48,7 @@ class ResNetMini(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
         features: Tensor = self.features((image.float() - MEAN) / STD)
-        logits: Tensor = self.classifier(features.mean((2, 3)))
-        return logits
+        return self.classifier(features.mean((2, 3)))
 
 
 class Case(ImageClassification):

@@ -99,8 +99,7 @@ class Prompts:
         if not self._train:
             return audio
         places = np.arange(0, len(audio) - 1, random.uniform(0.9, 1.1))
-        changed: _Samples = np.interp(places, np.arange(len(audio)), audio).astype(np.int16)
-        return changed
+        return np.interp(places, np.arange(len(audio)), audio).astype(np.int16)
 
 
 def _held_out(text: str) -> bool:
@@ -165,8 +164,7 @@ class Acoustic(nn.Module):
             silent = spans((batch, bands), self._shares[1], _BAND_SPAN, audio.device)[..., None]
             spectrum = spectrum.masked_fill(times | silent, 0.0)
         hidden = F.gelu(self.second(F.gelu(self.first(spectrum)))).transpose(1, 2)
-        logits: Tensor = self.letters(self.norm(self.blocks(hidden)))
-        return logits
+        return self.letters(self.norm(self.blocks(hidden)))
 
     def frames(self, lengths: Tensor) -> Tensor:
         """Return the number of frames of recordings with these numbers of samples."""
@@ -180,8 +178,7 @@ class Acoustic(nn.Module):
                 audio.float() / FULL_SCALE, _FFT, _HOP, _WINDOW, self.window, pad_mode="constant", return_complex=True
             )
             energy = self.filters @ waves.abs().square()
-            standard: Tensor = self.level((energy + 1e-6).log())
-            return standard
+            return self.level((energy + 1e-6).log())
 
 
 class Case(SpeechToLetters):

@@ -134,8 +134,7 @@ def overlaps(boxes: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> 
     """Return intersection over union of each box with another one."""
     shared = np.clip(np.minimum(boxes[:, 2:], other[2:]) - np.maximum(boxes[:, :2], other[:2]), 0, None).prod(1)
     union = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (other[2:] - other[:2]).prod() - shared
-    ratios: npt.NDArray[np.float64] = shared / union
-    return ratios
+    return shared / union
 
 
 def coloured(image: Image.Image, uniform: Uniform) -> Image.Image:

@@ -146,8 +146,7 @@ class Detection(DenseTask):
             {"class_labels": label[:count], "boxes": boxes[:count]}
             for label, boxes, count in zip_strict(batch["label"], batch["boxes"], counts)
         ]
-        loss: Tensor = model(batch["image"], batch["mask"], labels)["loss"]
-        return loss
+        return model(batch["image"], batch["mask"], labels)["loss"]
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the boxes of the images and those detected, in pixels of the files, as rows of ``box_precision``."""

@@ -74,8 +74,7 @@ class NodeClassifier(nn.Module):
             nodes = attend(nodes, targets, batch, within)
             if within > 1:
                 nodes = {kind: self.dropout(F.leaky_relu(found)) for kind, found in nodes.items()}
-        logits: Tensor = self.head(nodes[self.kind])
-        return logits
+        return self.head(nodes[self.kind])
 
 
 @final
@@ -159,8 +158,7 @@ class NodeClassification(Classification):
         return NodeClassifier(relations, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits: Tensor = model(batch)
-        return logits
+        return model(batch)
 
     def train_batches(self) -> NeighbourhoodBatches:
         """Return the training seeds in a new order each epoch."""
@@ -190,8 +188,7 @@ def read_array(path: Path, dimensions: int = 1) -> npt.NDArray[Any]:
         tensor = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != dimensions:
         raise DataError(f"{path}: expected a tensor of {dimensions} dimensions")
-    array: npt.NDArray[Any] = tensor.numpy()
-    return array
+    return tensor.numpy()
 
 
 def read_graph(directory: Path, relations: Sequence[str], kind: str, num_features: int) -> LabelledGraph:

@@ -237,8 +237,7 @@ class Normalized(ByteImageNetwork):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        logits: Tensor = self.net(self.normalised(image)).logits
-        return logits
+        return self.net(self.normalised(image)).logits
 
 
 class ImageNetTraining(ImageClassification):
@@ -267,8 +266,7 @@ class ImageNetTraining(ImageClassification):
         network_class: Any = getattr(transformers, self.network_class)
         config = network_class.config_class(**values, **self.config_values)
         config.num_labels = self.num_classes
-        net: PreTrainedModel = network_class(config)
-        return net
+        return network_class(config)
 
     def build_model(self) -> nn.Module:
         """Build the network with random weights."""

@@ -118,8 +118,7 @@ class CausalLm(nn.Module):
         hidden: Tensor = output.last_hidden_state
         head: Any = self.net.get_output_embeddings()  # type: ignore[no-untyped-call]
         if labels is None:
-            logits: Tensor = head(hidden)
-            return logits
+            return head(hidden)
         if in_chunks:
             # A DTensor where tensor parallelism replicates the layer: every rank computes the same gradient.
             weight = head.weight.to_local() if hasattr(head.weight, "to_local") else head.weight
@@ -151,8 +150,7 @@ class ChunkedNextToken(NextToken):
         """Return the mean cross entropy of a token, in nats; fp16 uses whole logits, as chunks lack the loss scale."""
         tokens = batch[self.tokens].long()
         in_chunks = self.settings.precision != "fp16"
-        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
-        return loss
+        return model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
 
 
 class Pretraining(ChunkedNextToken):

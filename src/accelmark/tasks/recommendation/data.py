@@ -89,8 +89,7 @@ def _mapped(path: Path, member: str | None) -> npt.NDArray[Any]:
     """Return the array of a file, or of a member of an archive that is not compressed."""
     with raising(DataError, f"{path}: {member or 'it'} cannot be read", *UNREADABLE, zipfile.BadZipFile):
         if member is None:
-            plain: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-            return plain
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             info = archive.getinfo(member)
             if info.compress_type != zipfile.ZIP_STORED:

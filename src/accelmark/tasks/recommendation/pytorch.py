@@ -38,8 +38,7 @@ class CrossLayer(nn.Module):
 
     def forward(self, first: Tensor, state: Tensor) -> Tensor:
         """Return ``first`` x the layer's output + ``state``, of the shape of both."""
-        crossed: Tensor = first * self.up(self.down(state)) + state
-        return crossed
+        return first * self.up(self.down(state)) + state
 
 
 class DeepCrossNetwork(nn.Module):
@@ -59,8 +58,7 @@ class DeepCrossNetwork(nn.Module):
         first = state = torch.cat([self.dense(dense)[:, None], self.tables(ids)], 1).flatten(1)
         for layer in self.cross:
             state = layer(first, state)
-        logits: Tensor = self.over(state).squeeze(1)
-        return logits
+        return self.over(state).squeeze(1)
 
 
 class Clicks(Protocol):

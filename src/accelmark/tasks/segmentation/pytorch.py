@@ -83,8 +83,7 @@ class Segmentation(DenseTask):
 
     def scores(self, model: nn.Module, image: Tensor) -> Tensor:
         """Return a score for each class and pixel, of shape (batch, classes, any height, any width)."""
-        logits: Tensor = model(image).logits
-        return logits
+        return model(image).logits
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a pixel, with the logits at the size of the image."""
@@ -138,8 +137,7 @@ class MaskClassification(Segmentation):
         pairs = zip_strict(batch["segments"], present)
         masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
         outputs = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
-        loss: Tensor = outputs.loss.sum()
-        return loss
+        return outputs.loss.sum()
 
     def scores(self, model: nn.Module, image: Tensor) -> Tensor:
         """Return the sum over queries of class probability times mask."""

@@ -86,13 +86,11 @@ class Letters(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         """Return logits of shape (batch, frames, letters)."""
-        logits: Tensor = self.net(audio.float() / FULL_SCALE).logits
-        return logits
+        return self.net(audio.float() / FULL_SCALE).logits
 
     def frames(self, lengths: Tensor) -> Tensor:
         """Return the number of frames of recordings with these numbers of samples."""
-        num_frames: Tensor = self.net._get_feat_extract_output_lengths(lengths)
-        return num_frames
+        return self.net._get_feat_extract_output_lengths(lengths)
 
 
 def spans(shape: tuple[int, int], share: float, length: int, device: torch.device) -> Tensor:

@@ -53,8 +53,7 @@ class Output(nn.Module):
 
     def forward(self, inner: Tensor, x: Tensor) -> Tensor:
         """Return the normalised sum."""
-        result: Tensor = self.LayerNorm(x + F.dropout(self.dense(inner), self.dropout, self.training))
-        return result
+        return self.LayerNorm(x + F.dropout(self.dense(inner), self.dropout, self.training))
 
 
 class Attention(nn.Module):
@@ -74,8 +73,7 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape), x)
-        return attended
+        return self.output(mixed.transpose(1, 2).reshape(x.shape), x)
 
 
 class EncoderLayer(nn.Module):
@@ -90,8 +88,7 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the layer's output; ``mask`` broadcasts to (batch, heads, length, length)."""
         x = self.attention(x, mask)
-        fed: Tensor = self.output(F.gelu(self.intermediate["dense"](x)), x)
-        return fed
+        return self.output(F.gelu(self.intermediate["dense"](x)), x)
 
 
 class Embeddings(nn.Module):
@@ -171,8 +168,7 @@ class TextClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
-        return logits
+        return self.net(input_ids=tokens, attention_mask=mask).logits
 
 
 class TextClassification(Classification):
@@ -238,8 +234,7 @@ class EncoderDecoder(nn.Module):
         output = self.net(
             **self._inputs(source), decoder_input_ids=inputs, decoder_attention_mask=visible, use_cache=False
         )
-        logits: Tensor = output.logits
-        return logits
+        return output.logits
 
     def generate(self, source: Tensor, length: int, prompt: Sequence[int], **options: Any) -> Tensor:
         """Return generated tokens after ``prompt``, of shape (batch, at most ``length``)."""
