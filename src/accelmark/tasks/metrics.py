@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -18,14 +18,6 @@ from accelmark.train.case import IGNORED as IGNORED
 from accelmark.train.case import ModelSettings
 
 Rows = npt.NDArray[np.float64]
-_LARGEST_EXPONENT = 700.0
-"""Above it, ``exp`` overflows a double."""
-
-
-def classification_metrics(sums: Mapping[str, float], accuracies: Iterable[str]) -> dict[str, float]:
-    """Return each accuracy (``sums`` has the number of correct samples under its name) and the mean loss."""
-    count = sums["count"]
-    return {**{name: sums[name] / count for name in accuracies}, "eval_loss": sums["loss"] / count}
 
 
 class Classified:
@@ -35,8 +27,9 @@ class Classified:
     """Metric -> number of best classes that must include the label."""
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracies and the mean loss."""
-        return classification_metrics(sums, self.accuracies)
+        """Return each accuracy (``sums`` has the number of correct samples under its name) and the mean loss."""
+        count = sums["count"]
+        return {**{name: sums[name] / count for name in self.accuracies}, "eval_loss": sums["loss"] / count}
 
 
 class ImageSizes(ModelSettings):
@@ -69,7 +62,7 @@ class PredictedTokens(ModelSettings):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the reported metrics of a held-out token: its mean cross entropy in nats, that in bits, perplexity."""
         loss = sums["loss"] / sums["count"]
-        perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # above it, ``exp`` overflows a double
         values = {"eval_loss": loss, "perplexity": perplexity, "bits_per_token": loss / math.log(2)}
         return {name: values[source] for name, source in self.reported.items()}
 

@@ -84,6 +84,12 @@ class ModelSettings:
     """The case's own settings (``settings.model``)."""
 
     settings: TrainSettings
+    ratios: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Metric -> two sums over all batches, whose ratio it is."""
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn the added-up sums into metrics, by default ``ratios``; one has the name of the target's metric."""
+        return {name: sums[above] / sums[below] for name, (above, below) in self.ratios.items()}
 
     def number(self, name: str) -> int:
         """Return one of the case's own integer settings."""
@@ -176,10 +182,6 @@ class ArrayCase(DataSetCase, ModelSettings, ABC):
     @abstractmethod
     def synthetic_batch(self, size: int) -> Arrays:
         """Return a synthetic batch of ``size`` samples with the shapes, types and value ranges of real data."""
-
-    @abstractmethod
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
 
     def peak_learning_rate(self) -> float:
         """Return the learning rate by which the schedule is multiplied."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from accelmark.spec.errors import DataError
 from accelmark.spec.tensor_file import read_tensors
 from accelmark.tasks.language.data import masked_tokens
-from accelmark.tasks.metrics import classification_metrics
+from accelmark.tasks.metrics import Classified
 from accelmark.train.batches import Arrays, ArraySource
 from accelmark.train.case import ArrayCase, Batch, attention_flops, dense_flops, nn
 
@@ -72,12 +72,13 @@ class MaskedLm(nn.Module):
         return self.head(self.transform_norm(nn.gelu(self.transform(picked))), self.words)
 
 
-class Case(ArrayCase):
+class Case(Classified, ArrayCase):
     """Masked-token prediction at full sequence length, from the checkpoint in the data directory.
 
     Batches have ``tokens`` of shape (batch, length), and ``positions`` with ``labels`` of shape (batch, predictions).
     """
 
+    accuracies: ClassVar = {"mlm_accuracy": 1}
     reference_names: ClassVar = {
         r"^words\.": "net.bert.embeddings.word_embeddings.",
         r"^segments\.": "net.bert.embeddings.token_type_embeddings.",
@@ -120,11 +121,7 @@ class Case(ArrayCase):
         logits, labels = self._logits(model, batch), batch["labels"]
         flat = nn.reshape(logits, (-1, logits.shape[-1])), nn.reshape(labels, (-1,))
         loss = nn.cross_entropy(logits, labels, "sum")
-        return {**nn.num_correct(*flat, {"mlm_accuracy": 1}), "loss": loss, "count": nn.num_labels(labels)}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return accuracy and mean loss over masked tokens."""
-        return classification_metrics(sums, ["mlm_accuracy"])
+        return {**nn.num_correct(*flat, self.accuracies), "loss": loss, "count": nn.num_labels(labels)}
 
     def synthetic_batch(self, size: int) -> Arrays:
         """Return random tokens, positions and labels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +14,7 @@ from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generat
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.pretrained import load_pretrained
 from accelmark.tasks.language.data import masked_tokens
-from accelmark.tasks.metrics import IGNORED, classification_metrics
+from accelmark.tasks.metrics import IGNORED, Classified
 
 
 class MaskedLm(nn.Module):
@@ -37,13 +37,14 @@ class MaskedLm(nn.Module):
         return self.net.cls(picked)
 
 
-class Case(TaskFamily):
+class Case(Classified, TaskFamily):
     """Masked-token prediction at full sequence length, from the checkpoint in the data directory.
 
     A batch has ``tokens``, and ``positions`` with ``labels`` of shape (batch, predictions); of pairs of texts also
     ``segments`` and ``num_tokens``.
     """
 
+    accuracies: ClassVar = {"mlm_accuracy": 1}
     block_class = "BertLayer"
 
     def build_model(self) -> nn.Module:
@@ -82,7 +83,3 @@ class Case(TaskFamily):
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         correct = (logits.argmax(-1) == labels).sum()
         return {"mlm_accuracy": correct, "loss": loss, "count": (labels != IGNORED).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return accuracy and mean loss over masked tokens."""
-        return classification_metrics(sums, ["mlm_accuracy"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import h5py
 import numpy as np
@@ -129,6 +129,7 @@ class Glm(nn.Module):
 class Case(TaskFamily):
     """The choice whose tokens are the likeliest answers a query; in training the first choice is the answer."""
 
+    ratios: ClassVar = {"accuracy": ("correct", "count")}
     block_class = "GPT2Block"
 
     def build_model(self) -> nn.Module:
@@ -179,10 +180,6 @@ class Case(TaskFamily):
         best = self._scores(model, batch).argmax(1)
         answers = batch["is_answer"] if "is_answer" in batch else torch.zeros_like(batch["is_choice"])
         return {"correct": answers.gather(1, best[:, None]).sum(), "count": torch.ones_like(best).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the share of right answers."""
-        return {"accuracy": sums["correct"] / sums["count"]}
 
 
 def _only(folder: Path, pattern: str) -> Path:

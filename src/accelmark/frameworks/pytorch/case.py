@@ -103,10 +103,6 @@ class TrainCase(ModelSettings, ABC):
         A matrix has a row for each result (a detected box) instead; its rows are collected for ``row_metrics``.
         """
 
-    @abstractmethod
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turn the added-up sums into metrics; one of them has the name of the target's metric."""
-
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Turn the rows of all batches and ranks into further metrics; ``eval_sums`` returned them as matrices."""
         return {}

@@ -115,6 +115,7 @@ class ImageAnswers(TaskFamily):
     mean: ClassVar[Sequence[float]] = MEAN
     std: ClassVar[Sequence[float]] = STD
     """Of the images' channels, for values from 0 to 1."""
+    ratios: ClassVar = {"eval_loss": ("loss", "count"), "exact_match": ("exact", "samples")}
     block_class = "LlamaDecoderLayer"
 
     @abstractmethod
@@ -178,10 +179,6 @@ class ImageAnswers(TaskFamily):
         learned = labels != IGNORED
         exact = ((logits.argmax(-1) == labels) | ~learned).all(1) & learned.any(1)
         return {"loss": loss, "count": count, "exact": exact.sum(), "samples": torch.tensor(len(labels))}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean cross entropy, and the share of samples whose answers greedy decoding gives exactly."""
-        return {"eval_loss": sums["loss"] / sums["count"], "exact_match": sums["exact"] / sums["samples"]}
 
 
 class InstructionTuning(ImageAnswers):

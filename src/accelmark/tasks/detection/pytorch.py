@@ -155,10 +155,6 @@ class Detection(DenseTask):
         detected = torch.gather(outputs["pred_boxes"].float(), 1, query[:, :, None].expand(-1, -1, 4))
         return {"images": torch.ones_like(batch["index"]).sum(), **precision_rows(score, label, detected, batch)}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return nothing: precision follows from all detections."""
-        return {}
-
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``map`` and ``map50``."""
         return box_precision(rows["boxes"], rows["detections"])

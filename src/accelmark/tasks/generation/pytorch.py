@@ -28,6 +28,8 @@ from accelmark.train.loop.epochs import scaled_learning_rate
 class VelocityPrediction(TaskFamily):
     """Prediction of velocities, of shape (samples, channels, height, width), by least squares."""
 
+    ratios: ClassVar = {"eval_loss": ("loss", "count")}
+
     @abstractmethod
     def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return predicted and actual velocities."""
@@ -45,10 +47,6 @@ class VelocityPrediction(TaskFamily):
         """Add up the errors of samples."""
         errors = self._squared_errors(model, batch)
         return {"loss": errors.sum(), "count": torch.ones_like(errors).sum()}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean error."""
-        return {"eval_loss": sums["loss"] / sums["count"]}
 
 
 CHANNELS: Final = 4

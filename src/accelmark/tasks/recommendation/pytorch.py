@@ -100,6 +100,7 @@ class ClickPrediction(TrainCase):
     table, and of its ids in a sample; ``dense_widths`` of the layers for dense features, ``over_widths`` up to a logit.
     """
 
+    ratios: ClassVar = {"eval_loss": ("loss", "count")}
     samples: ClassVar[str]
     """Name of the data set in MLPerf's layout, where a case does not override ``log``."""
 
@@ -151,10 +152,6 @@ class ClickPrediction(TrainCase):
         logits, label = model(batch["dense"], batch["ids"]).float(), batch["label"]
         loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum")
         return {"loss": loss, "count": torch.ones_like(label).sum(), "scored": torch.stack([logits, label], 1)}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean cross entropy."""
-        return {"eval_loss": sums["loss"] / sums["count"]}
 
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return the area under the ROC curve."""

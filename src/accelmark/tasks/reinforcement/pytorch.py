@@ -50,6 +50,13 @@ class Grpo(TaskFamily):
     of the paper's equation 3).
     """
 
+    ratios: ClassVar = {
+        "pass_rate": ("passed", "count"),
+        "pass_rate_of_group": ("passed_once", "count"),
+        "reward": ("rewards", "count"),
+        "rollout_tokens": ("tokens", "count"),
+    }
+    """Pass rate of the most probable answers; pass rate, reward and tokens of sampled rollouts."""
     end_token: ClassVar[int]
 
     @abstractmethod
@@ -155,16 +162,6 @@ class Grpo(TaskFamily):
             "tokens": sampled.mask.sum(1).view_as(groups).mean(1).sum(),
             "count": torch.ones_like(batch["prompt"][:, 0]).sum(),
         }
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the pass rate of the most probable answers; pass rate, reward and tokens of sampled rollouts."""
-        names = {
-            "pass_rate": "passed",
-            "pass_rate_of_group": "passed_once",
-            "reward": "rewards",
-            "rollout_tokens": "tokens",
-        }
-        return {name: sums[source] / sums["count"] for name, source in names.items()}
 
 
 def advantages(rewards: Tensor, group: int) -> Tensor:

@@ -108,10 +108,6 @@ class Segmentation(DenseTask):
             rows.append(torch.stack([torch.arange(number, device=labels.device), *counts], 1))
         return {"images": torch.tensor(len(rows)), "segments": torch.cat(rows)}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return nothing: the mean over classes follows from all images."""
-        return {}
-
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``miou`` and ``pixel_accuracy``."""
         return mean_overlap(rows["segments"])
