@@ -93,7 +93,7 @@ def order(_: Path) -> Callable[[], object]:
 
 
 def conversations(root: Path) -> Callable[[], object]:
-    from accelmark.tasks.conversation.data import Conversations
+    from accelmark.tasks.conversation.pytorch import Conversations
 
     file, text = root / "conversations" / "a.json", "a café where people read and take photographs of it "
     if not file.exists():
@@ -107,7 +107,7 @@ def conversations(root: Path) -> Callable[[], object]:
 
 
 def boxes(root: Path) -> Callable[[], object]:
-    from accelmark.tasks.detection.data import BoxedImages
+    from accelmark.tasks.detection.pytorch import BoxedImages
 
     file = root / "annotations" / "instances_train2017.json"
     if not file.exists():
@@ -126,7 +126,7 @@ def boxes(root: Path) -> Callable[[], object]:
 
 def area(_: Path) -> Callable[[], object]:
     """Over the held-out half day of Criteo, an eighth of it."""
-    from accelmark.tasks.recommendation.data import area_under_curve
+    from accelmark.tasks.recommendation.pytorch import area_under_curve
 
     random = np.random.default_rng(0)
     scores = random.standard_normal(LAST_DAY // 8).astype(np.float32)

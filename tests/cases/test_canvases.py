@@ -17,9 +17,8 @@ from accelmark.cases.detection_mini.pytorch import point_loss
 from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, words
 from accelmark.cases.segmentation_mini.pytorch import mirrored
 from accelmark.spec.log.events import Event
-from accelmark.tasks.conversation.data import PLACEHOLDER
-from accelmark.tasks.conversation.pytorch import IMAGE, Answers
-from accelmark.tasks.detection.data import Scene, overlaps
+from accelmark.tasks.conversation.pytorch import IMAGE, PLACEHOLDER, Answers
+from accelmark.tasks.detection.pytorch import Scene, overlaps
 from accelmark.tasks.metrics import IGNORED
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import SMALL, case_of

@@ -12,8 +12,7 @@ import torch
 
 from accelmark.spec.errors import DataError
 from accelmark.tasks.conversation import data as conversation_data
-from accelmark.tasks.conversation.data import Conversations
-from accelmark.tasks.conversation.pytorch import IMAGE, load_parts
+from accelmark.tasks.conversation.pytorch import IMAGE, Conversations, load_parts
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelmark.tasks.graph.data import Incoming, Relation, sample_neighbourhood, synthetic_trees
+from accelmark.tasks.graph.pytorch import Incoming, Relation, sample_neighbourhood, synthetic_trees
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 

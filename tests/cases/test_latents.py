@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelmark.tasks.generation.data import CaptionedLatents
+from accelmark.tasks.generation.pytorch import CaptionedLatents
 from tests.cases.tiny_data import npy, tar
 
 SHAPE = 8, 2, 2
@@ -38,7 +38,7 @@ def rows(folder: Path, **changed: object) -> Path:
 
 def test_rows_of_several_arrow_files_are_read_by_their_number(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    from accelmark.tasks.generation.data import EncodedRows
+    from accelmark.tasks.generation.pytorch import EncodedRows
 
     found = EncodedRows(rows(tmp_path), ENCODED, ("timestep",))
     assert len(found) == 3

@@ -18,7 +18,7 @@ from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.tasks.recommendation.data import ClickLog, area_under_curve
+from accelmark.tasks.recommendation.pytorch import ClickLog, area_under_curve
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import SMALL

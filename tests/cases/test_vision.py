@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from accelmark.frameworks.pytorch.batches import collated
-from accelmark.tasks.detection.data import BoxedImages, Scene, centred, distorted, multi_scale
+from accelmark.tasks.detection.pytorch import BoxedImages, Scene, centred, distorted, multi_scale
 from accelmark.tasks.metrics import box_precision, mean_overlap
-from accelmark.tasks.segmentation.data import SegmentedImages, random_part
+from accelmark.tasks.segmentation.pytorch import SegmentedImages, random_part
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 

@@ -24,7 +24,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.tasks.speech.data import RATE_HZ
+from accelmark.tasks.speech.pytorch import RATE_HZ
 
 WORDS = ("ONE", "TWO", "SIX", "TEN")
 NUMBERS = {"ONE": "eins", "TWO": "zwei", "SIX": "sechs", "TEN": "zehn"}

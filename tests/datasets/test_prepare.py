@@ -32,11 +32,11 @@ from accelmark.datasets.prepare.weights import ARCHIVE
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.frameworks.pytorch.model.pretrained import load_backbone
 from accelmark.spec.errors import DataError
-from accelmark.tasks.detection.data import BoxedImages
+from accelmark.tasks.detection.pytorch import BoxedImages
 from accelmark.tasks.images.data import ArrayImages
 from accelmark.tasks.language.data import TokenShards
-from accelmark.tasks.recommendation.data import ClickLog
-from accelmark.tasks.speech.data import Recordings
+from accelmark.tasks.recommendation.pytorch import ClickLog
+from accelmark.tasks.speech.pytorch import Recordings
 from accelmark.tasks.text.data import JsonLines, Parallel, Table
 from tests.cases.tiny_data import save_tokenizer, tar
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from accelmark.spec.errors import DataError
 from accelmark.tasks.metrics import Bleu, ErrorRate, Rouge1, TextScore, edit_distance
-from accelmark.tasks.speech.data import Recordings, read_audio
+from accelmark.tasks.speech.pytorch import Recordings, read_audio
 from accelmark.tasks.text.data import JsonLines, Lines, Parallel, Table
 from tests.cases.tiny_data import save_tone
 

@@ -1,1 +1,1 @@
-"""Tasks: a folder for each family, with data and metrics without a framework, and a file for each framework."""
+"""Tasks: a folder for each family, with a file for each framework, and data without a framework."""

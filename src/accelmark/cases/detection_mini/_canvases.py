@@ -10,8 +10,8 @@ from PIL import Image
 
 from accelmark.cases.resnet_mini._fashion import NUM_CLASSES, SIDE, read_split
 from accelmark.frameworks.pytorch.batches import TaskFamily
-from accelmark.tasks.detection.data import Scene, overlaps
-from accelmark.tasks.segmentation.data import Segments
+from accelmark.tasks.detection.pytorch import Scene, overlaps
+from accelmark.tasks.segmentation.pytorch import Segments
 
 _SCALES: Final = (0.6, 1.4)
 _LARGEST_OVERLAP: Final = 0.05

@@ -17,8 +17,7 @@ from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.detection.data import Scene
-from accelmark.tasks.detection.pytorch import BoxedSamples, Detection, Labels
+from accelmark.tasks.detection.pytorch import BoxedSamples, Detection, Labels, Scene
 from accelmark.tasks.images.data import Uniform
 
 _STRIDE: Final = 4

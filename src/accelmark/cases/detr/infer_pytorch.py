@@ -15,8 +15,7 @@ from accelmark.cases.detr.pytorch import detector
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.errors import DataError
-from accelmark.tasks.detection.data import BoxedImages, centred
-from accelmark.tasks.detection.pytorch import best_classes, precision_rows
+from accelmark.tasks.detection.pytorch import BoxedImages, best_classes, centred, precision_rows
 from accelmark.tasks.images.data import MEAN, STD
 from accelmark.tasks.metrics import box_precision
 

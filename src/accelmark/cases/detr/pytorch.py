@@ -8,8 +8,7 @@ from transformers import DetrConfig, DetrForObjectDetection, PreTrainedModel, Re
 
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
-from accelmark.tasks.detection.data import Scene, multi_scale
-from accelmark.tasks.detection.pytorch import Detection
+from accelmark.tasks.detection.pytorch import Detection, Scene, multi_scale
 from accelmark.tasks.images.data import Uniform
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from accelmark.cases.resnet_mini._fashion import MEAN, SIDE, STD, read_split
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.graph.data import Ids, Incoming, Relation
-from accelmark.tasks.graph.pytorch import LabelledGraph, NodeClassification
+from accelmark.tasks.graph.pytorch import Ids, Incoming, LabelledGraph, NodeClassification, Relation
 
 _ROWS = 1000
 """Images that are compared with all others at once."""

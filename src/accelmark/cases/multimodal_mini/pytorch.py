@@ -20,9 +20,8 @@ from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.cases.resnet_mini.pytorch import ResNetMini
 from accelmark.infer.weights import load_weights
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.conversation.data import END, PLACEHOLDER, Span
-from accelmark.tasks.conversation.pytorch import Answers, ImageAnswers
-from accelmark.tasks.detection.data import Scene
+from accelmark.tasks.conversation.pytorch import END, PLACEHOLDER, Answers, ImageAnswers, Span
+from accelmark.tasks.detection.pytorch import Scene
 
 ITEMS: Final = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 _UNKNOWN: Final = "<unk>"
@@ -55,7 +54,7 @@ def words() -> Tokenizer:
 
 @final
 class Captions:
-    """Canvases with their captions; see :class:`accelmark.tasks.conversation.data.ImageTexts`."""
+    """Canvases with their captions; see :class:`accelmark.tasks.conversation.pytorch.ImageTexts`."""
 
     def __init__(self, canvases: Canvases) -> None:
         self._canvases = canvases

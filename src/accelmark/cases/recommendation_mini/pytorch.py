@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.recommendation.data import area_under_curve
-from accelmark.tasks.recommendation.pytorch import ClickPrediction
+from accelmark.tasks.recommendation.pytorch import ClickPrediction, area_under_curve
 from accelmark.train.batches import Arrays
 
 _WIDTH = 4

@@ -5,8 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedModel, RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
 
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
-from accelmark.tasks.detection.data import Scene, distorted
-from accelmark.tasks.detection.pytorch import Detection
+from accelmark.tasks.detection.pytorch import Detection, Scene, distorted
 from accelmark.tasks.images.data import Uniform
 
 

@@ -13,8 +13,7 @@ from accelmark.cases.detection_mini._canvases import Canvases
 from accelmark.cases.detection_mini.pytorch import Pyramid
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.tasks.images.data import Uniform
-from accelmark.tasks.segmentation.data import Segments
-from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segmenter
+from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segmenter, Segments
 
 
 class Pixels(nn.Module):

@@ -18,8 +18,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.metrics import ErrorRate
-from accelmark.tasks.speech.data import read_audio
-from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, SpeechToLetters, spans
+from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, SpeechToLetters, read_audio, spans
 
 TRANSCRIPTS: Final = "core-sounds-en.txt"
 RATE_HZ: Final = 8_000
@@ -53,7 +52,7 @@ def read_transcripts(directory: Path) -> Mapping[str, str]:
 
 @final
 class Prompts:
-    """The prompts of a split that have recordings, sorted; see :class:`accelmark.tasks.speech.data.Utterances`.
+    """The prompts of a split that have recordings, sorted; see :class:`accelmark.tasks.speech.pytorch.Utterances`.
 
     One in eight transcripts is held out, by its SHA-256: no text is in both splits. In training, an utterance is
     several prompts one after another, each at 0.9 to 1.1 times its speed: first that of the index, then random ones.

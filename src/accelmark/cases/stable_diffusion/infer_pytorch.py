@@ -18,8 +18,8 @@ from transformers import CLIPModel, CLIPTextModel
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.conversation.data import MEAN, STD
 from accelmark.tasks.generation.pytorch import BETAS, CHANNELS, SCALE, STEPS, autoencoder, text_config, unet
+from accelmark.tasks.images.data import CLIP_MEAN, CLIP_STD
 from accelmark.tasks.text.pytorch import read_tokenizer
 
 
@@ -154,7 +154,7 @@ class Case(InferCase):
         side = self._clip.config.vision_config.image_size
         pixels = ((outputs[1] / 2 + 0.5).clamp(0, 1) * 255).round() / 255
         small = F.interpolate(pixels, size=(side, side), mode="bicubic", antialias=True).clamp(0, 1)
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (MEAN, STD))
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (CLIP_MEAN, CLIP_STD))
         scores = self._clip(pixel_values=(small - mean) / std, input_ids=self._captions.tokens[labels])
         return {"cosine": float((scores.image_embeds * scores.text_embeds).sum()), "count": float(len(labels))}
 

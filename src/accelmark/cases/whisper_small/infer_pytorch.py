@@ -14,8 +14,7 @@ from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeM
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.metrics import IGNORED
-from accelmark.tasks.speech.data import Recordings
-from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Spectra, SpeechToText, whisper
+from accelmark.tasks.speech.pytorch import BANDS, END, FRAMES, Recordings, Spectra, SpeechToText, whisper
 from accelmark.tasks.text.pytorch import EncoderDecoder, read_tokenizer
 
 _COMPARED: Final = 8

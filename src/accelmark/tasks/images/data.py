@@ -17,6 +17,10 @@ MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of each channel over the training images, for values from 0 to 1; as published by torchvision."""
 STD: Final = (0.229, 0.224, 0.225)
 """Standard deviation of each channel, from the same source."""
+CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+"""Mean of each channel for values from 0 to 1, as published with CLIP."""
+CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
+"""Standard deviation of each channel, from the same source."""
 _AREA: Final = (0.08, 1.0)
 _RATIO: Final = (3 / 4, 4 / 3)
 _TRIES: Final = 10
