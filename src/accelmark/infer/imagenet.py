@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from accelmark.infer.case import ClassificationCase, InferBatch, InferBatches, LoaderBatches
+from accelmark.infer.weights import pretrained
 from accelmark.spec.errors import DataError
 from accelmark.tasks.images.data import MEAN, STD
-from accelmark.tasks.images.pytorch_imagenet import ImageFolder
+from accelmark.tasks.images.pytorch_imagenet import ImageFolder, ImageNetwork
 
 
 @final
@@ -30,13 +31,17 @@ class _Images(Dataset[tuple[Tensor, int]]):
         return (sample["image"].float() - self.mean) / self.std, int(sample["label"])
 
 
-class ImageNetCase(ClassificationCase):
+class ImageNetCase(ClassificationCase, ImageNetwork):
     """Classification of normalised images; top-1 accuracy on ``val`` of the data directory."""
 
     input_names = ("image",)
     mean: ClassVar[tuple[float, float, float]] = MEAN
     """Mean of each channel, for values from 0 to 1."""
     std: ClassVar[tuple[float, float, float]] = STD
+
+    def create_model(self) -> nn.Module:
+        """Build the network, with the weights from the data directory."""
+        return pretrained(self, self.network())
 
     def build_dataloader(self) -> InferBatches:
         """Read ``val`` in worker processes."""

@@ -24,11 +24,10 @@ from accelmark.frameworks.pytorch.batches import SampleSource, TaskFamily, gener
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.spec.errors import UNREADABLE, DataError, raising
+from accelmark.tasks.images.pytorch_imagenet import ScaledRate
 from accelmark.tasks.text.pytorch import read_tokenizer
 from accelmark.train.batches import Arrays
-from accelmark.train.loop.epochs import scaled_learning_rate
 
 _SUFFIXES: Final = ("npy", "txt")
 
@@ -233,11 +232,8 @@ def autoencoder(number: Callable[[str], int]) -> nn.Module:
     )
 
 
-class Diffusion(VelocityPrediction):
-    """Training of Stable Diffusion 2's UNet on shards of captioned latents; the text encoder is not trained.
-
-    ``optimizer.lr`` is the rate for a global batch of ``lr_batch_size``.
-    """
+class Diffusion(ScaledRate, VelocityPrediction):
+    """Training of Stable Diffusion 2's UNet on shards of captioned latents; the text encoder is not trained."""
 
     samples: ClassVar[str]
     """Name of the data set of latents."""
@@ -272,11 +268,6 @@ class Diffusion(VelocityPrediction):
         """Return predicted and actual velocities."""
         predicted, target = model(batch["latent"], batch["noise"], batch["step"], batch["tokens"])
         return predicted, target
-
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the learning rate by global batch / ``lr_batch_size``."""
-        rate = scaled_learning_rate(self.settings, self.place.world_size, self.number("lr_batch_size"))
-        return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
 
 
 _FLUX_BLOCKS: Final = ("FluxTransformerBlock", "FluxSingleTransformerBlock")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -240,33 +240,53 @@ class Normalized(ByteImageNetwork):
         return self.net(self.normalised(image)).logits
 
 
-class ImageNetTraining(ImageClassification):
+class ImageNetwork(ABC):
+    """A case whose network is a class of transformers, in the size of the case's numbers."""
+
+    network_class: ClassVar[str]
+    """Class of transformers."""
+    arguments: ClassVar[Mapping[str, str | Sequence[str]]] = {}
+    """Argument of the network's configuration -> number of the case, or several; those in per cent are divided."""
+    config_values: ClassVar[Mapping[str, Any]] = {}
+    """Further arguments of the configuration."""
+
+    @abstractmethod
+    def number(self, name: str) -> int:
+        """Return one of the case's own whole numbers."""
+
+    def network(self) -> PreTrainedModel:
+        """Return a network whose output for normalised images has ``logits`` of ``num_classes``."""
+        values = {argument: self._value(names) for argument, names in self.arguments.items()}
+        network_class: Any = getattr(transformers, self.network_class)
+        config = network_class.config_class(**values, **self.config_values)
+        config.num_labels = self.number("num_classes")
+        return network_class(config)
+
+    def _value(self, names: str | Sequence[str]) -> Any:
+        if not isinstance(names, str):
+            return [self.number(name) for name in names]
+        return self.number(names) / 100 if names.endswith("_percent") else self.number(names)
+
+
+class ScaledRate(TaskFamily):
+    """Training for which ``optimizer.lr`` is the learning rate of a global batch of ``model.lr_batch_size``."""
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Scale the learning rate by global batch / ``lr_batch_size``."""
+        rate = scaled_learning_rate(self.settings, self.place.world_size, self.number("lr_batch_size"))
+        return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
+
+
+class ImageNetTraining(ScaledRate, ImageClassification, ImageNetwork):
     """Image classification on ImageNet; a case states the network.
 
-    The settings ``image_size``, ``num_classes`` and ``lr_batch_size`` are under ``model``: ``optimizer.lr`` is the rate
-    for a global batch of ``lr_batch_size``. Optional are ``stage1_blocks`` to ``stage4_blocks``, ``rand_magnitude``,
+    The settings ``image_size`` and ``num_classes`` are under ``model``. Optional are ``rand_magnitude``,
     ``erase_probability``, ``mixup_alpha`` with ``cutmix_alpha``, and ``label_smoothing``.
     """
 
     accuracies: ClassVar = {"top1": 1, "top5": 5}
     samples: ClassVar[str]
     """Name of the data set."""
-    network_class: ClassVar[str]
-    """Class of transformers."""
-    arguments: ClassVar[Mapping[str, str]] = {}
-    """Argument of the network's configuration -> setting that it is."""
-    config_values: ClassVar[Mapping[str, Any]] = {}
-    """Further arguments of the configuration."""
-
-    def network(self) -> PreTrainedModel:
-        """Return a network whose output for normalised images has ``logits``."""
-        values: dict[str, Any] = {name: self.number(setting) for name, setting in self.arguments.items()}
-        if "stage1_blocks" in self.settings.model:
-            values["depths"] = [self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)]
-        network_class: Any = getattr(transformers, self.network_class)
-        config = network_class.config_class(**values, **self.config_values)
-        config.num_labels = self.num_classes
-        return network_class(config)
 
     def build_model(self) -> nn.Module:
         """Build the network with random weights."""
@@ -310,8 +330,3 @@ class ImageNetTraining(ImageClassification):
     def _option(self, name: str) -> float:
         """Return one of the case's own numbers, 0 where it has none."""
         return float(self.settings.model.get(name) or 0)
-
-    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Scale the learning rate by global batch / ``lr_batch_size``."""
-        rate = scaled_learning_rate(self.settings, self.place.world_size, self.number("lr_batch_size"))
-        return build_optimizer(model, self.settings.optimizer.model_copy(update={"lr": rate}), self.place.device)
