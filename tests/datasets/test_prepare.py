@@ -111,7 +111,7 @@ def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Pat
     to = tmp_path / "imagenet"
     whole = (ilsvrc / media.TRAIN).read_bytes()
     (ilsvrc / media.TRAIN).write_bytes(whole[:12_000])
-    with pytest.raises(DataError, match=rf"{media.TRAIN}.* tar archive: unexpected end of data; download"):
+    with pytest.raises(DataError, match=rf"{media.TRAIN}.* tar archive; download it again: unexpected end of data"):
         made("imagenet", ilsvrc, to)
     begun, first = to / ".train.part", to / "train" / SYNSETS[0]
     before = (begun / SYNSETS[0]).stat()

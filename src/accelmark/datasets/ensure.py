@@ -23,12 +23,12 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Final, Literal, final
+from typing import IO, Final, Literal, Optional, final
 from urllib.parse import quote, urlsplit
 
 from accelmark.datasets.spec import DatasetSpec, DebianSource, FileSpec, PackageSource, RegistrySource, UrlSource
 from accelmark.datasets.verify import Progress, ProgressMeter, file_sha256, verify
-from accelmark.spec.errors import DataError, Problem
+from accelmark.spec.errors import DataError, Problem, raising
 
 CACHE_VARIABLE: Final = "ACCELMARK_CACHE"
 _PART: Final = ".part"
@@ -40,7 +40,10 @@ _COPY_BYTES: Final = 1 << 20
 _LAST_LINES: Final = 3
 _SYSTEM_ERROR: Final = re.compile(r"\[Errno -?\d+\] [^'\")]+")
 ArchiveKind = Literal["zip", "tar", "deb"]
-Members = Iterator[tuple[str, int, IO[bytes]]]
+Members = Iterator[tuple[str, int, Optional[IO[bytes]]]]
+"""Name, size and content of each member of an archive; a member that is no regular file has no content."""
+DAMAGE: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+"""What reading an archive raises where it is damaged."""
 
 
 def cache_directory() -> Path:
@@ -170,8 +173,12 @@ def extract(kind: ArchiveKind, archive: Path, members: Mapping[str, Path], max_b
     too large or not a regular file.
     """
     wanted = set(members)
-    try:
-        for name, size, stream in _OPEN[kind](archive, frozenset(wanted)):
+    with raising(FetchError, f"{archive.name} is not a readable {kind} archive", *DAMAGE):
+        for name, size, stream in archive_members(kind, archive):
+            if name not in wanted:
+                continue
+            if stream is None:
+                raise FetchError(f"{name} in {archive.name} is not a regular file")
             if size > max_bytes[name]:
                 raise FetchError(f"{name} in {archive.name} has {size:,} bytes, expected {max_bytes[name]:,}")
             members[name].parent.mkdir(parents=True, exist_ok=True)
@@ -180,28 +187,33 @@ def extract(kind: ArchiveKind, archive: Path, members: Mapping[str, Path], max_b
             wanted.discard(name)
             if not wanted:
                 return
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
-        raise FetchError(f"{archive.name} is not a readable {kind} archive: {error}") from error
     raise FetchError(f"{archive.name} has no file {', '.join(sorted(wanted))}")
 
 
-def _zip_members(archive: Path, wanted: frozenset[str]) -> Members:
-    with zipfile.ZipFile(archive) as opened:
-        for info in opened.infolist():
-            if info.filename not in wanted:
-                continue
-            if info.is_dir() or (info.external_attr >> 16) & 0o170000 not in (0, 0o100000):
-                raise FetchError(f"{info.filename} in {archive.name} is not a regular file")
-            with opened.open(info) as stream:
-                yield info.filename, info.file_size, stream
+def archive_members(kind: ArchiveKind, archive: Path, stream: IO[bytes] | None = None) -> Members:
+    """Yield the members of an archive, or of the uncompressed tar archive in ``stream``; raises one of ``DAMAGE``."""
+    if kind == "deb":
+        yield from _deb_members(archive)
+    elif kind == "zip":
+        with zipfile.ZipFile(archive) as opened:
+            for info in opened.infolist():
+                if info.is_dir() or (info.external_attr >> 16) & 0o170000 not in (0, 0o100000):
+                    yield info.filename, 0, None
+                else:
+                    with opened.open(info) as content:
+                        yield info.filename, info.file_size, content
+    else:
+        mode = "r:*" if stream is None else "r:"
+        with tarfile.open(archive, mode, fileobj=stream) as tar:  # type: ignore[call-overload]
+            yield from _tar_members(tar)
 
 
-def _tar_members(archive: Path, wanted: frozenset[str]) -> Members:
-    with tarfile.open(archive, "r:*") as opened:
-        yield from _regular_files(opened, wanted, archive.name)
+def _tar_members(opened: tarfile.TarFile) -> Members:
+    for info in opened:
+        yield info.name.removeprefix("./"), info.size, opened.extractfile(info) if info.isreg() else None
 
 
-def _deb_members(archive: Path, wanted: frozenset[str]) -> Members:
+def _deb_members(archive: Path) -> Members:
     # Through a pipe: dpkg-deb writes no file and the whole package is never on disk.
     command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
     try:
@@ -211,23 +223,9 @@ def _deb_members(archive: Path, wanted: frozenset[str]) -> Members:
     with process:
         try:
             with tarfile.open(fileobj=process.stdout, mode="r|") as opened:
-                yield from _regular_files(opened, wanted, archive.name)
+                yield from _tar_members(opened)
         finally:
             process.kill()
-
-
-def _regular_files(opened: tarfile.TarFile, wanted: frozenset[str], label: str) -> Members:
-    for info in opened:
-        name = info.name.removeprefix("./")
-        if name not in wanted:
-            continue
-        stream = opened.extractfile(info) if info.isreg() else None
-        if stream is None:
-            raise FetchError(f"{name} in {label} is not a regular file")
-        yield name, info.size, stream
-
-
-_OPEN: Final = {"zip": _zip_members, "tar": _tar_members, "deb": _deb_members}
 
 
 def _max_source_bytes(file: FileSpec) -> int:
@@ -241,15 +239,13 @@ def _unpack_files(spec: DatasetSpec, directory: Path) -> None:
             continue
         source = directory / file.source_path
         size = 0
-        try:
-            with gzip.open(source, "rb") as packed, (directory / file.path).open("wb") as target:
-                while chunk := packed.read(_COPY_BYTES):
-                    size += len(chunk)
-                    if size > file.bytes:
-                        raise FetchError(f"{file.source_path} has more than the expected {file.bytes:,} bytes")
-                    target.write(chunk)
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise FetchError(f"{file.source_path} cannot be unpacked: {error}") from error
+        damaged = raising(FetchError, f"{file.source_path} cannot be unpacked", gzip.BadGzipFile, zlib.error, EOFError)
+        with damaged, gzip.open(source, "rb") as packed, (directory / file.path).open("wb") as target:
+            while chunk := packed.read(_COPY_BYTES):
+                size += len(chunk)
+                if size > file.bytes:
+                    raise FetchError(f"{file.source_path} has more than the expected {file.bytes:,} bytes")
+                target.write(chunk)
         source.unlink()
 
 

@@ -16,6 +16,7 @@ from accelmark.datasets.prepare.preparation import (
     Part,
     Preparation,
     copied,
+    files_in,
     whole_directory,
     write_whole,
 )
@@ -32,7 +33,7 @@ def _write_imagenet_training(archives: Archives, folder: Path) -> None:
         synset = folder / PurePosixPath(name).stem
         if not synset.exists():
             with whole_directory(synset) as part:
-                for image, content in archives.tar_members(archives.paths[TRAIN] / name, stream):
+                for image, _, content in files_in(archives.paths[TRAIN] / name, stream):
                     write_whole(part / PurePosixPath(image).name, copied(content))
 
 

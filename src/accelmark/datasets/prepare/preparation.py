@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NamedTuple, final
 
+from accelmark.datasets.ensure import DAMAGE, ArchiveKind, archive_members
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.datasets.verify import Progress, ProgressMeter, verify
-from accelmark.spec.errors import DataError, RequestError, first_line
+from accelmark.spec.errors import DataError, RequestError, raising
 from accelmark.spec.plugins.requirements import require
 
 _CHUNK: Final = 1 << 20
@@ -42,27 +40,9 @@ class Archives:
 
     def members(self, name: str) -> Iterator[tuple[str, IO[bytes]]]:
         """Yield name and content of each regular file in a tar or zip archive; raises DataError where it is damaged."""
-        path = self.paths[name]
-        if path.suffix != ".zip":
-            yield from self.tar_members(path)
-            return
-        with _naming_damage(path), zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                self._meter.add(info.compress_size)
-                if not info.is_dir():
-                    with archive.open(info) as stream:
-                        yield info.filename, stream
-
-    def tar_members(self, path: Path, stream: IO[bytes] | None = None) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yield the members of a tar archive, or of the uncompressed one in ``stream``, a member of another."""
-        mode = "r:*" if stream is None else "r:"
-        with _naming_damage(path), tarfile.open(path, mode, fileobj=stream) as archive:  # type: ignore[call-overload]
-            for info in archive:
-                if stream is None:
-                    self._meter.add(info.size)
-                content = archive.extractfile(info) if info.isreg() else None
-                if content is not None:
-                    yield info.name.removeprefix("./"), content
+        for member, size, content in files_in(self.paths[name]):
+            self._meter.add(size)
+            yield member, content
 
     def extract(self, name: str, targets: Mapping[str, Path]) -> None:
         """Write members to files, by their names or the last parts of these; files that exist are kept.
@@ -95,14 +75,13 @@ class Archives:
                 write_whole(target, copied(stream))
 
 
-@contextmanager
-def _naming_damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        kind = "zip" if path.suffix == ".zip" else "tar"
-        what = first_line(error).rstrip(":")
-        raise DataError(f"{path}: is not a readable {kind} archive: {what}; download it again") from error
+def files_in(path: Path, stream: IO[bytes] | None = None) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and content of the regular files of an archive, or of the tar archive ``stream`` in another."""
+    kind: ArchiveKind = "zip" if path.suffix == ".zip" else "tar"
+    with raising(DataError, f"{path}: is not a readable {kind} archive; download it again", *DAMAGE):
+        for name, size, content in archive_members(kind, path, stream):
+            if content is not None:
+                yield name, size, content
 
 
 class Part(NamedTuple):

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, write_whole
+from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, files_in, write_whole
 from accelmark.spec.errors import DataError, raising
 
 C4_SETS: Final = {"train": "c4-train.en_6_text_document", "val": "c4-validation-91205-samples.en_text_document"}
@@ -126,7 +126,7 @@ def _write_novels(archives: Archives, folder: Path) -> None:
         raise DataError(f"{file}: is not GPT-2's: it has no token {END}, or more than 65,536 tokens")
 
     def tokens(novels: IO[bytes]) -> Iterator[bytes]:
-        for name, stream in archives.tar_members(path, novels):
+        for name, _, stream in files_in(path, novels):
             if name.endswith(".txt"):
                 ids = tokenizer.encode(stream.read().decode("utf-8"), add_special_tokens=False).ids
                 yield np.array([*ids, end], "<u2").tobytes()
