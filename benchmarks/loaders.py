@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 from accelmark.datasets.catalogue import known_of
-from accelmark.datasets.pack import pack
+from accelmark.datasets.prepare.preparation import pack
 from accelmark.frameworks.pytorch.batches import BatchMemory, IndexedBatches, collated
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.settings.training import LoaderSettings

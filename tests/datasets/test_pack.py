@@ -16,9 +16,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.datasets import pack as packing
 from accelmark.datasets.catalogue import known_of
-from accelmark.datasets.pack import pack
+from accelmark.datasets.prepare import preparation
+from accelmark.datasets.prepare.preparation import pack
 from accelmark.datasets.shards import features, integers, opened, records, tar_members, write_records
 from accelmark.datasets.verify import fingerprint, verify
 from accelmark.spec.errors import DataError, RequestError
@@ -36,7 +36,7 @@ def folders(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shards(tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(packing, "IMAGES_PER_SHARD", 5)
+    monkeypatch.setattr(preparation, "IMAGES_PER_SHARD", 5)
     assert pack(IMAGENET, folders, tmp_path / "shards", allow_subset=True) == 22
     return tmp_path / "shards"
 

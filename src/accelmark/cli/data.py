@@ -124,7 +124,7 @@ def pack(
     Images are shuffled, always in the same way. An interrupted call continues after the last complete shard.
     """
     from accelmark.datasets.catalogue import known_of
-    from accelmark.datasets.pack import pack as make
+    from accelmark.datasets.prepare.preparation import pack as make
 
     spec = known_of(name).spec
     with _progress() as progress:

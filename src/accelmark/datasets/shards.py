@@ -1,4 +1,6 @@
-"""Shards of labelled images, in which an image is read by its offset: WebDataset's and TFRecord.
+"""Shards of labelled images, in which an image is read by its offset, and of tokens.
+
+Those of images are WebDataset's and TFRecord, those of tokens are indexed data sets of Megatron-LM.
 
 WebDataset's are tar archives ``*.tar`` with ``<key>.jpg`` (or .jpeg, .png), and the class in ``<key>.cls``.
 TFRecord's are ``<split>-00000-of-01024`` with ``image/encoded``, ``image/filename`` and ``image/class/label`` from 1,
@@ -250,6 +252,36 @@ def bytes_at(file: IO[bytes], offset: int, size: int) -> bytes:
     """Return a part of a file."""
     file.seek(offset)
     return file.read(size)
+
+
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_INDEX: Final = struct.Struct("<9sQBQQ")
+"""Magic, version, type of the tokens, number of sequences and of documents.
+
+The sequences' lengths (int32) and first bytes (int64) follow.
+"""
+_TOKEN_TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are not integers."""
+
+
+def indexed_tokens(path: Path, index: Path) -> tuple[str, int]:
+    """Return NumPy's type and the number of bytes of the tokens in ``path``; raises DataError where the index differs.
+
+    The end of the last sequence is read, since hundreds of millions of lengths take gigabytes.
+    """
+    with index.open("rb") as file:
+        header = file.read(_INDEX.size)
+        if len(header) < _INDEX.size or header[: len(_MAGIC)] != _MAGIC:
+            raise DataError(f"{index}: is not an index of Megatron-LM; remove it if {path.name} holds bare uint16")
+        _, version, kind, count, _ = _INDEX.unpack(header)
+        if version != 1 or kind not in _TOKEN_TYPES:
+            raise DataError(f"{index}: has version {version} and type {kind}; expected version 1 and integers")
+        places = ((_INDEX.size + 4 * (count - 1), 4), (_INDEX.size + 4 * count + 8 * (count - 1), 8))
+        length, first = (int.from_bytes(bytes_at(file, *place), "little") if count else 0 for place in places)
+    num_bytes = first + length * int(_TOKEN_TYPES[kind][-1])
+    if (actual := path.stat().st_size) != num_bytes:
+        raise DataError(f"{path}: has {actual:,} bytes, {index.name} expects {num_bytes:,}; is the file complete?")
+    return _TOKEN_TYPES[kind], num_bytes
 
 
 def write_tar(shard: Path, images: Iterable[tuple[Path, int]]) -> None:

@@ -7,7 +7,6 @@ import html
 import json
 import lzma
 import re
-import struct
 from array import array
 from collections.abc import Iterator
 from functools import partial
@@ -17,29 +16,18 @@ from typing import IO, Any, Final
 import numpy as np
 
 from accelmark.datasets.prepare.preparation import Archive, Archives, Part, Preparation, files_in, write_whole
+from accelmark.datasets.shards import indexed_tokens
 from accelmark.spec.errors import DataError, raising
 
 C4_SETS: Final = {"train": "c4-train.en_6_text_document", "val": "c4-validation-91205-samples.en_text_document"}
 """Split -> indexed data set of Megatron-LM with tokens of Llama 3.1's vocabulary, as MLPerf Training publishes it."""
-_INDEX: Final = struct.Struct("<9sQBQQ")
-"""Magic bytes, version, type of the tokens, numbers of sequences and of documents; the sequences' lengths follow."""
-_TOKEN_BYTES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
-"""Type -> bytes of a token (``megatron/core/datasets/indexed_dataset.py``)."""
 
 
 def _write_c4(split: str, archives: Archives, folder: Path) -> None:
     """Link or copy a set, after its size is compared with its index."""
-    names = [f"{C4_SETS[split]}.{part}" for part in ("idx", "bin")]
-    index, tokens = (archives.paths[name] for name in names)
-    damaged = raising(DataError, f"{index}: is not a complete index of Megatron-LM", struct.error, KeyError)
-    with damaged, index.open("rb") as file:
-        magic, _, kind, sequences, _ = _INDEX.unpack(file.read(_INDEX.size))
-        if magic != b"MMIDIDX\x00\x00":
-            raise DataError(f"{index}: is not the index of a Megatron-LM data set; download it again")
-        expected = int(np.fromfile(file, "<i4", sequences).sum(dtype=np.int64)) * _TOKEN_BYTES[kind]
-    if expected != (actual := tokens.stat().st_size):
-        raise DataError(f"{tokens}: has {actual:,} bytes, its index describes {expected:,}; download it again")
-    for name in names:
+    tokens, index = (f"{C4_SETS[split]}.{part}" for part in ("bin", "idx"))
+    indexed_tokens(archives.paths[tokens], archives.paths[index])
+    for name in (tokens, index):
         archives.place(name, folder)
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import bisect
 import os
-import struct
 import sys
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
+from accelmark.datasets.shards import indexed_tokens
 from accelmark.spec.errors import DataError, raising
 from accelmark.spec.plugins.requirements import require
 from accelmark.tasks.metrics import IGNORED
@@ -67,46 +67,11 @@ class TokenShards:
         return {"tokens": self.window(index)}
 
 
-_MAGIC: Final = b"MMIDIDX\x00\x00"
-_HEADER: Final = struct.Struct("<9sQBQQ")
-"""Magic, version, type of the tokens, number of sequences and of documents.
-
-The sequences' lengths (int32) and first bytes (int64) follow.
-"""
-_TYPES: Final = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Type numbers of Megatron-LM's ``megatron/core/datasets/indexed_dataset.py``; 6 and 7 are not integers."""
-
-
-def _indexed(path: Path, index: Path) -> npt.NDArray[Any]:
-    """Open the data of an indexed data set."""
-    with index.open("rb") as file:
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
-            raise DataError(f"{index}: is not an index of Megatron-LM; remove it if {path.name} holds bare uint16")
-        _, version, kind, num_sequences, _ = _HEADER.unpack(header)
-        if version != 1 or kind not in _TYPES:
-            raise DataError(f"{index}: has version {version} and type {kind}; expected version 1 and integers")
-        dtype = np.dtype(_TYPES[kind])
-        # The end of the last sequence, since hundreds of millions of lengths take gigabytes.
-        length = _number(file, _HEADER.size + 4 * (num_sequences - 1), "<i4") if num_sequences else 0
-        first = _number(file, _HEADER.size + 4 * num_sequences + 8 * (num_sequences - 1), "<i8") if num_sequences else 0
-    num_bytes = first + length * dtype.itemsize
-    if path.stat().st_size != num_bytes:
-        expected = f"{index.name} expects {num_bytes:,}"
-        raise DataError(f"{path}: has {path.stat().st_size:,} bytes, {expected}; is the file complete?")
-    return np.memmap(path, dtype=dtype, mode="r") if num_bytes else np.zeros(0, dtype)
-
-
-def _number(file: IO[bytes], place: int, dtype: str) -> int:
-    """Return the number at a place of a file; 0 where the file ends before."""
-    file.seek(place)
-    return int(np.fromfile(file, dtype, 1).sum())
-
-
 def _open(path: Path) -> npt.NDArray[Any]:
     if path.suffix == ".bin":
         if (index := path.with_suffix(".idx")).is_file():
-            return _indexed(path, index)
+            kind, num_bytes = indexed_tokens(path, index)
+            return np.memmap(path, kind, "r") if num_bytes else np.zeros(0, kind)
         if path.stat().st_size % 2:
             raise DataError(f"{path}: an odd number of bytes cannot be uint16 tokens; is the file complete?")
         return np.memmap(path, dtype="<u2", mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
