@@ -18,7 +18,7 @@ from transformers import CLIPModel, CLIPTextModel
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, IterativeModel, LoaderBatches
 from accelmark.infer.weights import load_weights
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.generation.pytorch import BETAS, CHANNELS, SCALE, STEPS, autoencoder, text_config, unet
+from accelmark.tasks.generation.pytorch import BETAS, CHANNELS, SCALE, STEPS, autoencoder, padded, text_config, unet
 from accelmark.tasks.images.data import CLIP_MEAN, CLIP_STD
 from accelmark.tasks.text.pytorch import read_tokenizer
 
@@ -99,13 +99,6 @@ class Captions(Dataset[tuple[Tensor, Tensor, int]]):
         """Return tokens, the noise of the image, always the same, and the caption's number."""
         noise = torch.randn(CHANNELS, self._side, self._side, generator=Generator().manual_seed(index))
         return self.tokens[index], noise, index
-
-
-def padded(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
-    """Return the tokens of a caption with its start and end; a longer one is cut off, a shorter one padded with 0."""
-    ids = tokenizer.encode(text).ids
-    ids = ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
-    return [*ids, *[0] * (length - len(ids))]
 
 
 class Case(InferCase):

@@ -182,14 +182,19 @@ class NoisedLatents:
         moments, caption = self._latents.read(index, (2 * CHANNELS, self._size, self._size))
         mean, log_variance = torch.from_numpy(moments).chunk(2)
         drawn, noise = torch.randn(2, *mean.shape, generator=random)
-        ids = self._tokenizer.encode(caption).ids
-        tokens = ids if len(ids) <= self._length else [*ids[: self._length - 1], ids[-1]]
         return {
             "latent": SCALE * (mean + (log_variance.clamp(*_LOG_VARIANCES) / 2).exp() * drawn),
             "noise": noise,
             "step": torch.randint(0, STEPS, (), generator=random),
-            "tokens": torch.tensor(tokens + [0] * (self._length - len(tokens))),
+            "tokens": torch.tensor(padded(self._tokenizer, caption, self._length)),
         }
+
+
+def padded(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
+    """Return the tokens of a caption with its start and end; a longer one is cut off, a shorter one padded with 0."""
+    ids = tokenizer.encode(text).ids
+    ids = ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+    return [*ids, *[0] * (length - len(ids))]
 
 
 def unet(number: Callable[[str], int]) -> nn.Module:

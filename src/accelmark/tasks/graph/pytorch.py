@@ -282,14 +282,12 @@ class NodeClassification(Classification):
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(batch)
 
-    def train_batches(self) -> NeighbourhoodBatches:
-        """Return the training seeds in a new order each epoch."""
-        return NeighbourhoodBatches(self, self.graph(), self.seeds(train=True), self.settings.batch_size, train=True)
+    def dataset(self, *, train: bool) -> Ids:
+        """Return the seeds, in evaluation always with the same neighbourhoods."""
+        return self.seeds(train=train)
 
-    def eval_batches(self) -> NeighbourhoodBatches:
-        """Return the evaluation's seeds, with the same neighbourhoods in every evaluation."""
-        size = self.settings.eval_batch_size
-        return NeighbourhoodBatches(self, self.graph(), self.seeds(train=False), size, train=False)
+    def _batches(self, data: Any, size: int, *, train: bool) -> NeighbourhoodBatches:
+        return NeighbourhoodBatches(self, self.graph(), data, size, train=train)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random features and classes; each node of the neighbourhoods has two edges of each relation."""

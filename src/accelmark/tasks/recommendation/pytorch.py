@@ -21,7 +21,7 @@ from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import UNREADABLE, DataError, RequestError, raising
 from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.batches import Arrays, Share, read_ahead
+from accelmark.train.batches import Arrays, DataSetCase, Share, read_ahead
 
 _LABELS: Final = "_labels.npy"
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
@@ -199,7 +199,7 @@ class ClickBatches:
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class ClickPrediction(TrainCase):
+class ClickPrediction(DataSetCase, TrainCase):
     """Whether a user clicks, by a network that returns logits for ``dense`` and ``ids``.
 
     Under ``model`` are, as texts with commas, ``table_rows`` and ``table_ids``: the number of rows of each embedding
@@ -229,15 +229,12 @@ class ClickPrediction(TrainCase):
         split, share = ("train", 1.0) if train else ("val", 0.5)
         return ClickLog(self.data_dirs[self.samples] / split, self.number("num_dense"), rows, ids, share)
 
-    def train_batches(self) -> ClickBatches:
-        """Return all training samples in their order."""
-        settings = self.settings
-        return ClickBatches(self.log(train=True), settings.batch_size, self.place, settings.loader, train=True)
+    def dataset(self, *, train: bool) -> Clicks:
+        """Return the samples of a split."""
+        return self.log(train=train)
 
-    def eval_batches(self) -> ClickBatches:
-        """Return the evaluation's samples."""
-        settings = self.settings
-        return ClickBatches(self.log(train=False), settings.eval_batch_size, self.place, settings.loader, train=False)
+    def _batches(self, data: Clicks, size: int, *, train: bool) -> ClickBatches:
+        return ClickBatches(data, size, self.place, self.settings.loader, train=train)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random features and ids; every other sample is a click."""
