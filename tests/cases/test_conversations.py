@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from accelmark.spec.errors import DataError
-from accelmark.tasks.conversation import data as conversation_data
+from accelmark.tasks.conversation import pytorch as conversation
 from accelmark.tasks.conversation.pytorch import IMAGE, Conversations, load_parts
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
@@ -44,7 +44,7 @@ def test_a_conversation_is_written_in_vicunas_format(tmp_path: Path) -> None:
 
 
 def test_a_large_list_of_samples_is_read_in_parts_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation_data, "_CHUNK", 1000)
+    monkeypatch.setattr(conversation, "_CHUNK", 1000)
     turns = [
         {"from": "human", "value": "Wo ist das Café? 日本, [{,}]"},
         {"from": "gpt", "value": "\u00e4 ".join("abc") * 50},

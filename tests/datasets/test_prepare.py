@@ -37,7 +37,7 @@ from accelmark.tasks.images.data import ArrayImages
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.recommendation.pytorch import ClickLog
 from accelmark.tasks.speech.pytorch import Recordings
-from accelmark.tasks.text.data import JsonLines, Parallel, Table
+from accelmark.tasks.text.pytorch import JsonLines, Parallel, Table
 from tests.cases.tiny_data import save_tokenizer, tar
 
 SYNSETS = ("n01440764", "n01443537")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from accelmark.spec.errors import DataError
 from accelmark.tasks.metrics import Bleu, ErrorRate, Rouge1, TextScore, edit_distance
 from accelmark.tasks.speech.pytorch import Recordings, read_audio
-from accelmark.tasks.text.data import JsonLines, Lines, Parallel, Table
+from accelmark.tasks.text.pytorch import JsonLines, Lines, Parallel, Table
 from tests.cases.tiny_data import save_tone
 
 
@@ -33,7 +33,7 @@ def test_lines_are_found_with_and_without_a_last_end(tmp_path: Path, content: by
 
 
 def test_lines_across_chunks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelmark.tasks.text.data._CHUNK", 3)
+    monkeypatch.setattr("accelmark.tasks.text.pytorch._CHUNK", 3)
     lines = Lines(written(tmp_path / "a", b"ab\ncdef\n\ng\n"))
     assert [lines.text(index) for index in range(len(lines))] == ["ab", "cdef", "", "g"]
 

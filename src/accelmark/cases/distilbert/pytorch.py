@@ -9,8 +9,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
-from accelmark.tasks.text.data import Table
-from accelmark.tasks.text.pytorch import LabelledText, TextClassification, TextClassifier, read_tokenizer
+from accelmark.tasks.text.pytorch import LabelledText, Table, TextClassification, TextClassifier, read_tokenizer
 
 
 class Case(TextClassification):

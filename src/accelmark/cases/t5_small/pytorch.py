@@ -8,8 +8,7 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.tasks.metrics import Rouge1
-from accelmark.tasks.text.data import JsonLines
-from accelmark.tasks.text.pytorch import TextToText, read_tokenizer
+from accelmark.tasks.text.pytorch import JsonLines, TextToText, read_tokenizer
 
 
 class Case(TextToText):

@@ -7,8 +7,7 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from accelmark.tasks.metrics import Bleu
-from accelmark.tasks.text.data import Parallel
-from accelmark.tasks.text.pytorch import Translation, read_tokenizer
+from accelmark.tasks.text.pytorch import Parallel, Translation, read_tokenizer
 
 
 class Case(Translation):

@@ -22,7 +22,7 @@ _SPECIAL: Final = ("<pad>", "<end>", "<unknown>")
 
 @final
 class Names(list[tuple[str, str]]):
-    """Pairs of a name in both languages, sorted; see :class:`accelmark.tasks.text.data.Records`."""
+    """Pairs of a name in both languages, sorted; see :class:`accelmark.tasks.text.pytorch.Records`."""
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the English and the Ukrainian name."""

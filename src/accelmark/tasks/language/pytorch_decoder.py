@@ -24,8 +24,7 @@ from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initi
 from accelmark.spec.errors import DataError
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.language.pytorch import NextToken
-from accelmark.tasks.text.data import JsonLines
-from accelmark.tasks.text.pytorch import read_tokenizer
+from accelmark.tasks.text.pytorch import JsonLines, read_tokenizer
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.context_parallel import SequencePart
