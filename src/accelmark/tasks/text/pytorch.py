@@ -1,4 +1,7 @@
-"""Text of public data sets, line by line; its classification, and text to text; a BERT encoder (Devlin et al. 2018, arXiv:1810.04805)."""
+"""Text of public data sets, line by line; its classification, and text to text.
+
+The encoder is BERT's (Devlin et al. 2018, arXiv:1810.04805).
+"""
 
 from __future__ import annotations
 
