@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from accelmark.tasks.graph.pytorch import Incoming, Relation, sample_neighbourhood, synthetic_trees
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
+
+pytest.importorskip("torch_geometric")
+from accelmark.cases.graph_mini.pytorch import nearest
+from accelmark.tasks.graph.pytorch import Incoming, Relation, sample_neighbourhood, synthetic_trees
 
 CITES, WRITTEN = Relation("paper", "cites", "paper"), Relation("author", "wrote", "paper")
 
@@ -50,9 +53,6 @@ def test_a_neighbourhood_has_each_node_once_and_edges_between_the_right_nodes() 
 
 
 def test_edges_lead_from_the_nearest_points_and_from_the_point_itself() -> None:
-    pytest.importorskip("torch_geometric")
-    from accelmark.cases.graph_mini.pytorch import nearest
-
     found = nearest(torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [9.0, 9.0]]), 2)
     assert found.starts.tolist() == [0, 3, 6, 9, 12]
     assert found.sources.reshape(4, 3).tolist() == [[0, 2, 1], [1, 2, 0], [2, 0, 1], [3, 1, 2]]
@@ -72,7 +72,6 @@ def test_synthetic_trees_have_the_shapes_of_a_sampled_neighbourhood() -> None:
 
 
 def test_logits_depend_on_the_last_hop_and_on_every_weight() -> None:
-    pytest.importorskip("torch_geometric")
     case = case_of("rgat", {**SMALL["rgat"], "model.fan_out": "3,2,2"})
     model, batch = case.build_model().eval(), case.synthetic_batch(2)
     logits = model(batch)
@@ -82,7 +81,6 @@ def test_logits_depend_on_the_last_hop_and_on_every_weight() -> None:
 
 
 def test_neighbourhoods_follow_from_seed_epoch_and_rank(tmp_path: Path) -> None:
-    pytest.importorskip("torch_geometric")
     case = case_of("rgat", {**SMALL["rgat"], "model.num_classes": 2, "batch_size": 8, "loader.num_workers": 2})
     case.data_dirs = tiny_data.igbh(tmp_path)
     batches = case.train_batches()

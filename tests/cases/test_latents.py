@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelmark.tasks.generation.pytorch import CaptionedLatents
 from tests.cases.tiny_data import npy, tar
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("diffusers")
+from accelmark.tasks.generation.pytorch import CaptionedLatents, EncodedRows  # noqa: E402
 
 SHAPE = 8, 2, 2
 
@@ -26,7 +29,6 @@ ENCODED = {"mean": (2, 4, 4), "clip_encodings": (3,)}
 
 
 def rows(folder: Path, **changed: object) -> Path:
-    pa = pytest.importorskip("pyarrow")
     arrays = {name: np.arange(np.prod(shape), dtype=np.uint16).reshape(shape) for name, shape in ENCODED.items()}
     row = {name: npy(array) for name, array in arrays.items()} | {"timestep": 3} | changed
     for number in (1, 2):
@@ -37,9 +39,6 @@ def rows(folder: Path, **changed: object) -> Path:
 
 
 def test_rows_of_several_arrow_files_are_read_by_their_number(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    from accelmark.tasks.generation.pytorch import EncodedRows
-
     found = EncodedRows(rows(tmp_path), ENCODED, ("timestep",))
     assert len(found) == 3
     if Path("/proc/self/fd").is_dir():
