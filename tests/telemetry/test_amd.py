@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,20 +38,15 @@ def _fake(**answers: Any) -> SimpleNamespace:
         "amdsmi_get_gpu_device_bdf": "0000:05:00.0",
     }  # fmt: skip
 
-    def call(answer: Any) -> Any:
-        def answered(*_: object) -> Any:
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        return answered
-
     return SimpleNamespace(
         AmdSmiException=AmdSmiException,
         AmdSmiClkType=SimpleNamespace(GFX=0, MEM=4),
         AmdSmiTemperatureType=SimpleNamespace(HOTSPOT=1),
         AmdSmiTemperatureMetric=SimpleNamespace(CURRENT=0),
-        **{name: call(answer) for name, answer in (usual | answers).items()},
+        **{
+            name: Mock(side_effect=answer if isinstance(answer, Exception) else lambda *_, answer=answer: answer)
+            for name, answer in (usual | answers).items()
+        },
     )
 
 

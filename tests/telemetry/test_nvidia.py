@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,123 +13,50 @@ from accelmark.telemetry.device import SourceError
 from accelmark.telemetry.forms import parse_output, telemetry_of
 from accelmark.vendors.nvidia.telemetry import Source
 
-NOT_SUPPORTED = "Not Supported"
-GPU_LOST = "GPU is lost"
-
 
 class NVMLError(Exception):
     """What every call raises when it cannot answer."""
 
 
-class FakeNvml:
-    """The part of ``pynvml`` that is read; ``refuse`` maps a function's name to the error it raises."""
+def _memory(_handle: int, version: int | None = None) -> SimpleNamespace:
+    return SimpleNamespace(total=40536 * 2**20, used=(15 if version else 438) * 2**20)  # 1 counts the driver's reserve
 
-    NVMLError = NVMLError
-    NVML_TEMPERATURE_GPU = 0
-    NVML_CLOCK_SM = 1
-    NVML_CLOCK_MEM = 2
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-    nvmlMemory_v2 = 33554472  # noqa: N815 - NVML's name
 
-    def __init__(self, num_gpus: int = 1, refuse: dict[str, str] | None = None, instant_mw: int = 57_300) -> None:
-        self.num_gpus = num_gpus
-        self.refuse = refuse or {}
-        self.instant_mw = instant_mw
-        self.energy_mj = 1_000_000
-        self.throttle_mask = 0x1
-        self.pids: list[int] = []
-        self.shut = False
+ANSWERS: dict[str, Any] = {
+    "Init": None, "Shutdown": None, "SystemGetDriverVersion": "550.54.15", "DeviceGetCount": 1,
+    "DeviceGetHandleByIndex": lambda index: index, "DeviceGetName": "NVIDIA A100-SXM4-40GB",
+    "DeviceGetUUID": "GPU-00000000", "DeviceGetPciInfo": SimpleNamespace(busId=b"00000000:07:00.0"),
+    "DeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0), "DeviceGetMemoryInfo": _memory,
+    "DeviceGetFieldValues": [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=57_300))],
+    "DeviceGetPowerUsage": 60_000, "DeviceGetEnforcedPowerLimit": 400_000, "DeviceGetTemperature": 31,
+    "DeviceGetClockInfo": lambda _handle, clock: {1: 210, 2: 1215}[clock], "DeviceGetMaxClockInfo": 1410,
+    "DeviceGetCurrentClocksEventReasons": 0x1, "DeviceGetTotalEnergyConsumption": 1_000_000,
+    "DeviceGetTotalEccErrors": 0, "DeviceGetPersistenceMode": 1, "DeviceGetEccMode": (1, 1),
+    "DeviceGetMigMode": (0, 0), "DeviceGetVbiosVersion": "92.00.45.00.05",
+    "DeviceGetComputeRunningProcesses": [SimpleNamespace(pid=4242, usedGpuMemory=512 << 20)],
+}  # fmt: skip
 
-    def __getattribute__(self, name: str) -> Any:
-        refuse = object.__getattribute__(self, "__dict__").get("refuse", {})
-        if name in refuse:
 
-            def refused(*_: object, **__: object) -> None:
-                raise NVMLError(refuse[name])
+def _fake(**answers: Any) -> SimpleNamespace:
+    """The part of ``pynvml`` that is read; an exception among the answers is raised."""
+    constants = {
+        "NVMLError": NVMLError, "NVML_TEMPERATURE_GPU": 0, "NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2,
+        "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1, "NVML_VOLATILE_ECC": 0, "nvmlMemory_v2": 33554472,
+    }  # fmt: skip
+    calls = {f"nvml{name}": Mock(side_effect=_effect(answer)) for name, answer in (ANSWERS | answers).items()}
+    return SimpleNamespace(**constants, **calls)
 
-            return refused
-        return object.__getattribute__(self, name)
 
-    def nvmlInit(self) -> None:
-        pass
+def _effect(answer: Any) -> Any:
+    return answer if callable(answer) or isinstance(answer, Exception) else lambda *_: answer
 
-    def nvmlShutdown(self) -> None:
-        self.shut = True
 
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "550.54.15"
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.num_gpus
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetName(self, _handle: int) -> str:
-        return "NVIDIA A100-SXM4-40GB"
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-0000000{handle}"
-
-    def nvmlDeviceGetPciInfo(self, _handle: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=b"00000000:07:00.0")
-
-    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:
-        return SimpleNamespace(gpu=0, memory=0)
-
-    def nvmlDeviceGetMemoryInfo(self, _handle: int, version: int | None = None) -> SimpleNamespace:
-        # Version 1 counts the driver's reserve as used.
-        used = 15 if version else 438
-        return SimpleNamespace(total=40536 * 2**20, used=used * 2**20)
-
-    def nvmlDeviceGetFieldValues(self, _handle: int, _fields: list[int]) -> list[SimpleNamespace]:
-        code = 0 if self.instant_mw else 3
-        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=self.instant_mw))]
-
-    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:
-        return 60_000
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, _handle: int) -> int:
-        return 400_000
-
-    def nvmlDeviceGetTemperature(self, _handle: int, _sensor: int) -> int:
-        return 31
-
-    def nvmlDeviceGetClockInfo(self, _handle: int, clock: int) -> int:
-        return {1: 210, 2: 1215}[clock]
-
-    def nvmlDeviceGetMaxClockInfo(self, _handle: int, _clock: int) -> int:
-        return 1410
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, _handle: int) -> int:
-        return self.throttle_mask
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: int) -> int:
-        return self.energy_mj
-
-    def nvmlDeviceGetTotalEccErrors(self, _handle: int, _kind: int, _counter: int) -> int:
-        return 0
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=512 << 20) for pid in self.pids]
-
-    def nvmlDeviceGetPersistenceMode(self, _handle: int) -> int:
-        return 1
-
-    def nvmlDeviceGetEccMode(self, _handle: int) -> tuple[int, int]:
-        return (1, 1)
-
-    def nvmlDeviceGetMigMode(self, _handle: int) -> tuple[int, int]:
-        return (0, 0)
-
-    def nvmlDeviceGetVbiosVersion(self, _handle: int) -> str:
-        return "92.00.45.00.05"
+def _refusing(text: str, *names: str) -> dict[str, Exception]:
+    return dict.fromkeys(names, NVMLError(text))
 
 
 def test_all_values_of_a_gpu_are_read() -> None:
-    nvml = FakeNvml()
-    nvml.pids = [4242]
+    nvml = _fake()
     source = Source(nvml)
     (info,) = source.open()
     (sample,) = source.sample()
@@ -140,13 +68,12 @@ def test_all_values_of_a_gpu_are_read() -> None:
     assert (sample.memory_total_mib, sample.utilisation, sample.energy_j) == (40536, 0, 1000)
     assert (sample.sm_clock_mhz, sample.memory_clock_mhz, sample.ecc_errors) == (210, 1215, 0)
     assert (sample.throttle, sample.pids) == (("idle",), {4242: 512.0})
-    assert nvml.shut
+    assert nvml.nvmlShutdown.called
 
 
 def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
     refused = ("TotalEnergyConsumption", "TotalEccErrors", "UtilizationRates", "FieldValues", "PowerUsage")
-    refuse = dict.fromkeys((f"nvmlDeviceGet{name}" for name in refused), NOT_SUPPORTED)
-    source = Source(FakeNvml(refuse=refuse))
+    source = Source(_fake(**_refusing("Not Supported", *(f"DeviceGet{name}" for name in refused))))
     (info,) = source.open()
     (sample,) = source.sample()
     assert (sample.energy_j, sample.ecc_errors, sample.utilisation, sample.power_w) == (None, None, None, None)
@@ -154,17 +81,16 @@ def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
 
 
 def test_a_gpu_lost_mid_run_is_a_reason_and_not_a_zero() -> None:
-    nvml = FakeNvml(num_gpus=2)
-    source = Source(nvml)
+    source = Source(_fake(DeviceGetCount=2))
     source.open()
-    nvml.refuse = {name: GPU_LOST for name in dir(FakeNvml) if name.startswith("nvmlDeviceGet")}
+    source.library = _fake(**_refusing("GPU is lost", *(name for name in ANSWERS if name.startswith("DeviceGet"))))
     with pytest.raises(SourceError, match="GPU is lost"):
         source.sample()
 
 
 def test_without_a_driver_the_reason_is_nvmls() -> None:
     with pytest.raises(SourceError, match="Driver Not Loaded"):
-        Source(FakeNvml(refuse={"nvmlInit": "Driver Not Loaded"})).open()
+        Source(_fake(**_refusing("Driver Not Loaded", "Init"))).open()
 
 
 @pytest.mark.parametrize(
