@@ -7,19 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accelmark.results.schema import CaseResult
-from accelmark.run.record.directory import measure_run
 from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.key import CaseKey
-from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.settings.inference import InferSettings
+from tests.audit.adversary.records import add_event, edit_events
+from tests.audit.test_rules import judged
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "infer" / "tiny"
@@ -77,34 +76,22 @@ def run(recorded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / "run"))
 
 
-def change_events(run: Path, change: Callable[[str, dict[str, Any]], None]) -> None:
-    """Have the process tell something else."""
-    lines = []
-    for line in (run / LOG).read_text().splitlines():
-        if line.startswith(PERFLOG_PREFIX):
-            record = json.loads(line.removeprefix(PERFLOG_PREFIX))
-            change(record["event"], record["value"])
-            line = PERFLOG_PREFIX + json.dumps(record)
-        lines.append(line)
-    (run / LOG).write_text("\n".join(lines) + "\n")
-
-
 def change_step(run: Path, step: str, **details: Any) -> None:
-    def change(event: str, value: dict[str, Any]) -> None:
-        if event == "STAGE_END" and value["step"] == step:
+    def change(value: dict[str, Any]) -> None:
+        if value["step"] == step:
             value["details"] |= details
 
-    change_events(run, change)
+    edit_events(run / LOG, "STAGE_END", change)
 
 
 def change_event(run: Path, name: str, phase: str | None = None, **values: Any) -> None:
     """Change values of an event, functions by the event's value."""
 
-    def change(event: str, value: dict[str, Any]) -> None:
-        if event == name and value.get("phase") == phase:
+    def change(value: dict[str, Any]) -> None:
+        if value.get("phase") == phase:
             value |= {key: new(value) if callable(new) else new for key, new in values.items()}
 
-    change_events(run, change)
+    edit_events(run / LOG, name, change)
 
 
 def change_infer(run: Path, **values: Any) -> None:
@@ -116,22 +103,10 @@ def change_infer(run: Path, **values: Any) -> None:
     path.write_text(json.dumps(told))
 
 
-def add_event(run: Path, event: str, value: dict[str, Any]) -> None:
-    lines = (run / LOG).read_text().splitlines()
-    place = next(index for index, line in enumerate(lines) if '"FINISHED"' in line)
-    record = {"event": event, "value": value, "metadata": json.loads(lines[place][len(PERFLOG_PREFIX) :])["metadata"]}
-    lines.insert(place, PERFLOG_PREFIX + json.dumps(record))
-    (run / LOG).write_text("\n".join(lines) + "\n")
-
-
 SCENARIO: dict[str, Any] = {
     "scenario": "offline", "valid": True, "functional": False, "figure": 100.0, "figure_name": "samples_per_second",
     "latencies_ms": {}, "log_dir": "loadgen/offline",
 }  # fmt: skip
-
-
-def judged(run: Path) -> CaseResult:
-    return measure_run(run, recompute=True).cases[0]
 
 
 def rules(case: CaseResult, severity: str) -> set[str]:
@@ -155,11 +130,7 @@ def test_an_engine_compiled_from_another_file_than_was_exported_is_found(run: Pa
 
 @pytest.mark.parametrize("details", [{"engine_given_sha256": "ab" * 32}, {"onnx_sha256": "ab" * 32}])
 def test_a_given_file_is_recorded_with_its_hash(run: Path, details: dict[str, str]) -> None:
-    def without_export(event: str, value: dict[str, Any]) -> None:
-        if event == "STAGE_END" and value["step"] == "export":
-            value["details"] = {}
-
-    change_events(run, without_export)
+    change_step(run, "export", onnx_sha256=None)
     change_step(run, "compile", **details)
     case = judged(run)
     assert case.verdict == "VALID"
@@ -251,7 +222,7 @@ def test_answers_and_speed_of_a_scenario_are_judged(run: Path, change: dict[str,
     said |= {"accuracy_answers": answers, "performance_answers": answers}
     for name, value in change.items():
         said[name] = said[name] | value if isinstance(value, dict) else value
-    add_event(run, "SCENARIO", said)
+    add_event(run / LOG, "SCENARIO", said)
     assert rules(judged(run), "error") == ({rule} if rule else set())
 
 
@@ -282,7 +253,7 @@ def test_loadgens_result_of_a_scenario_counts(
     run: Path, scenario: dict[str, Any], severity: str | None, rule: str | None
 ) -> None:
     change_infer(run, settings={"scenarios": ["offline"]})
-    add_event(run, "SCENARIO", SCENARIO | scenario)
+    add_event(run / LOG, "SCENARIO", SCENARIO | scenario)
     case = judged(run)
     found = {finding.rule: finding.severity for finding in case.findings if finding.rule.startswith("loadgen")}
     assert found == ({rule: severity} if rule is not None else {})

@@ -24,6 +24,8 @@ from accelmark.results.store.bundle import Trust, unpack, write_bundle
 from accelmark.run.record.directory import measure_run
 from accelmark.run.record.registry import register, register_end
 from accelmark.spec.log.records import ClockReading
+from tests.audit.adversary.records import edit_events
+from tests.audit.test_rules import LOG, judged
 from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
 from tests.run.fakes import make_plan
 
@@ -32,10 +34,6 @@ app.command("verify", cls=Verb)(verify)
 app.command("report", cls=Verb)(report)
 app.command("results")(results)
 runner = CliRunner()
-
-
-def judged(run: Path) -> CaseResult:
-    return measure_run(run, recompute=True).cases[0]
 
 
 def rules(case: CaseResult) -> set[str]:
@@ -89,14 +87,7 @@ def test_a_round_that_was_dropped_and_the_rest_renumbered_is_found(run: Path) ->
 
 
 def test_an_edited_metric_in_finished_is_found(run: Path) -> None:
-    log = next(run.glob("*/round1/*/rank0.out.log"))
-    before = log.read_text()
-    lines = before.splitlines()
-    at = next(number for number, line in enumerate(lines) if '"FINISHED"' in line)
-    record = json.loads(lines[at].removeprefix("[PerfLog] "))
-    record["value"]["final_metrics"] = {"accuracy": 0.99}
-    lines[at] = f"[PerfLog] {json.dumps(record)}"
-    log.write_text("\n".join(lines) + "\n")
+    edit_events(run / LOG, "FINISHED", lambda value: value.update(final_metrics={"accuracy": 0.99}))
     assert "records-disagree" in rules(judged(run))
 
 
@@ -111,11 +102,9 @@ def test_telemetry_of_another_run_is_found(run: Path) -> None:
 
 @pytest.mark.parametrize("clock", ["wall", "uptime", "rank"])
 def test_clocks_that_run_apart_are_found_with_their_figures(run: Path, clock: str) -> None:
-    log = next(run.glob("*/round1/*/rank0.out.log"))
-    times = {
-        json.loads(line.removeprefix("[PerfLog] "))["event"]: json.loads(line.removeprefix("[PerfLog] "))["metadata"]
-        for line in log.read_text().splitlines()
-    }
+    log = run / LOG
+    events = [json.loads(line.removeprefix("[PerfLog] ")) for line in log.read_text().splitlines()]
+    times = {event["event"]: event["metadata"] for event in events}
 
     def reading(event: str, factor: float = 1.0) -> dict[str, Any]:
         mono_s = times["INIT_START"]["mono_ms"] / 1e3

@@ -26,7 +26,8 @@ from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import load_case
-from tests.audit.test_rules import SLUG, change_job
+from tests.audit.adversary.records import edit_events
+from tests.audit.test_rules import LOG, SLUG, change_job, judged
 from tests.made_run import Made, make_run
 
 HONEST = UpdateSquares(replayed=4.0, saved=4.0, difference=0.0)
@@ -36,16 +37,17 @@ def checked(job: dict[str, Any]) -> None:
     job["work"]["is_checked"] = True
 
 
+def values_of(run: Path, event: str) -> list[dict[str, Any]]:
+    lines = (run / LOG).read_text().splitlines()
+    return [json.loads(line.partition("] ")[2])["value"] for line in lines if f'"{event}"' in line]
+
+
 def losses_of(run: Path) -> list[float]:
-    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
-    values = [json.loads(line.partition("] ")[2]) for line in log.read_text().splitlines() if "STEP_END" in line]
-    return [loss for value in values for loss in value["value"]["losses"]]
+    return [loss for value in values_of(run, "STEP_END") for loss in value["losses"]]
 
 
 def metric_of(run: Path) -> float:
-    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
-    lines = [line for line in log.read_text().splitlines() if '"EVALUATE"' in line]
-    return float(json.loads(lines[-1].partition("] ")[2])["value"]["metrics"]["accuracy"])
+    return float(values_of(run, "EVALUATE")[-1]["metrics"]["accuracy"])
 
 
 def write_evaluation(run: Path, *values: Spec, problem: str | None = None, changed: tuple[str, ...] = ()) -> None:
@@ -75,10 +77,6 @@ def run(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "run", Made())
     change_job(run, 1, checked)
     return run
-
-
-def judged(run: Path) -> CaseResult:
-    return measure_run(run, recompute=True).cases[0]
 
 
 def rules(case: CaseResult) -> set[str]:
@@ -201,8 +199,7 @@ def test_states_differ_as_far_as_the_parameters_explain(
 def test_longer_evaluations_than_without_the_vendors_code_are_open(run: Path) -> None:
     extern = {"name": "toy-pytorch", "path": "/vendors/acme/cases/toy-pytorch", "sha256": "0" * 64}
     change_job(run, 1, lambda job: job.update(extern=extern, seed=1))
-    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
-    log.write_text(re.sub(r'("EVALUATE", ?"value": ?\{.*"duration_s": ?)[0-9.]+', r"\g<1>100.0", log.read_text()))
+    edit_events(run / LOG, "EVALUATE", lambda value: value.update(duration_s=100.0))
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     assert "untimed-work" in rules(judged(run))
 
@@ -326,7 +323,7 @@ def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
 
 def resume_after(run: Path, num_windows: int, pairs: tuple[tuple[str | None, str], ...] | None = None) -> None:
     """Divide the log of a made round into two attempts; the second logs ``pairs`` of checkpoints, named by step."""
-    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    log = run / LOG
     earlier = run / SLUG / "round1" / "attempt1" / log.parent.name / log.name
     earlier.parent.mkdir(parents=True)
     lines = log.read_text().splitlines(keepends=True)
@@ -380,7 +377,7 @@ def test_each_attempt_at_a_resumed_round_needs_a_pair(
 
 def test_samples_that_the_steps_do_not_have_are_found(run: Path) -> None:
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
-    log = next((run / SLUG / "round1").glob("*_noderank0/rank0.out.log"))
+    log = run / LOG
     text = re.sub(r'("num_trained_samples": ?)(\d+)', lambda found: f"{found[1]}{2 * int(found[2])}", log.read_text())
     log.write_text(text)
     case = judged(run)

@@ -20,24 +20,19 @@ from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import CaseResult, Figure
 from accelmark.run.record.directory import measure_run
-from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss
 from accelmark.spec.plugins.catalog import case_hash, tree_files, tree_hash
+from tests.audit.adversary.records import edit_events
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"
+LOG = f"{SLUG}/round1/node00_noderank0/rank0.out.log"
 
 
 def change_started(run: Path, number: int, slug: str = SLUG, /, **values: Any) -> None:
     """Have rank 0 of a round tell something else in INIT_END."""
     log = run / slug / f"round{number}" / "node00_noderank0" / "rank0.out.log"
-    lines = []
-    for line in log.read_text().splitlines():
-        record = json.loads(line.removeprefix(PERFLOG_PREFIX))
-        if record["event"] == "INIT_END":
-            record["value"] |= values
-        lines.append(PERFLOG_PREFIX + json.dumps(record))
-    log.write_text("\n".join(lines) + "\n")
+    edit_events(log, "INIT_END", lambda value: value.update(values))
 
 
 def change_job(run: Path, number: int, change: Callable[[dict[str, Any]], None], slug: str = SLUG) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from accelmark.results.schema import CaseResult
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.log.serving import BenchmarkScore, RequestRecord, StartTimes
 from accelmark.spec.settings.inference import Reference
-from tests.made_run import perflog
+from tests.audit.adversary.records import add_event
 from tests.served_run import COMPLETED, Queue, Served, Stage, make_served_run
 
 QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)
@@ -278,10 +277,7 @@ def test_loadgens_verdict_counts(
     limits = {"slo": {"ttft_ms": 1e6, "tpot_ms": 1e6}, "scenarios": ["server"]}
     run = make_served_run(tmp_path / "run", replace(SERVED, settings=settings(**limits)))
     if result is not None:
-        (log,) = run.rglob("rank0.out.log")
-        *lines, last = log.read_text().splitlines(keepends=True)
-        at_ms = json.loads(last.removeprefix("[PerfLog] "))["metadata"]["mono_ms"]
-        log.write_text("".join([*lines, perflog("TOKEN_SCENARIO", result, at_ms, 0), last]))
+        add_event(next(run.rglob("rank0.out.log")), "TOKEN_SCENARIO", result)
     case = measure_run(run).cases[0]
     judgement = found(case, "loadgen-invalid")
     assert [each for each, _ in judgement] == ([] if severity is None else [severity])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -15,14 +16,14 @@ from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
 from accelmark.cli.main import app
-from accelmark.results.store.bundle import unpack, write_bundle, write_manifest
+from accelmark.results.store.bundle import check_manifest, unpack, write_bundle, write_manifest
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
-from tests.made_run import Made, make_run, perflog
+from tests.audit.adversary.records import add_event
+from tests.audit.test_rules import LOG
+from tests.made_run import Made, make_run
 
 pytestmark = pytest.mark.adversary
-
-LOG = "toy-pytorch-X1x1x1/round1/node00_noderank0/rank0.out.log"
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
-    import shutil
-
     return Path(shutil.copytree(made, tmp_path / "run"))
 
 
@@ -55,9 +54,7 @@ def test_data_of_directories_is_compared_with_the_readers(run: Path, tmp_path: P
     (nothing,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
     assert nothing.startswith("no round recorded contents of its data")
     sample = {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}
-    *lines, last = (run / LOG).read_text().splitlines(keepends=True)
-    at_ms = json.loads(last.removeprefix("[PerfLog] "))["metadata"]["mono_ms"]
-    (run / LOG).write_text("".join([*lines, perflog("DATA_READ", {"sample": {"images": sample}}, at_ms, 0), last]))
+    add_event(run / LOG, "DATA_READ", {"sample": {"images": sample}})
     write_manifest(run)
     assert json.loads(CliRunner().invoke(app, command).output)["differences"] == []
     (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeG")
@@ -156,8 +153,6 @@ def test_any_edited_byte_of_a_bundle_is_found(made: Path, tmp_path: Path, data: 
     bundle.write_bytes(raw)
     try:
         unpacked, problems = unpack(bundle, tmp_path / "there" / str(place))
-        from accelmark.results.store.bundle import check_manifest
-
         problems += check_manifest(unpacked)
     except AccelmarkError as error:
         problems = [str(error)]

@@ -83,6 +83,15 @@ def edit_events(log: Path, event: str, change: Callable[[dict[str, Any]], Any]) 
     log.write_text("\n".join(lines) + "\n")
 
 
+def add_event(log: Path, event: str, value: dict[str, Any]) -> None:
+    """Add an event before the last one, with its metadata."""
+    lines = log.read_text().splitlines()
+    place = next(index for index, line in enumerate(lines) if '"FINISHED"' in line)
+    record = json.loads(lines[place].removeprefix(PERFLOG_PREFIX)) | {"event": event, "value": value}
+    lines.insert(place, f"{PERFLOG_PREFIX}{json.dumps(record)}")
+    log.write_text("\n".join(lines) + "\n")
+
+
 def scale(value: dict[str, Any], factor: float, *names: str) -> None:
     """Multiply values by ``factor``: numbers, and lists of them."""
     for name in names:
