@@ -93,14 +93,23 @@ def test_cifar10s_binary_records_are_read(tmp_path: Path) -> None:
         open_dataset(DatasetConfig(name="cifar-10", directory=tmp_path), small((3, 32, 32)))
 
 
-def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
+def write_folders(root: Path) -> dict[str, list[tuple[Path, int]]]:
+    """Write images as ImageNet's folders have them; return the files of each split with their labels."""
     image = pytest.importorskip("PIL.Image")
+    written: dict[str, list[tuple[Path, int]]] = {"train": [], "val": []}
     for split, count in (("train", 6), ("val", 2)):
         for label in range(3):
-            folder = tmp_path / split / f"n{label}"
+            folder = root / split / f"n{label}"
             folder.mkdir(parents=True)
             for number in range(count):
-                image.new("RGB", (60 + number, 40), (80 * label, 10, 10)).save(folder / f"{number}.JPEG")
+                path = folder / f"n{label}_{number}.JPEG"
+                image.new("RGB", (60 + number, 40), (80 * label, 10 * number, 10)).save(path)
+                written[split].append((path, label))
+    return written
+
+
+def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
+    write_folders(tmp_path)
     config = DatasetConfig(name="imagenet", directory=tmp_path, validation_share=0.3)
     data = open_dataset(config, resnet50(classes=3, side=32))
     batch = data.training.batch(np.array([0, 1]), np.random.default_rng(0))
@@ -117,16 +126,7 @@ def test_imagenets_folders_are_decoded_and_must_agree(tmp_path: Path) -> None:
 def test_shards_give_a_search_the_images_of_the_folders(
     tmp_path: Path, write: Callable[[Path, list[tuple[Path, int]]], None], name: str
 ) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for split, count in (("train", 6), ("val", 2)):
-        images: list[tuple[Path, int]] = []
-        for label in range(3):
-            folder = tmp_path / "folders" / split / f"n{label}"
-            folder.mkdir(parents=True)
-            for number in range(count):
-                path = folder / f"n{label}_{number}.JPEG"
-                image.new("RGB", (60 + number, 40), (80 * label, 10 * number, 10)).save(path)
-                images.append((path, label))
+    for split, images in write_folders(tmp_path / "folders").items():
         (tmp_path / "shards" / split).mkdir(parents=True)
         write(tmp_path / "shards" / split / name.format(split), images)
     folders, shards = (

@@ -73,26 +73,15 @@ def test_epochs_and_tuning_follow_the_round_to_the_end() -> None:
     assert ScheduleConfig(max_trials=99, tuning_round=None).plan(30) == (60, False)
 
 
-def test_a_crashed_trial_is_retried_and_never_counted_as_finished() -> None:
-    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=2))
+@pytest.mark.parametrize(("status", "attempts"), [("crashed", 3), ("diverged", 1)])
+def test_a_crashed_trial_is_tried_again_and_one_that_diverged_is_not(status: TrialStatus, attempts: int) -> None:
+    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=3))
     scheduler.ready.append(0)
-    first = scheduler.start(0.0)
-    assert first is not None
-    assert scheduler.ended(0, "crashed", 1.0)
-    second = scheduler.start(1.0)
-    assert second is not None
-    assert (second.trial, second.attempt) == (0, 2)
-    assert not scheduler.ended(0, "crashed", 2.0)
+    for attempt in range(1, attempts + 1):
+        assert scheduler.start(0.0) == (0, 0, attempt)
+        assert scheduler.ended(0, status, 1.0) is (attempt < attempts)
     assert scheduler.over(2.0)
     assert scheduler.started_trials == 1
-
-
-def test_a_trial_that_diverged_is_skipped() -> None:
-    scheduler = Scheduler(ScheduleConfig(concurrency=1, max_trials=1, max_attempts=5))
-    scheduler.ready.append(0)
-    assert scheduler.start(0.0) is not None
-    assert not scheduler.ended(0, "diverged", 1.0)
-    assert scheduler.over(1.0)
 
 
 def test_early_stop_waits_its_patience_and_restarts_after_progress() -> None:

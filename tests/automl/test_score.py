@@ -22,59 +22,30 @@ COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
 
 def trial(number: int, started_s: float, ended_s: float | None, held_out: float | None = None) -> TrialRecord:
     return TrialRecord(
-        trial=number,
-        individual=number,
-        round=1,
-        attempt=1,
-        worker=0,
-        parent=None,
-        morphs=(),
-        hyperparameters=Hyperparameters(batch_size=8, learning_rate=0.1),
-        tuned=False,
-        weights="from-scratch",
-        epochs_planned=2,
-        cost=COST,
-        parameters=25,
-        started_s=started_s,
-        ended_s=ended_s,
+        trial=number, individual=number, round=1, attempt=1, worker=0, parent=None, morphs=(),
+        hyperparameters=Hyperparameters(batch_size=8, learning_rate=0.1), tuned=False, weights="from-scratch",
+        epochs_planned=2, cost=COST, parameters=25, started_s=started_s, ended_s=ended_s,
         status="finished" if ended_s is not None else "running",
-        held_out_accuracy=held_out,
-        held_out_s=1.0 if held_out is not None else 0.0,
-    )
+        held_out_accuracy=held_out, held_out_s=1.0 if held_out is not None else 0.0,
+    )  # fmt: skip
 
 
 def epoch(number: int, begun_s: float, ended_s: float, accuracy: float | None, **changes: object) -> EpochRecord:
     fields: dict[str, object] = {
-        "trial": number,
-        "epoch": 1,
-        "begun_s": begun_s,
-        "ended_s": ended_s,
-        "trained_images": 100,
-        "evaluated_images": 20,
-        "steps": 2,
-        "training_s": (ended_s - begun_s) * 0.75,
-        "evaluating_s": (ended_s - begun_s) * 0.25,
-        "train_loss": 1.0,
-        "validation_loss": 1.0,
-        "validation_accuracy": accuracy,
-        "complete": True,
-    }
+        "trial": number, "epoch": 1, "begun_s": begun_s, "ended_s": ended_s,
+        "trained_images": 100, "evaluated_images": 20, "steps": 2,
+        "training_s": (ended_s - begun_s) * 0.75, "evaluating_s": (ended_s - begun_s) * 0.25,
+        "train_loss": 1.0, "validation_loss": 1.0, "validation_accuracy": accuracy, "complete": True,
+    }  # fmt: skip
     return EpochRecord.model_validate(fields | changes)
 
 
 def state(trials: list[TrialRecord], epochs: list[EpochRecord], workers: int = 2) -> SearchState:
     session = SessionBegan(
-        at="2026-11-21T00:00:00+00:00",
-        clock_s=0.0,
-        monotonic_s=0.0,
-        host="h",
-        pid=1,
-        experiment="e",
-        dataset_fingerprint="f",
-        dataset_identity="arrays",
+        at="2026-11-21T00:00:00+00:00", clock_s=0.0, monotonic_s=0.0, host="h", pid=1, experiment="e",
+        dataset_fingerprint="f", dataset_identity="arrays", workers=workers,
         splits=Splits(training=100, validation=20, held_out=20, classes=4),
-        workers=workers,
-    )
+    )  # fmt: skip
     known = SearchState(sessions=[session], individuals=[Individual(id=0, network=tiny_network())] * 2)
     for one in trials:
         known.apply(TrialEvent(trial=one))
