@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import numpy as np
 import pytest
@@ -25,20 +26,16 @@ PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
 class Notes:
     """A listener that writes down what it hears and ends the trial after so many images."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
+    def __init__(self, stop_after: float = inf) -> None:
         self.images = 0
         self.epochs: list[EpochReport] = []
-        self.stop_after = stop_after
-        self.listener = TrialListener(self.report, self.should_stop)
+        self.listener = TrialListener(self.report, lambda: self.images >= stop_after)
 
     def report(self, progress: Progress) -> None:
         if isinstance(progress, int):
             self.images += progress
         else:
             self.epochs.append(progress)
-
-    def should_stop(self) -> bool:
-        return self.stop_after is not None and self.images >= self.stop_after
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +50,14 @@ def data(dataset: DatasetConfig) -> Dataset:
 
 def order(hyperparameters: Hyperparameters = PLAIN, **changes: object) -> TrialOrder:
     plain = TrialOrder(
-        round=1,
-        network=hyperparameters.applied_to(tiny_network()),
-        parent_network=None,
-        morphs=(),
-        hyperparameters=hyperparameters,
-        training=TrainingConfig(batch_size=32),
-        epochs=2,
-        early_stop=False,
-        seed=3,
-        limit_s=None,
-    )
+        round=1, network=hyperparameters.applied_to(tiny_network()), hyperparameters=hyperparameters,
+        training=TrainingConfig(batch_size=32), epochs=2, early_stop=False, seed=3,
+    )  # fmt: skip
     return plain.model_copy(update=changes)
 
 
 def run(
-    data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: int | None = None
+    data: Dataset, given: TrialOrder, weights: dict[str, Array] | None = None, stop_after: float = inf
 ) -> tuple[TrialResult, dict[str, Array] | None, Notes]:
     notes = Notes(stop_after)
     result, trained = run_trial(data, RankContext("cpu", threads=1), given, weights, notes.listener)
@@ -188,21 +177,12 @@ def test_stopping_a_trial_early_ends_all_ranks_and_reports_the_trained_part(grou
 
 def plain_network() -> Network:
     """Without batch norm, whose statistics are each rank's own: the same whatever the number of ranks."""
-    layers: list[tuple[str, Layer]] = [
-        ("c1", Convolution(filters=4, kernel=3, padding=1)),
-        ("r1", ReLU()),
-        ("p1", MaxPool(kernel=2, stride=2)),
-        ("c2", Convolution(filters=6, kernel=3, padding=1)),
-        ("r2", ReLU()),
-        ("pool", GlobalPool()),
-        ("dense", Dense(units=CLASSES)),
-        ("softmax", Softmax()),
-    ]
-    names = [INPUT, *(name for name, _ in layers)]
-    nodes = tuple(
-        Node(name=name, layer=layer, inputs=(before,)) for (name, layer), before in zip(layers, names, strict=False)
-    )
-    return Network(name="plain", input_shape=(1, SIDE, SIDE), classes=CLASSES, nodes=nodes)
+    first, second = (Convolution(filters=filters, kernel=3, padding=1) for filters in (4, 6))
+    layers: list[Layer] = [first, ReLU(), MaxPool(kernel=2, stride=2), second, ReLU(), GlobalPool()]
+    layers += [Dense(units=CLASSES), Softmax()]
+    names = [INPUT, *(f"n{number}" for number in range(len(layers)))]
+    nodes = [Node(name=names[at + 1], layer=layer, inputs=(names[at],)) for at, layer in enumerate(layers)]
+    return Network(name="plain", input_shape=(1, SIDE, SIDE), classes=CLASSES, nodes=tuple(nodes))
 
 
 def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_batch(

@@ -10,21 +10,9 @@ from typing import Any
 
 import pytest
 
+from accelmark.automl import journal
 from accelmark.automl.config import AutomlConfig, DatasetConfig, ScheduleConfig, SearchConfig, TrainingConfig
-from accelmark.automl.journal import (
-    JOURNAL_FILE,
-    EpochEvent,
-    Event,
-    Heartbeat,
-    Journal,
-    Proposed,
-    SearchDirectory,
-    SessionEnded,
-    TrialEvent,
-    Valued,
-    first_broken_line,
-    read_journal,
-)
+from accelmark.automl.journal import SearchDirectory
 from accelmark.automl.model.counting import count
 from accelmark.automl.records import Hyperparameters, Individual, OperationCost, Splits
 from accelmark.automl.scoring import verify_search
@@ -34,6 +22,7 @@ from tests.automl.images import tiny_network
 from tests.automl.test_score import epoch, state, trial
 
 Lines = list[dict[str, Any]]
+SPLITS = {"training": 256, "validation": 64, "held_out": 80, "classes": 4}
 
 
 def made_config(**changes: object) -> AutomlConfig:
@@ -47,17 +36,12 @@ def made_config(**changes: object) -> AutomlConfig:
     return plain.model_copy(update=changes)
 
 
-def _trial(number: int, began_s: float) -> list[tuple[float, Event]]:
+def _trial(number: int, began_s: float) -> list[tuple[float, journal.Event]]:
     counted = count(tiny_network(), "accelmark")
-    record = trial(number, began_s, None).model_copy(
-        update={
-            "round": number + 1,
-            "parent": number - 1 if number else None,
-            "hyperparameters": Hyperparameters(batch_size=32, learning_rate=0.05),
-            "cost": OperationCost.of(counted),
-            "parameters": counted.parameters,
-        }
-    )
+    parent, hyper = number - 1 if number else None, Hyperparameters(batch_size=32, learning_rate=0.05)
+    asked = {"round": number + 1, "parent": parent, "hyperparameters": hyper}
+    counts = {"cost": OperationCost.of(counted), "parameters": counted.parameters}
+    record = trial(number, began_s, None).model_copy(update=asked | counts)
     work = {"trained_images": 256, "evaluated_images": 64, "steps": 8, "training_s": 16.0, "evaluating_s": 2.0}
     epochs = [
         epoch(number, began_s + 18 * at - 17, began_s + 18 * at + 1, (40 + at) / 64, epoch=at, **work) for at in (1, 2)
@@ -66,10 +50,10 @@ def _trial(number: int, began_s: float) -> list[tuple[float, Event]]:
     driver = {"precision": "fp32", "ranks": 1, "trained_images": 512, "computing_s": 30.0}
     done = record.model_copy(update=result | driver)
     return [
-        (began_s, TrialEvent(trial=record)),
-        *((one.ended_s, EpochEvent(epoch=one)) for one in epochs),
-        (began_s + 40, TrialEvent(trial=done)),
-        (began_s + 40, Valued(individual=number, status="observed", value=42 / 64)),
+        (began_s, journal.TrialEvent(trial=record)),
+        *((one.ended_s, journal.EpochEvent(epoch=one)) for one in epochs),
+        (began_s + 40, journal.TrialEvent(trial=done)),
+        (began_s + 40, journal.Valued(individual=number, status="observed", value=42 / 64)),
     ]
 
 
@@ -78,31 +62,32 @@ def made_run(folder: Path, config: AutomlConfig | None = None) -> SearchDirector
     network = tiny_network()
     run = SearchDirectory.create(folder, config or made_config(), network)
     (made,) = state([], [], workers=1).sessions
-    splits = Splits(training=256, validation=64, held_out=80, classes=network.classes)
-    session = made.model_copy(update={"splits": splits, "experiment": run.name})
-    beats: list[tuple[float, Event]] = [(float(second), Heartbeat(clock_s=second)) for second in range(86)]
+    session = made.model_copy(update={"splits": Splits(**SPLITS), "experiment": run.name})
+    beats: list[tuple[float, journal.Event]] = [
+        (float(second), journal.Heartbeat(clock_s=second)) for second in range(86)
+    ]
     timed = sorted([*_trial(0, 1.5), *_trial(1, 42.5), *beats], key=lambda one: one[0])
-    with closing(Journal(run.path)) as journal:
-        journal.write(Proposed(individual=Individual(id=0, network=network), searcher="seed"))
-        journal.write(Proposed(individual=Individual(id=1, network=network, parent=0), searcher="none"))
-        journal.write(session)
+    with closing(journal.Journal(run.path)) as written:
+        written.write(journal.Proposed(individual=Individual(id=0, network=network), searcher="seed"))
+        written.write(journal.Proposed(individual=Individual(id=1, network=network, parent=0), searcher="none"))
+        written.write(session)
         for _, event in timed:
-            journal.write(event)
-        journal.write(SessionEnded(clock_s=86.0, reason="trials", over=True))
+            written.write(event)
+        written.write(journal.SessionEnded(clock_s=86.0, reason="trials", over=True))
     return run
 
 
 def forge(run: SearchDirectory, change: Callable[[Lines], None]) -> None:
     """Change a journal's lines, and write it anew as if it had been so from the beginning."""
-    path = run.path / JOURNAL_FILE
+    path = run.path / journal.JOURNAL_FILE
     lines: Lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    events = list(read_journal(run.path))
+    events = list(journal.read_journal(run.path))
     path.unlink()
-    with closing(Journal(run.path)) as journal:
+    with closing(journal.Journal(run.path)) as written:
         for event in events:
-            journal.write(event)
+            written.write(event)
 
 
 Change = Callable[[Lines], None]
@@ -120,21 +105,15 @@ def done(**changes: Any) -> Change:
 
 def session(**changes: Any) -> Change:
     """Change what the session says of itself."""
-
-    def change(lines: Lines) -> None:
-        for line in lines:
-            if line["event"] == "session-began":
-                line.update(changes)
-
-    return change
+    return _each("session-began", changes)
 
 
 def _each(kind: str, changes: dict[str, Any], *, only_ended: bool = False) -> Change:
     def change(lines: Lines) -> None:
         for line in lines:
-            if line["event"] == kind and not (only_ended and line[kind]["ended_s"] is None):
-                for name, value in changes.items():
-                    line[kind][name] = value(line[kind][name]) if callable(value) else value
+            record = line.get(kind, line)
+            if line["event"] == kind and not (only_ended and record["ended_s"] is None):
+                record |= {name: new(record[name]) if callable(new) else new for name, new in changes.items()}
 
     return change
 
@@ -153,17 +132,13 @@ def scaled(factor: float, *, beats: bool) -> Change:
     return change
 
 
-def both(*changes: Change) -> Change:
-    def change(lines: Lines) -> None:
-        for one in changes:
-            one(lines)
-
-    return change
+def too_many_images(lines: Lines) -> None:
+    epochs(trained_images=2560, steps=80)(lines)
+    done(trained_images=5120)(lines)
 
 
-def after_the_last_proposal(lines: Lines) -> None:
-    lines[:] = [line for line in lines if not (line["event"] == "trial" and line["trial"]["trial"] == 0)]
-    lines[:] = [line for line in lines if not (line["event"] == "epoch" and line["epoch"]["trial"] == 0)]
+def without_the_first_trial(lines: Lines) -> None:
+    lines[:] = [line for line in lines if line.get(line["event"], {}).get("trial") != 0]
 
 
 def test_a_consistent_run_is_valid(tmp_path: Path) -> None:
@@ -176,20 +151,14 @@ def test_a_consistent_run_is_valid(tmp_path: Path) -> None:
     [
         (epochs(evaluated_images=640), "trial 0, epoch 1: evaluated 640 images (expected: 64 validation images)"),
         (epochs(steps=8000), "trial 0, epoch 1: 8000 steps (expected: 8 steps per epoch)"),
-        (
-            both(epochs(trained_images=2560, steps=80), done(trained_images=5120)),
-            "trained 2560 images (expected: at most 256 images, the training split)",
-        ),
+        (too_many_images, "trained 2560 images (expected: at most 256 images, the training split)"),
         (epochs(trained_images=250), "trained 250 images (expected: 8 steps of 32 images)"),
         (epochs(complete=False), "has a validation accuracy, but was cut"),
         (epochs(validation_accuracy=0.5001), "validation accuracy 0.50010000 (expected: a multiple of 1/64)"),
         (done(held_out_accuracy=0.87654321), "held-out accuracy 0.87654321 (expected: a multiple of 1/80)"),
         (done(trained_images=None), "finished without the driver's record"),
-        (session(splits={"training": 2560, "validation": 64, "held_out": 80, "classes": 4}), "the configured share"),
-        (
-            session(splits={"training": 256, "validation": 64, "held_out": 80, "classes": 5}),
-            "has 4 classes (expected: 5",
-        ),
+        (session(splits=SPLITS | {"training": 2560}), "the configured share"),
+        (session(splits=SPLITS | {"classes": 5}), "has 4 classes (expected: 5"),
     ],
 )
 def test_work_that_contradicts_the_data_is_detected(tmp_path: Path, change: Change, message: str) -> None:
@@ -223,7 +192,7 @@ def test_times_that_contradict_the_clock_are_detected(tmp_path: Path, change: Ch
         (done(tuned=True), "tuned True (expected: tuned False)"),
         (done(ranks=2), "ranks 2 (expected: ranks 1)"),
         (epochs(epoch=1), "not numbered consecutively"),
-        (after_the_last_proposal, "trials are not numbered consecutively"),
+        (without_the_first_trial, "trials are not numbered consecutively"),
         (lambda lines: lines.pop(2), "no session of this run began"),
     ],
 )
@@ -231,23 +200,25 @@ def test_deviations_from_the_configuration_are_detected(tmp_path: Path, change: 
     assert message in _told(tmp_path, change)
 
 
+TWO_TRIALS: dict[str, Any] = {"max_trials": 2, "round_epochs": (2,), "tuning_round": None}
+
+
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("changes", "message"),
     [
+        ({"schedule": ScheduleConfig(**TWO_TRIALS | {"max_trials": 1})}, "2 trials were started (expected: at most 1 "),
         (
-            made_config(schedule=ScheduleConfig(max_trials=1, round_epochs=(2,), tuning_round=None)),
-            "2 trials were started (expected: at most 1 trials)",
-        ),
-        (
-            made_config(schedule=ScheduleConfig(max_trials=2, round_epochs=(3,), tuning_round=None, early_stop=False)),
+            {"schedule": ScheduleConfig(**TWO_TRIALS | {"round_epochs": (3,), "early_stop": False})},
             "planned epochs 2 (expected: planned epochs 3)",
         ),
-        (made_config(training=TrainingConfig(batch_size=64, learning_rate=0.05)), "batch 32 (expected: batch 64)"),
-        (made_config(training=TrainingConfig(batch_size=32, learning_rate=0.1)), "learning rate 0.05 (expected"),
+        ({"training": TrainingConfig(batch_size=64, learning_rate=0.05)}, "batch 32 (expected: batch 64)"),
+        ({"training": TrainingConfig(batch_size=32, learning_rate=0.1)}, "learning rate 0.05 (expected"),
     ],
 )
-def test_a_configuration_changed_afterwards_is_detected(tmp_path: Path, config: AutomlConfig, message: str) -> None:
-    assert message in " ".join(verify_search(made_run(tmp_path, config)).reasons)
+def test_a_configuration_changed_afterwards_is_detected(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    assert message in " ".join(verify_search(made_run(tmp_path, made_config(**changes))).reasons)
 
 
 def test_a_trial_finishes_before_its_last_epoch_only_where_the_early_stop_ends_it(tmp_path: Path) -> None:
@@ -287,7 +258,7 @@ def test_a_failed_attempt_may_end_at_any_step(tmp_path: Path) -> None:
 
 def test_a_changed_inserted_or_removed_line_is_named(tmp_path: Path) -> None:
     run = made_run(tmp_path)
-    path = run.path / JOURNAL_FILE
+    path = run.path / journal.JOURNAL_FILE
     original = path.read_bytes()
     lines = original.splitlines(keepends=True)
     beat = next(number for number, line in enumerate(lines) if b'"beat"' in line)
@@ -311,21 +282,21 @@ def test_a_changed_inserted_or_removed_line_is_named(tmp_path: Path) -> None:
 
 def test_the_hash_chain_continues_after_an_incomplete_line(tmp_path: Path) -> None:
     run = made_run(tmp_path)
-    path = run.path / JOURNAL_FILE
+    path = run.path / journal.JOURNAL_FILE
     original = path.read_bytes()
     lines = original.splitlines(keepends=True)
     for cut in (0, 1, len(lines[-1]) // 2, len(lines[-1]) - 1):
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
         assert _chain(run) == (len(lines) - 1, None)
-        with closing(Journal(run.path)) as journal:
-            journal.write(SessionEnded(clock_s=86.0, reason="trials", over=True))
+        with closing(journal.Journal(run.path)) as written:
+            written.write(journal.SessionEnded(clock_s=86.0, reason="trials", over=True))
         assert path.read_bytes() == original
 
 
 def _chain(run: SearchDirectory) -> tuple[int, int | None]:
     """Number of lines, and the first one that does not follow."""
-    events = list(read_journal(run.path))
-    return len(events), first_broken_line(run.path, events)
+    events = list(journal.read_journal(run.path))
+    return len(events), journal.first_broken_line(run.path, events)
 
 
 def _told(folder: Path, change: Change) -> str:
