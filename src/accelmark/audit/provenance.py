@@ -15,7 +15,7 @@ from typing import Final
 import accelmark
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.audit.inference import engine_details
-from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, RoundResult, Severity, finding
+from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
 from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, task_files, tree_files, tree_hash
 
@@ -177,6 +177,12 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     if entry is None or entry.job is None:
         return None
     files, module = entry.job.adaptation, entry.job.framework_module
+    of_vendor, keys = f"vendors/{entry.result.vendor}/", list[ChangedKey]()
+    for name, setting in sorted(entry.result.settings.items()):
+        weaker = [value for layer, value in setting.replaced if not layer.startswith(of_vendor)]
+        if setting.layer.startswith(of_vendor) and weaker[-1:] != [setting.value]:
+            standard = weaker[-1] if weaker else None
+            keys.append(ChangedKey(key=name, standard=standard, value=setting.value, layer=setting.layer))
     engines: dict[str, int] = {}
     for inference in (one.result.inference for one in evidence.rounds):
         details = engine_details(inference) if inference is not None else {}
@@ -184,7 +190,7 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
             engines[str(details["engine_code"])] = int(str(details.get("engine_code_lines", 0)))
     names = {name for entry in evidence.rounds for record in entry.adaptations for name in record.environment}
     return AdaptationCost(
-        keys=tuple(_changed_keys(entry.result)),
+        keys=tuple(keys),
         hooks=tuple(_hooks(evidence)),
         extern=files.extern if files else {},
         kernels=files.kernels if files else {},
@@ -194,16 +200,6 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         vendor_environment=tuple(sorted(_not_shipped(entry))),
         framework_module=None if entry.reference.module(entry.job.framework) == module else module,
     )
-
-
-def _changed_keys(result: RoundResult) -> Iterator[ChangedKey]:
-    """Yield the settings that the vendor's files change."""
-    of_vendor = f"vendors/{result.vendor}/"
-    for name, setting in sorted(result.settings.items()):
-        weaker = [value for layer, value in setting.replaced if not layer.startswith(of_vendor)]
-        if setting.layer.startswith(of_vendor) and weaker[-1:] != [setting.value]:
-            standard = weaker[-1] if weaker else None
-            yield ChangedKey(key=name, standard=standard, value=setting.value, layer=setting.layer)
 
 
 def _not_shipped(entry: RoundEvidence) -> set[str]:

@@ -45,8 +45,6 @@ Observer = Callable[[SearchState, Scheduler], None]
 
 @dataclass
 class _Running:
-    """A trial that runs on a worker."""
-
     record: records.TrialRecord
     last_progress_s: float
     operations: int

@@ -193,7 +193,6 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 @contextmanager
 def _on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call ``handle`` at SIGINT and SIGTERM."""
     with ExitStack() as former:
         if threading.current_thread() is threading.main_thread():  # no other may handle signals
             for number in (signal.SIGINT, signal.SIGTERM):

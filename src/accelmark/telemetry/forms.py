@@ -205,7 +205,6 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=lambda pairs: {key.strip():
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text with runs of blanks collapsed."""
     return [" ".join(line.split()) for line in text.splitlines()]
 
 

@@ -277,7 +277,6 @@ class HostSampler:
 
 
 def _family(roots: Iterable[int]) -> list[psutil.Process]:
-    """Return the running processes ``roots`` and all their descendants."""
     processes: dict[int, psutil.Process] = {}
     for pid in roots:
         with contextlib.suppress(psutil.Error):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pkgutil
 import resource
@@ -181,7 +182,8 @@ class Recorder:
     def _sample_devices(self, t: float) -> tuple[DeviceSample, ...]:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
         if reading is None:
-            if self._poller.waiting_s() > max(_UNRESPONSIVE_S, 3 * self._config.interval_s):
+            waited_s = time.monotonic() - (self._poller.requested_at or math.inf)
+            if waited_s > max(_UNRESPONSIVE_S, 3 * self._config.interval_s):
                 self._note("the device source does not respond")
             return ()
         if reading.problem is not None:
@@ -259,7 +261,6 @@ class Recorder:
 
 
 def _rounded(value: Any) -> Any:
-    """Return ``value`` with all floats in it rounded."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):

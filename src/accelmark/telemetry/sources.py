@@ -202,7 +202,8 @@ class Poller:
         self._sources = sources
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
-        self._requested_at: float | None = None
+        self.requested_at: float | None = None
+        """Start of a request that is not answered yet."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="devices")
 
     def start(self) -> None:
@@ -213,19 +214,15 @@ class Poller:
         """Request a reading and return the next one; None where none comes within ``patience_s``."""
         if not self.opened or self.problem is not None:
             return None
-        if self._requested_at is None:
-            self._requested_at = time.monotonic()
+        if self.requested_at is None:
+            self.requested_at = time.monotonic()
             self._requests.put(True)
         try:
             reading = self._readings.get(timeout=patience_s)
         except queue.Empty:
             return None
-        self._requested_at = None
+        self.requested_at = None
         return reading
-
-    def waiting_s(self) -> float:
-        """Return the seconds since the current request started; 0 without one."""
-        return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
     def close(self) -> None:
         """Stop the thread; a source that hangs ends with the process."""

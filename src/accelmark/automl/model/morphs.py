@@ -65,7 +65,6 @@ def apply_morph(network: Network, morph: Morph) -> Network:
 
 
 def _morphed(network: Network, morph: Morph) -> Network:
-    """Return the network after a morph that it allows."""
     at, label, size = morph.at, morph.label, morph.size
     if morph.kind == "widen":
         group = channel_groups(network)[at]

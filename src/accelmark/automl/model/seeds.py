@@ -27,8 +27,6 @@ _KERAS_MEANS: Final = np.array([123.68, 116.779, 103.939])
 
 
 class _Builder:
-    """Appends nodes to a network."""
-
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 

@@ -66,8 +66,6 @@ _USEFUL: Final = ("finished", "cut")
 
 
 class _Apply(nn.Module):
-    """Applies a function of all inputs."""
-
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.function: Final = function
@@ -171,34 +169,24 @@ class ImageBatches:
                 yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
 
 
-@dataclass(frozen=True)
-class TrialInput:
-    """What a trial is given; ``weights`` are those of the order's parent network, None: from scratch."""
-
-    data: Dataset
-    order: records.TrialOrder
-    weights: records.TrainedWeights
-    listener: records.TrialListener
-
-
 @final
 class TrialCase(TrainCase):
     """One trial's network. Images are scaled on the device, so that they are transferred as bytes."""
 
-    def __init__(self, given: TrialInput, *args: Any) -> None:
+    def __init__(self, trial: _Trial, *args: Any) -> None:
         super().__init__(*args)
-        self._given: Final = given
+        self._trial: Final = trial
         self.started_from: WeightMode = "from-scratch"
         self.module: GraphModule | None = None
         """The trained network without wrappers, once it is built."""
         self._mean, self._deviation = (
             torch.tensor(values, device=self.place.device).view(1, -1, 1, 1)
-            for values in (given.data.mean, given.data.deviation)
+            for values in (trial.data.mean, trial.data.deviation)
         )
 
     def build_model(self) -> nn.Module:
         """Build the network, with its parent's weights where there are any, carried through the order's morphs."""
-        order, network, carried = self._given.order, self._given.order.parent_network, self._given.weights
+        order, network, carried = self._trial.order, self._trial.order.parent_network, self._trial.weights
         self.module = GraphModule(order.network)
         if network is None or carried is None:
             return self.module
@@ -207,8 +195,8 @@ class TrialCase(TrainCase):
             if morph.kind == "deepen":  # mean and variance for some training images
                 module = GraphModule(network)
                 load_weights(module, carried)
-                indices = np.arange(min(_CALIBRATION_IMAGES, len(self._given.data.training)))
-                images = torch.from_numpy(self._given.data.training.batch(indices, None))
+                indices = np.arange(min(_CALIBRATION_IMAGES, len(self._trial.data.training)))
+                images = torch.from_numpy(self._trial.data.training.batch(indices, None))
                 statistics = channel_statistics(module, self._scaled(images), morph.at)
             child = apply_morph(network, morph)
             carried = carry_weights(network, child, morph, carried, statistics)
@@ -219,30 +207,30 @@ class TrialCase(TrainCase):
 
     def train_batches(self) -> ImageBatches:
         """Return this rank's share of the training images."""
-        return ImageBatches(self._given.data.training, self.settings.batch_size, self.place, train=True)
+        return ImageBatches(self._trial.data.training, self.settings.batch_size, self.place, train=True)
 
     def eval_batches(self) -> ImageBatches:
         """Return this rank's share of the validation images."""
-        return ImageBatches(self._given.data.validation, self.settings.eval_batch_size, self.place, train=False)
+        return ImageBatches(self._trial.data.validation, self.settings.eval_batch_size, self.place, train=False)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return black images, with which the driver counts operations."""
-        images = torch.zeros(size, *self._given.order.network.input_shape, dtype=torch.uint8)
+        images = torch.zeros(size, *self._trial.order.network.input_shape, dtype=torch.uint8)
         return {"images": images, "labels": torch.zeros(size, dtype=torch.int64)}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the smoothed cross-entropy, and report the images of all ranks to the listener."""
         scores: Tensor = model(self._scaled(batch["images"]))
-        smoothing = self._given.order.training.label_smoothing
+        smoothing = self._trial.order.training.label_smoothing
         loss = cross_entropy(scores.float(), batch["labels"], label_smoothing=smoothing)
         if not loss.is_meta:
-            self._given.listener.report(len(scores) * self.place.world_size)
+            self._trial.listener.report(len(scores) * self.place.world_size)
         return loss
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the sums of cross-entropy, correct predictions and images."""
         scores, labels = model(self._scaled(batch["images"])), batch["labels"]
-        self._given.listener.report(len(scores) * self.place.world_size)
+        self._trial.listener.report(len(scores) * self.place.world_size)
         return {
             "loss": cross_entropy(scores.float(), labels, reduction="sum"),
             "correct": (scores.argmax(dim=1) == labels).sum(),
@@ -256,7 +244,7 @@ class TrialCase(TrainCase):
 
     def flops_per_sample(self) -> float:
         """Return the scored matrix work of one image, forward and backward."""
-        return float(count(self._given.order.network, "accelmark").matrix)
+        return float(count(self._trial.order.network, "accelmark").matrix)
 
     def _scaled(self, images: Tensor) -> Tensor:
         return (images.float() / 255 - self._mean.to(images.device)) / self._deviation.to(images.device)
@@ -307,7 +295,7 @@ def run_trial(
         schedule=ScheduleSettings(name="linear", final_lr_ratio=training.final_learning_rate / hyper.learning_rate),
     )
     work = TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
-    return _Trial(TrialInput(data, order, weights, listener), place, work).run()
+    return _Trial(data, place, order, weights, listener, work).run()
 
 
 @final
@@ -315,8 +303,12 @@ def run_trial(
 class _Trial:
     """Receives the driver's events, reports epochs, and requests the end; decides equally on all ranks."""
 
-    given: TrialInput
+    data: Dataset
     place: RankContext
+    order: records.TrialOrder
+    weights: records.TrainedWeights
+    """Of the order's parent network; None: from scratch."""
+    listener: records.TrialListener
     work: TrainJob
     began: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)
@@ -350,7 +342,7 @@ class _Trial:
 
     def _open(self) -> PyTorchBackend:
         """Open the driver's backend; network and digest replace the case's folder and its hash."""
-        network, kind, folder = self.given.order.network, self.place.device_type, Path(__file__).parent
+        network, kind, folder = self.order.network, self.place.device_type, Path(__file__).parent
         job = JobSpec(
             key=CaseKey(model="trial", framework="pytorch", hardware=kind, nproc=self.place.ranks.world_size),
             round=1,
@@ -366,7 +358,7 @@ class _Trial:
         )
 
         def make_case(*args: Any) -> TrialCase:
-            self.case = TrialCase(self.given, *args)
+            self.case = TrialCase(self, *args)
             return self.case
 
         in_process = InProcess(make_case, self.place.control)
@@ -376,9 +368,9 @@ class _Trial:
     @property
     def requested(self) -> str | None:
         """The reason to stop; polled by the driver after each step."""
-        if self.given.listener.should_stop():
+        if self.listener.should_stop():
             return "the search"
-        limit_s = self.given.order.limit_s
+        limit_s = self.order.limit_s
         is_over = limit_s is not None and time.monotonic() >= self.began + limit_s
         return "the end of its time" if is_over else None
 
@@ -402,7 +394,7 @@ class _Trial:
         if module is not None and accuracy is not None and accuracy > self.best_accuracy:
             self.best_accuracy, self.best = accuracy, to_weights(module)
         self.validation_losses.append(loss)
-        order = self.given.order
+        order = self.order
         ends = order.early_stop and stops_early(order.round, self.validation_losses)
         self.since = time.monotonic()
         return End("early_stop") if ends else None
@@ -434,7 +426,7 @@ class _Trial:
         )
         self.images, self.steps = event.num_trained_samples, event.global_steps
         self.epoch, self.losses, self.data_wait_s, self.since = self.epoch + 1, [], 0.0, now
-        self.given.listener.report(report)
+        self.listener.report(report)
 
     def _held_out(self) -> dict[str, Any]:
         """Evaluate the best epoch's weights on all ranks; return the fields of the result that this determines."""
@@ -444,7 +436,7 @@ class _Trial:
         outcome: dict[str, Any] = {}
         try:
             load_weights(case.module, self.best)
-            images = ImageBatches(self.given.data.held_out, _EVALUATION_BATCH, case.place, train=False)
+            images = ImageBatches(self.data.held_out, _EVALUATION_BATCH, case.place, train=False)
             outcome["held_out_accuracy"] = backend.evaluate_on(images)["accuracy"]
         except Exception as error:  # noqa: BLE001 - any failure is recorded; the worker goes on
             reason, message = backend.explain(error)
