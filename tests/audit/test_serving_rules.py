@@ -22,11 +22,10 @@ QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), pref
 SERVED = Served((Stage(QUEUE, 150, concurrency=4),), settings={"load": {"concurrency": [4]}})
 
 Records = Sequence[RequestRecord]
+Change = Callable[[list[RequestRecord]], Records]
 
 
-def judged(
-    tmp_path: Path, served: Served = SERVED, change: Callable[[list[RequestRecord]], Records] = list
-) -> CaseResult:
+def judged(tmp_path: Path, served: Served = SERVED, change: Change = list) -> CaseResult:
     return measure_run(make_served_run(tmp_path / "run", served, change)).cases[0]
 
 
@@ -38,7 +37,7 @@ def settings(**changed: Any) -> dict[str, Any]:
     return {"load": {"concurrency": [4]}} | changed
 
 
-def each(change: Callable[[RequestRecord], dict[str, Any]], every: int = 1) -> Callable[[list[RequestRecord]], Records]:
+def each(change: Callable[[RequestRecord], dict[str, Any]], every: int = 1) -> Change:
     """Change the last of every n measured records."""
 
     def changed(records: list[RequestRecord]) -> Records:
@@ -131,19 +130,6 @@ def test_a_client_that_is_too_slow_makes_a_run_open(tmp_path: Path) -> None:
     assert "lag 60 ms (p99)" in tail[1]
 
 
-@pytest.mark.parametrize(("agreement", "verdict"), [(0.95, "VALID"), (0.85, "INVALID")])
-def test_answers_have_to_agree_as_far_as_the_case_requires(tmp_path: Path, agreement: float, verdict: str) -> None:
-    case = judged(tmp_path, Served(SERVED.stages, settings=SERVED.settings, agreement=agreement))
-    assert case.verdict == verdict, case.reasons
-    assert bool(found(case, "served-answers")) == (verdict == "INVALID")
-
-
-def test_answers_that_were_not_compared_make_a_run_open(tmp_path: Path) -> None:
-    case = judged(tmp_path, Served(SERVED.stages, settings=settings(num_compared=0)))
-    assert case.verdict == "OPEN"
-    assert found(case, "served-answers")[0][0] == "open"
-
-
 @pytest.mark.parametrize(
     ("device_type", "start", "load", "actual"),
     [
@@ -162,19 +148,6 @@ def test_a_start_that_takes_far_longer_than_the_load_of_the_model_makes_a_run_op
     case = judged(tmp_path, replace(SERVED, start=times, ended=ended, device_type=device_type))
     told = found(case, "untimed-work")
     assert [(severity, text[: len(actual or "")]) for severity, text in told] == ([("open", actual)] if actual else [])
-
-
-def test_comparisons_of_answers_that_nobody_gave_make_a_run_invalid(tmp_path: Path) -> None:
-    case = judged(tmp_path, change=each(lambda record: {"prompt": record.prompt + 5}))
-    assert case.verdict == "INVALID"
-    assert "no request has" in found(case, "served-answers")[0][1]
-
-
-def test_an_endpoint_is_open(tmp_path: Path) -> None:
-    served = Served(SERVED.stages, settings=settings(server=None, endpoint="http://127.0.0.1:1", num_compared=0))
-    case = judged(tmp_path, served)
-    assert case.verdict == "OPEN", case.reasons
-    assert "endpoint's weights are unknown" in found(case, "served-answers")[0][1]
 
 
 def test_a_server_that_stores_answers_is_found(tmp_path: Path) -> None:
@@ -197,61 +170,14 @@ def test_a_server_that_stores_answers_is_found(tmp_path: Path) -> None:
     assert [severity for severity, _ in found(case, "result-cache")] == ["error"]
 
 
-def test_repeated_prompts_at_the_usual_speed_are_a_warning(tmp_path: Path) -> None:
-    def repeated(record: RequestRecord) -> dict[str, Any]:
-        return {"prompt": 100_000 + record.number % 90}
-
-    case = judged(tmp_path, change=each(repeated))
-    assert found(case, "repeated-prompts") == [("warning", "60 of 150 requests repeat a prompt")]
-    assert case.verdict == "VALID", case.reasons
-
-
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"first_s": 0.0},
-        {"gaps_us": (900_000,) * 15},
-        {"gaps_us": (-5,)},
-        {"end_s": 1e6},
-        {"due_s": -1.0, "sent_s": 0.0},
-        {"first_s": None},
-    ],
-)
+    [{"first_s": 0.0}, {"gaps_us": (900_000,) * 15}, {"gaps_us": (-5,)}, {"end_s": 1e6}, {"due_s": -1.0, "sent_s": 0.0},
+     {"first_s": None}],
+)  # fmt: skip
 def test_records_whose_times_contradict_each_other_make_a_run_invalid(tmp_path: Path, changed: dict[str, Any]) -> None:
     case = judged(tmp_path, change=each(lambda record: changed, 149))
     assert "error" in {severity for severity, _ in found(case, "request-records")}
-
-
-def test_requests_without_a_record_make_a_run_invalid(tmp_path: Path) -> None:
-    case = judged(tmp_path, change=lambda records: random.Random(1).sample(records, 140))
-    assert "have no record" in found(case, "request-records")[0][1]
-    assert case.verdict == "INVALID"
-
-
-def test_a_stage_that_is_missing_makes_a_run_invalid(tmp_path: Path) -> None:
-    case = judged(tmp_path, Served(SERVED.stages, settings={"load": {"concurrency": [4, 64]}}))
-    assert found(case, "load-incomplete") == [("error", "not measured: 64")]
-
-
-def test_a_rate_that_the_server_does_not_keep_up_with_is_a_warning(tmp_path: Path) -> None:
-    load = {"arrival": "poisson", "rates": [40.0]}
-    case = judged(tmp_path, Served((Stage(QUEUE, 400, rate=40.0),), settings={"load": load}))
-    ((severity, actual),) = found(case, "no-steady-state")
-    assert severity == "warning"
-    assert "fell behind" in actual
-
-
-def test_a_round_without_any_figure_is_invalid(tmp_path: Path) -> None:
-    served = Served((Stage(QUEUE, 8, concurrency=8),), settings={"load": {"concurrency": [8]}})
-    case = judged(tmp_path, served)
-    assert case.verdict == "INVALID"
-    assert [severity for severity, _ in found(case, "no-steady-state")] == ["error"]
-
-
-def test_speculative_decoding_is_allowed_and_marked(tmp_path: Path) -> None:
-    case = judged(tmp_path, replace(SERVED, settings=settings(server_options={"draft": "tiny"})))
-    assert case.verdict == "VALID", case.reasons
-    assert found(case, "speculative-decoding") == [("warning", "the server decodes speculatively (tiny)")]
 
 
 def scenario(**changed: Any) -> dict[str, Any]:
@@ -286,6 +212,37 @@ def test_loadgens_verdict_counts(
     assert figure == (result["tokens_per_second"] if result else None)
 
 
-def test_a_request_with_two_records_makes_a_run_invalid(tmp_path: Path) -> None:
-    case = judged(tmp_path, change=lambda records: [*records, records[-1]])
-    assert "1 records contradict each other" in found(case, "request-records")[0][1]
+TWO_STAGES = {"load": {"concurrency": [4, 64]}}
+NOT_KEPT = Served((Stage(QUEUE, 400, rate=40.0),), settings={"load": {"arrival": "poisson", "rates": [40.0]}})
+TOO_FEW = Served((Stage(QUEUE, 8, concurrency=8),), settings={"load": {"concurrency": [8]}})
+ENDPOINT = replace(SERVED, settings=settings(server=None, endpoint="http://127.0.0.1:1", num_compared=0))
+SPECULATIVE = replace(SERVED, settings=settings(server_options={"draft": "tiny"}))
+
+
+@pytest.mark.parametrize(
+    ("served", "change", "rule", "severity", "words"),
+    [
+        (replace(SERVED, agreement=0.95), list, "served-answers", "valid", ""),
+        (replace(SERVED, agreement=0.85), list, "served-answers", "error", "0.850 of the tokens agree"),
+        (replace(SERVED, settings=settings(num_compared=0)), list, "served-answers", "open", "num_compared is 0"),
+        (SERVED, each(lambda record: {"prompt": record.prompt + 5}), "served-answers", "error", "no request has"),
+        (ENDPOINT, list, "served-answers", "open", "an endpoint's weights are unknown"),
+        (
+            SERVED, each(lambda record: {"prompt": 100_000 + record.number % 90}),
+            "repeated-prompts", "warning", "60 of 150 requests repeat a prompt",
+        ),
+        (SERVED, lambda records: random.Random(1).sample(records, 140), "request-records", "error", "have no record"),
+        (SERVED, lambda records: [*records, records[-1]], "request-records", "error", "1 records contradict"),
+        (replace(SERVED, settings=TWO_STAGES), list, "load-incomplete", "error", "not measured: 64"),
+        (NOT_KEPT, list, "no-steady-state", "warning", "fell behind"),
+        (TOO_FEW, list, "no-steady-state", "error", ""),
+        (SPECULATIVE, list, "speculative-decoding", "warning", "the server decodes speculatively (tiny)"),
+    ],
+)  # fmt: skip
+def test_each_rule_judges_a_record_that_was_changed(
+    tmp_path: Path, served: Served, change: Change, rule: str, severity: str, words: str
+) -> None:
+    case = judged(tmp_path, served, change)
+    assert [kind for kind, _ in found(case, rule)] == ([] if severity == "valid" else [severity])
+    assert words in "".join(actual for _, actual in found(case, rule))
+    assert case.verdict == {"error": "INVALID", "open": "OPEN"}.get(severity, "VALID"), case.reasons
