@@ -11,35 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.audit.adversary.bench import ROOT, TOOL, VENDOR
+
 pytestmark = pytest.mark.adversary
-
-ROOT = Path(__file__).parents[2]
-
-VENDOR = """
-name: madeup
-title: Made-up chip (made up for tests; its device is the CPU)
-frameworks:
-  pytorch: {device_type: cpu, collective_backend: gloo}
-visible_devices_env: null
-telemetry: {detect: {always: true}}
-chips: []
-"""
-
-TOOL = """#!/bin/sh
-# Mock of a vendor's tool.
-echo 'ID Temp Power'
-echo "0 31C 5$(date +%N | cut -c 3)W"
-"""
-ROW = r"'(?P<index>\d+) (?P<temperature_c>\d+C) (?P<power_w>\d+W)'"
-"""What the mocks print of a device."""
-
-
-def read_by(tool: Path) -> str:
-    """Return the vendor's description with a tool that its devices are read by."""
-    rule = f"{{header: ['ID Temp Power'], rows: [{ROW}], source: made up for tests}}"
-    how = f"telemetry: {{detect: {{always: true}}, tool: {{command: [{tool}], timeout_s: 0.5, forms: [{rule}]}}}}"
-    return VENDOR.replace("telemetry: {detect: {always: true}}", how)
-
 
 CASE = ROOT / "tests" / "train" / "tiny"
 
@@ -96,9 +70,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (adaptation / "extern").mkdir(parents=True)
     (adaptation / "csrc").mkdir()
     (package / "__init__.py").write_text('"""A made-up vendor."""\n')
-    (root / "madeup-smi").write_text(TOOL)
-    (root / "madeup-smi").chmod(0o755)
-    (package / "vendor.yaml").write_text(read_by(root / "madeup-smi"))
+    (root / "acme-smi").write_text(TOOL)
+    (root / "acme-smi").chmod(0o755)
+    vendor = VENDOR.replace("name: acme", "name: madeup").replace("{{directory}}", str(root))
+    (package / "vendor.yaml").write_text(vendor)
     (adaptation / "config.yaml").write_text("log_every_steps: 6\n")
     (adaptation / "environment_variables.sh").write_text("MADEUP_MODE=fast\nRANK=7\nMADEUP_TOKEN=hidden\n")
     (adaptation / "extern" / "__init__.py").write_text(EXTERN)

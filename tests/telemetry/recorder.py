@@ -135,3 +135,10 @@ def stop(process: subprocess.Popen[str], node_dir: Path) -> Samples:
     if process.stderr is not None:
         process.stderr.close()
     return read_samples(node_dir / "telemetry.jsonl")
+
+
+def recorded(node_dir: Path, folder: Path, num: int, having: str = '"t"', **more: object) -> Samples:
+    """Record until so many lines of the record contain a text."""
+    process = start(node_dir, folder, **more)
+    until(lambda: num_lines(node_dir, having) >= num)
+    return stop(process, node_dir)

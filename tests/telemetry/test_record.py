@@ -22,9 +22,10 @@ from accelmark.results.read.telemetry import read_samples
 from accelmark.telemetry.energy import energy
 from accelmark.telemetry.exposition import expose, last_sample
 from accelmark.telemetry.record import LineFile
-from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor, num_lines, start, stop, until, write_tool
+from tests.telemetry import recorder
+from tests.telemetry.recorder import make_vendor, num_lines, recorded, start, stop, until, write_tool
 
-CPU = SRC / "accelmark" / "vendors" / "cpu"
+CPU = recorder.SRC / "accelmark" / "vendors" / "cpu"
 
 
 def _read_values(column: Iterable[float]) -> list[float]:
@@ -33,9 +34,7 @@ def _read_values(column: Iterable[float]) -> list[float]:
 
 def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) -> None:
     folder, _ = make_vendor(tmp_path)
-    process = start(tmp_path, folder)
-    until(lambda: num_lines(tmp_path, '"power_w": 57.0') >= 6)
-    recording = stop(process, tmp_path)
+    recording = recorded(tmp_path, folder, 6, '"power_w": 57.0')
     assert recording.footer is not None
     assert recording.malformed == 0
     assert [info["index"] for info in recording.header["devices"]] == [0, 1]
@@ -55,9 +54,7 @@ def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) ->
 
 
 def test_samples_are_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
-    process = start(tmp_path, CPU)
-    until(lambda: num_lines(tmp_path) >= 15)
-    recording = stop(process, tmp_path)
+    recording = recorded(tmp_path, CPU, 15)
     assert recording.footer is not None
     times = recording.t[:-1]  # the last sample is taken when the recorder is stopped
     steps = [(t - times[0]) / 0.1 for t in times]
@@ -66,20 +63,22 @@ def test_samples_are_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:
     assert all(after - before > 0 for before, after in itertools.pairwise(times))
 
 
-def test_a_suspension_is_noted(tmp_path: Path) -> None:
+def test_a_suspension_is_noted_and_an_interrupt_meant_for_the_ranks_does_not_end_the_recorder(tmp_path: Path) -> None:
     process = start(tmp_path, CPU)
     until(lambda: num_lines(tmp_path) >= 2)
-    process.send_signal(signal.SIGSTOP)
-    process.send_signal(signal.SIGCONT)
+    for number in (signal.SIGINT, signal.SIGSTOP, signal.SIGCONT):
+        process.send_signal(number)
     until(lambda: num_lines(tmp_path, '"note"') > 0)
-    (note,) = stop(process, tmp_path).notes
+    before = num_lines(tmp_path)
+    until(lambda: num_lines(tmp_path) >= before + 3)
+    recording = stop(process, tmp_path)
+    (note,) = recording.notes
     assert note.startswith("suspended: ")
+    assert recording.footer is not None
 
 
 def test_the_host_is_recorded_with_reasons_for_what_it_lacks(tmp_path: Path) -> None:
-    process = start(tmp_path, CPU, detached=True)
-    until(lambda: num_lines(tmp_path) >= 8)
-    recording = stop(process, tmp_path)
+    recording = recorded(tmp_path, CPU, 8, detached=True)
     host = recording.host
     assert host["mem_total_mib"][-2] > host["mem_used_mib"][-2] > 0
     assert host["rank_rss_mib"][-2] > 0
@@ -141,9 +140,7 @@ def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Pat
 def test_a_vendor_reader_that_raises_costs_device_telemetry_only(tmp_path: Path) -> None:
     folder, _ = make_vendor(tmp_path)
     (folder / "telemetry.py").write_text("raise ValueError('broken by its maker')\n")
-    process = start(tmp_path, folder)
-    until(lambda: num_lines(tmp_path) >= 4)
-    recording = stop(process, tmp_path)
+    recording = recorded(tmp_path, folder, 4)
     assert "ValueError: broken by its maker" in recording.reason("devices")
 
 
@@ -168,9 +165,7 @@ def test_power_in_a_wrong_unit_is_refused_whatever_reads_it(tmp_path: Path) -> N
                     pass
         """)
     )
-    process = start(tmp_path, folder)
-    until(lambda: num_lines(tmp_path) >= 5)
-    recording = stop(process, tmp_path)
+    recording = recorded(tmp_path, folder, 5)
     assert "power_w" not in recording.devices.get(0, {})
     assert recording.footer is not None
     (note,) = [note for note in recording.footer["notes"] if "power_w" in note["what"]]
@@ -199,14 +194,14 @@ def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     """)
     with subprocess.Popen(
         [sys.executable, "-c", starter, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        env={**os.environ, "PYTHONPATH": str(recorder.SRC)},
     ) as parent:  # fmt: skip
         assert parent.stdout is not None
-        recorder = int(parent.stdout.readline())
+        pid = int(parent.stdout.readline())
         until(lambda: num_lines(tmp_path) >= 3)
         parent.kill()
     until(lambda: num_lines(tmp_path, "footer") == 1)
-    until(lambda: not _alive(recorder))
+    until(lambda: not _alive(pid))
     recording = read_samples(tmp_path / "telemetry.jsonl")
     assert any("has ended" in note for note in recording.notes)
 
@@ -231,22 +226,11 @@ def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_lo
     text = (folder / "vendor.yaml").read_text()
     head = text[: text.index("telemetry:")]
     (folder / "vendor.yaml").write_text(head + "telemetry: {script: {file: acme_monitor.py}}\n")
-    (folder / "acme_monitor.py").write_text(FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid"), pace_s=0.2))
-    process = start(tmp_path, folder)
-    until(lambda: num_lines(tmp_path, '"power_w": 114') >= 2)
-    recording = stop(process, tmp_path)
+    (folder / "acme_monitor.py").write_text(recorder.FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid"), pace_s=0.2))
+    recording = recorded(tmp_path, folder, 2, '"power_w": 114')
     assert set(_read_values(recording.devices[1]["power_w"])) == {74}
     assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
     until(lambda: not (tmp_path / "pid").exists())
-
-
-def test_an_interrupt_meant_for_the_ranks_does_not_end_the_recorder(tmp_path: Path) -> None:
-    process = start(tmp_path, CPU)
-    until(lambda: num_lines(tmp_path) >= 3)
-    process.send_signal(signal.SIGINT)
-    before = num_lines(tmp_path)
-    until(lambda: num_lines(tmp_path) >= before + 3)
-    assert stop(process, tmp_path).footer is not None
 
 
 SAMPLE: dict[str, Any] = {

@@ -169,7 +169,6 @@ class Attack(BaseModel):
     """Why the attack is not found, where it is not: the audit's limit, stated in the table."""
     issue: bool = False
     """Whether it was VALID in the review that this suite follows."""
-    heavy: bool = False
     task: Literal["train", "infer"] = "train"
     key: str = "short"
     arguments: tuple[str, ...] = ()
@@ -299,8 +298,3 @@ def read_attacks(*areas: str) -> Iterator[Attack]:
     for area in areas:
         for entry in yaml.safe_load((FOLDER / f"{area}.yaml").read_text()):
             yield Attack.model_validate(entry)
-
-
-def clean(bench: Bench, attack: Attack) -> None:
-    """Remove the attack's directory."""
-    shutil.rmtree(bench.root / "attacks" / attack.id, ignore_errors=True)
