@@ -16,15 +16,8 @@ from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation,
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
+from accelmark.results.store import loaded_run
 from accelmark.results.store.bundle import SignatureState, Trust, check_manifest, check_signature
-from accelmark.results.store.loaded_run import (
-    MANIFEST_FILE,
-    RESULT_FILE,
-    SUMMARY_FILE,
-    load_round,
-    load_summary,
-    require_ended,
-)
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
 from accelmark.spec.log.records import SOURCE_FILE, SourceRecord
@@ -94,7 +87,8 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
         work, reevaluation = read_job(round_dir).work, read_reevaluation(round_dir, place)
         if reevaluation is None or not isinstance(work, TrainJob):
             raise RunError(f"{place}: the evaluation job left no records")
-        entry = RoundEvidence(load_round(round_dir / RESULT_FILE), read_job(round_dir), ReferenceFolders())
+        result = loaded_run.load_round(round_dir / loaded_run.RESULT_FILE)
+        entry = RoundEvidence(result, read_job(round_dir), ReferenceFolders())
         findings = [*reevaluation_findings(entry, reevaluation), *replay_findings(entry, work, reevaluation)]
         name = f"{round_dir.parent.name}/{round_dir.name}"
         counts = work.is_checked and place == reevaluation_dir(round_dir)
@@ -104,16 +98,16 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
 
 def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
     """Recompute a run and compare; writes nothing into it. Raises RunError where there is nothing to compare with."""
-    require_ended(run_dir)
+    loaded_run.require_ended(run_dir)
     changed = tuple(check_manifest(run_dir))
-    stored = load_summary(run_dir / SUMMARY_FILE)
+    stored = loaded_run.load_summary(run_dir / loaded_run.SUMMARY_FILE)
     summary, rounds = gather(run_dir, audit_case, round_result)
     source = SourceRecord.stored(run_dir / SOURCE_FILE)
     same = source is not None and source.sha256 == own_hash()
     figures, verdicts = _summary_differences(stored, summary)
     for name, computed in rounds.items():
         try:
-            before = load_round(run_dir / name / RESULT_FILE)
+            before = loaded_run.load_round(run_dir / name / loaded_run.RESULT_FILE)
         except RunError as error:
             figures.append(str(error))
             continue
@@ -125,7 +119,7 @@ def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
         verdicts += _differences(name, _finding_counts(before), _finding_counts(computed), absent=0)
     num_figures = sum(len(result.figures) for result in rounds.values())
     num_figures += sum(len(case.figures) for case in summary.cases)
-    signature = check_signature(run_dir, MANIFEST_FILE, trust)
+    signature = check_signature(run_dir, loaded_run.MANIFEST_FILE, trust)
     return Verification(summary, changed, tuple(figures), tuple(verdicts), num_figures, signature, same)
 
 
