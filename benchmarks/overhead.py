@@ -135,7 +135,8 @@ def case_job(
         raise ValueError(f"{name} has no training side")
     own = {"end.max_steps": ENDLESS, "log_every_steps": LOG_EVERY, "threads": threads, "loader.synthetic": True}
     layers = [Layer("benchmark", {**own, **over})]
-    resolved = resolve(Layer.of("case", spec.train.settings), layers, mutable=spec.train.mutable, is_open=True)
+    base = Layer.of("case", spec.train.settings)
+    resolved = resolve(TrainSettings, base, layers, mutable=spec.train.mutable, is_open=True)
     return make_job(name, folders("cases")[name].ref("train"), resolved.settings, directory, framework)
 
 

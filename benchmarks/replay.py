@@ -33,6 +33,7 @@ from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.spec.plugins.catalog import folders, load_case
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.contract import Progress
 from benchmarks.overhead import RESULTS, make_job
 
@@ -85,12 +86,8 @@ def job_of(name: str, directory: Path, **changed: Any) -> JobSpec:
     settings = {"threads": 1, **changed}
     if settings.get("channels_last", False) is None:
         settings["channels_last"] = not spec.train.settings.get("channels_last", False)
-    resolved = resolve(
-        Layer.of("case", spec.train.settings),
-        [Layer("benchmark", settings)],
-        mutable=spec.train.mutable,
-        is_open=True,
-    )
+    base, layer = Layer.of("case", spec.train.settings), Layer("benchmark", settings)
+    resolved = resolve(TrainSettings, base, [layer], mutable=spec.train.mutable, is_open=True)
     job = make_job(name, folders("cases")[name].ref("train"), resolved.settings, directory)
     job = job.model_copy(update={"data_dirs": data_dirs(spec, None)})
     DataFetcher()(job, lambda _: None)

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.plugins.catalog import find, load_case
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.case import case_class
 
 KERNELS = {
@@ -27,7 +28,8 @@ def build(name: str, settings: Mapping[str, Any], device: torch.device) -> Train
     train = load_case(name).train
     assert train is not None
     layers = [Layer("benchmark", {"loader.synthetic": True, **settings})]
-    resolved = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
+    base = Layer.of("case.yaml", train.settings)
+    resolved = resolve(TrainSettings, base, layers, mutable=train.mutable, is_open=True).settings
     make_case = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)  # type: ignore[type-abstract]
     return make_case(resolved, {}, Place(0, 1, 1, device, 1))
 

@@ -19,6 +19,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.plugins.catalog import FolderRef, find, load_case
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
 from tests.fork_server import Forked
@@ -49,7 +50,8 @@ def job_of(name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapp
     assert case.train is not None
     train = case.train
     layers = [Layer("test", dict(over))]
-    settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
+    base = Layer.of("case.yaml", train.settings)
+    settings = resolve(TrainSettings, base, layers, mutable=train.mutable, is_open=True).settings
     key = train.units_per_sample_key
     job = job_on_cpu(
         name,

@@ -22,6 +22,7 @@ from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.spec.errors import RequestError
 from accelmark.spec.layers import Layer, flatten, resolve
 from accelmark.spec.plugins.catalog import find, folders, frameworks_of, load_case
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.tasks.text.pytorch import SequenceToSequence
 from accelmark.train.case import attention_flops, case_class
 from tests.cases.flops import FORMULAS, published_flops
@@ -54,7 +55,8 @@ def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
     if NEEDS.get(name) in MODEL_LIBRARIES:
         pytest.importorskip(NEEDS[name])
     layers = [Layer("test", {"loader.synthetic": True, **over})]
-    settings = resolve(Layer.of("case.yaml", train.settings), layers, mutable=train.mutable, is_open=True).settings
+    base = Layer.of("case.yaml", train.settings)
+    settings = resolve(TrainSettings, base, layers, mutable=train.mutable, is_open=True).settings
     place = Place(0, 1, 1, torch.device("cpu"), 1)
     make_case = case_class(find("cases", name).ref("train"), "pytorch", TrainCase)  # type: ignore[type-abstract]
     return make_case(settings, {}, place)

@@ -317,7 +317,7 @@ def resolved_in(case: str, **given: Any) -> tuple[Resolved[TrainSettings], Train
     train = load_case(case).train
     assert train is not None
     base, layer = Layer.of("case.yaml", train.settings), Layer.of("run.yaml", given)
-    return resolve(base, [layer], mutable=train.mutable, is_open=False), train
+    return resolve(TrainSettings, base, [layer], mutable=train.mutable, is_open=False), train
 
 
 def mixture(parallelism: str, num_ranks: int) -> list[str]:

@@ -9,6 +9,7 @@ from accelmark.spec.layers import Layer, Resolved, may_change, resolve, resolve_
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.case import MUTABLE_GROUPS, TrainCaseSpec
 from accelmark.spec.settings.inference import InferCaseSpec, InferSettings, InferStep, why_skipped
+from accelmark.spec.settings.training import TrainSettings
 
 BASE = Layer.of(
     "case.yaml", {"batch_size": 8, "end": {"max_steps": 10}, "optimizer": {"lr": 0.1}, "model": {"width": 4, "p": 0.5}}
@@ -17,6 +18,7 @@ BASE = Layer.of(
 
 def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from() -> None:
     resolved = resolve(
+        TrainSettings,
         BASE,
         [Layer("vendor", {"batch_size": 16}), Layer("command line", {"batch_size": 32})],
         mutable=["batch_size"],
@@ -32,8 +34,8 @@ def test_the_strongest_layer_wins_and_every_value_remembers_where_it_came_from()
 def test_changing_what_the_case_fixes_is_an_error_that_names_the_layer_or_marks_an_open_run() -> None:
     layers = [Layer("vendors/acme/config.yaml", {"optimizer.lr": 0.2})]
     with pytest.raises(SpecError, match=r"vendors/acme/config.yaml: optimizer.lr: is not mutable"):
-        resolve(BASE, layers, mutable=["batch_size"], is_open=False)
-    resolved = resolve(BASE, layers, mutable=[], is_open=True)
+        resolve(TrainSettings, BASE, layers, mutable=["batch_size"], is_open=False)
+    resolved = resolve(TrainSettings, BASE, layers, mutable=[], is_open=True)
     assert resolved.settings.optimizer.lr == 0.2
     assert resolved.provenance["optimizer.lr"].forced
 
@@ -44,7 +46,7 @@ def test_all_problems_of_all_layers_are_reported_at_once_with_the_nearest_name()
         Layer("command line", {"batch_size": -1, "precision": "fp12"}),
     ]
     with pytest.raises(SpecError) as caught:
-        resolve(BASE, layers, mutable=["batch_size", "precision", "model"], is_open=False)
+        resolve(TrainSettings, BASE, layers, mutable=["batch_size", "precision", "model"], is_open=False)
     text = str(caught.value)
     assert "vendor: bach_size: unknown setting (did you mean 'batch_size'?)" in text
     assert "vendor: model.width: must be int" in text

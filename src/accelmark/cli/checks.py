@@ -21,7 +21,7 @@ from accelmark.plan.training import without_effect
 from accelmark.run.preflight.checks import HostsNotReadyError
 from accelmark.run.record.registry import STATE_VARIABLE
 from accelmark.spec.errors import AccelmarkError, RequestError, SpecError, nearest
-from accelmark.spec.layers import Layer, resolve, resolve_as, resolve_inference
+from accelmark.spec.layers import Layer, resolve, resolve_inference
 from accelmark.spec.model import read_yaml
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins import catalog
@@ -29,6 +29,7 @@ from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.launcher import option_names
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.settings.serving import ServeSettings
+from accelmark.spec.settings.training import TrainSettings
 from accelmark.telemetry.forms import telemetry_of
 from accelmark.telemetry.sources import MODULE_FILE
 
@@ -147,7 +148,7 @@ def _resolved_server(name: str, folder: Path) -> object:
     catalog.find("servers", name, f"servers/{name}.yaml")
     server, layers = adapted_server(catalog.load_server(name), folder)
     base, declared = Layer(_FILE, {}), option_layer(server)
-    return resolve_as(ServeSettings, base, layers, mutable=("server_options",), is_open=False, defaults=declared)
+    return resolve(ServeSettings, base, layers, mutable=("server_options",), is_open=False, defaults=declared)
 
 
 def _adaptation_checks(folder: Path, vendor: VendorSpec) -> Checks:
@@ -206,9 +207,10 @@ def _settings_checks(file: Path, name: str, case: CaseSpec) -> Checks:
             else:  # options are those of another file's server
                 values = {key: value for key, value in values.items() if not key.startswith("server_options.")}
             base, over = Layer.of(_FILE, case.serve.settings), [Layer(name, values)]
-            resolve_as(ServeSettings, base, over, mutable=case.serve.mutable, is_open=False, defaults=declared)
+            resolve(ServeSettings, base, over, mutable=case.serve.mutable, is_open=False, defaults=declared)
         elif file.name.startswith("config") and case.train is not None:
-            resolve(Layer.of(_FILE, case.train.settings), [layer], mutable=case.train.mutable, is_open=False)
+            base = Layer.of(_FILE, case.train.settings)
+            resolve(TrainSettings, base, [layer], mutable=case.train.mutable, is_open=False)
         if not advice:
             advice.append(Check("good", f"{name}: {counted(len(layer.values), 'setting')}, all mutable"))
 

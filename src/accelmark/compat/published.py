@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic_core import from_json
 
@@ -35,15 +35,11 @@ _PRECISIONS: Final = {"bf16+fp8": "fp8"}
 _WHY: Final = "the source states no spread; cards, clocks and days differ"
 
 
-class Published(NamedTuple):
-    """A claim that was read, and a name for its file."""
+def read_published(path: Path, url: str) -> list[tuple[str, Claim]]:
+    """Read the claims of an MLPerf result or a FlagPerf README, published at ``url``, each with a name for its file.
 
-    name: str
-    claim: Claim
-
-
-def read_published(path: Path, url: str) -> list[Published]:
-    """Read the claims of an MLPerf result or a FlagPerf README, published at ``url``; raises SpecError: it has none."""
+    Raises SpecError: it has none.
+    """
     text = read_text(path)
     if ":::MLLOG" in text:
         rows = _mlperf_training(text, path)
@@ -56,7 +52,7 @@ def read_published(path: Path, url: str) -> list[Published]:
         common = {"data": "real", "tolerance": {"ratio": 0.05, "why": _WHY}}
         claim = parse(Claim, common | values | {"source": {"url": url} | values["source"]}, f"{path}: {name}")
         require_unit(claim, f"{path}: {name}")
-        claims.append(Published(name, claim))
+        claims.append((name, claim))
     if not claims:
         what = "states no figure that AccelMark can compare: read are MLPerf's result files and FlagPerf's tables"
         raise SpecError([Problem(str(path), "", what)])

@@ -12,7 +12,7 @@ from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequest, PlannedWork, require_task
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
-from accelmark.spec.layers import Layer, Resolved, resolve_as
+from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import find, load_server, readable
 from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
@@ -43,7 +43,7 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         find("servers", name, request.where)
         server, options = adapted_server(load_server(name), run.vendor_folder)
         over = [*options, *over]
-    resolved = resolve_as(
+    resolved = resolve(
         ServeSettings, base, over, mutable=case.mutable, is_open=run.options.open, defaults=option_layer(server)
     )
     settings, given = resolved.settings, request.request.data
@@ -82,8 +82,8 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
 def _preset(layer: Layer) -> Iterator[Layer]:
     """Yield a layer with the limits that ``slo.preset`` names; it is weaker than ``layer``."""
     if (limits := SLO_PRESETS.get(str(layer.values.get("slo.preset")))) is not None:
-        values = {f"slo.{name}": limit for name, limit in limits._asdict().items()}
-        yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values | {"slo.share": 0.99})
+        values = {"slo.ttft_ms": limits[0], "slo.tpot_ms": limits[1], "slo.share": 0.99}
+        yield Layer(f"MLPerf's limits ({layer.values['slo.preset']})", values)
 
 
 def adapted_server(server: ServerSpec, vendor_folder: Path) -> tuple[ServerSpec, list[Layer]]:

@@ -116,7 +116,8 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     base = Layer.of(request.case_file, case.settings_of(key.framework))
     rules = run.options.rules
     mutable, fixed_by = (case.mutable, "") if rules is None else (rules.mutable, f"rules {rules.name}")
-    resolved = resolve(base, [*layers, *user], mutable=mutable, is_open=run.options.open, fixed_by=fixed_by)
+    over = [*layers, *user]
+    resolved = resolve(TrainSettings, base, over, mutable=mutable, is_open=run.options.open, fixed_by=fixed_by)
     settings, warnings = resolved.settings, []
     requires: dict[str, tuple[str, ...]] = {}
     if trainer is not None:

@@ -70,11 +70,6 @@ class TrainingWork(BaseWork):
         """Return the work with another seed."""
         return self.model_copy(update={"settings": self.settings.model_copy(update={"seed": seed})})
 
-    @property
-    def checks_convergence(self) -> bool:
-        """Whether the case states a target or a reference loss curve; without one a run measures speed only."""
-        return self.target is not None or self.reference_loss is not None
-
     def for_round(self, number: int) -> Self:
         """Return the work of round ``number``: each round has its own seed."""
         return self.with_seed(self.settings.seed + number - 1)
@@ -246,7 +241,9 @@ class JobSpec(Spec):
     @property
     def has_vendors_code(self) -> bool:
         """Whether ranks have code, packages or variables of the vendor's folder for this case, not just settings."""
-        return self.extern is not None or not (self.adaptation is None or self.adaptation.has_only_settings)
+        files = self.adaptation
+        own = (files.extern, files.kernels, files.requirements, files.has_environment, files.has_build) if files else ()
+        return self.extern is not None or any(own)
 
     @property
     def framework(self) -> str:

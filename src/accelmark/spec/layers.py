@@ -16,7 +16,6 @@ from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.model import Spec, problems_of
 from accelmark.spec.parallelism import has_part
 from accelmark.spec.settings.inference import RUN_TIME_KEYS, InferCaseSpec, InferSettings, Note
-from accelmark.spec.settings.training import TrainSettings
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -185,13 +184,6 @@ class _Merger(Generic[S]):
 
 
 def resolve(
-    base: Layer, over: Sequence[Layer], *, mutable: Sequence[str], is_open: bool, fixed_by: str = ""
-) -> Resolved[TrainSettings]:
-    """Merge layers as :func:`resolve_as` does, into training settings."""
-    return resolve_as(TrainSettings, base, over, mutable=mutable, is_open=is_open, fixed_by=fixed_by)
-
-
-def resolve_as(
     model: type[S],
     base: Layer,
     over: Sequence[Layer],

@@ -35,11 +35,11 @@ class Coverage:
     task: Task
     model: str
     """Name in FlagPerf's keys."""
-    frameworks: str
+    frameworks: str = ""
     """Frameworks that FlagPerf has it in."""
-    case: str | None
+    case: str | None = None
     """The case that carries it, or its nearest equivalent; None: there is none."""
-    note: str
+    note: str = ""
     """What differs, or why no case carries it."""
 
 
@@ -48,11 +48,7 @@ def coverage() -> Sequence[Coverage]:
     """Return all models of FlagPerf from ``coverage.yaml``, training first."""
     table = read_yaml(Path(__file__).with_name("coverage.yaml"))
     tasks: tuple[Task, Task] = ("train", "infer")
-    return tuple(
-        Coverage(task, row["model"], row.get("frameworks", ""), row["case"], row.get("note", ""))
-        for task in tasks
-        for row in table[task]
-    )
+    return tuple(Coverage(task, **row) for task in tasks for row in table[task])
 
 
 def equivalent(model: str, task: Task) -> Coverage | None:

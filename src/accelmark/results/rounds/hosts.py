@@ -201,7 +201,7 @@ def round_marks(
         "busy_machine": bool(disturbances(findings)),
         "resumed": resumed,
         "bad_samples": any(found.rule == "samples-replaced" for found in findings),
-        "speed_only": isinstance(job.work, TrainingWork) and not job.work.checks_convergence,
+        "speed_only": isinstance(job.work, TrainingWork) and not (job.work.target or job.work.reference_loss),
     }
     return tuple(mark for mark, applies in marks.items() if applies)
 

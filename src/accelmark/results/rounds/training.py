@@ -242,7 +242,7 @@ def limited_to_log(figures: Mapping[F, Figure], trainer: TrainerSpec) -> dict[F,
         missing[F.FINAL_LOSS] = f"{whose} has no loss"
     if log.evaluation is None:
         missing[F.FINAL_METRIC] = f"{whose} has no evaluation"
-    elif "duration" not in log.evaluation_groups():
+    elif "(?P<duration>" not in log.evaluation:
         missing |= dict.fromkeys(_NEEDS_EVALUATION_TIME, f"{whose} does not give the time of an evaluation")
     return {name: Figure(value=None, reason=missing[name]) if name in missing else figures[name] for name in figures}
 

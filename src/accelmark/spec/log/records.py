@@ -96,11 +96,6 @@ class AdaptationFiles(Spec):
         """``<model>-<framework>``."""
         return self.path.name
 
-    @property
-    def has_only_settings(self) -> bool:
-        """Whether no code, package or variable of the vendor reaches the ranks."""
-        return not (self.extern or self.kernels or self.requirements or self.has_environment or self.has_build)
-
 
 class AdaptationRecord(Spec):
     """Effects of a vendor's folder for a case on a host before the ranks started."""

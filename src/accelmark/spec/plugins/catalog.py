@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, cast, final, get_args
@@ -345,24 +345,10 @@ def load_case(name: str) -> CaseSpec:
     return case.model_copy(update={"train": train})
 
 
-def load_vendor(name: str) -> VendorSpec:
-    """Read and check ``vendor.yaml`` of one vendor."""
-    return load_spec("vendors", name, VendorSpec)
-
-
-def load_framework(name: str) -> FrameworkSpec:
-    """Read and check ``framework.yaml`` of one framework."""
-    return load_spec("frameworks", name, FrameworkSpec)
-
-
-def load_trainer(name: str) -> TrainerSpec:
-    """Read and check the YAML file of one external trainer."""
-    return load_spec("trainers", name, TrainerSpec)
-
-
-def load_server(name: str) -> ServerSpec:
-    """Return the declaration of the server ``name``; raises SpecError if it is unknown or wrong."""
-    return load_spec("servers", name, ServerSpec)
+load_vendor: Final = partial(load_spec, "vendors", model=VendorSpec)
+load_framework: Final = partial(load_spec, "frameworks", model=FrameworkSpec)
+load_trainer: Final = partial(load_spec, "trainers", model=TrainerSpec)
+load_server: Final = partial(load_spec, "servers", model=ServerSpec)
 
 
 def readable(kind: Kind, load: Callable[[str], M]) -> tuple[dict[str, M], list[str]]:

@@ -87,10 +87,6 @@ class LogSpec(Spec):
             raise ValueError(f"log.step has unknown groups {', '.join(unknown)} (known: {', '.join(STEP_GROUPS)})")
         return self
 
-    def evaluation_groups(self) -> frozenset[str]:
-        """Return the named groups of ``evaluation``."""
-        return frozenset(re.compile(self.evaluation or "").groupindex)
-
     def step_groups(self) -> frozenset[str]:
         """Return the named groups of ``step``."""
         return frozenset(re.compile(self.step).groupindex)

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from accelmark.spec.errors import nearest
 from accelmark.spec.model import FiniteSpec
@@ -36,7 +28,7 @@ class Lengths(FiniteSpec):
     """``fixed``: ``mean``; ``uniform``: ``min`` to ``max``; ``lognormal``: by ``mean`` and ``stdev``, within these."""
     mean: PositiveInt = 64
     """Mean number of tokens; not used by ``uniform``."""
-    stdev: NonNegativeFloat = 0.0
+    stdev: float = Field(default=0.0, ge=0)
     """Standard deviation of ``lognormal``."""
     min: PositiveInt | None = None
     """Least number of tokens; null: 1."""
@@ -114,24 +106,17 @@ class LoadSettings(FiniteSpec):
         return self
 
 
-class SloLimits(NamedTuple):
-    """Published limits of both latencies in ms."""
-
-    ttft_ms: float
-    tpot_ms: float
-
-
-SLO_PRESETS: Final[Mapping[str, SloLimits]] = {
-    "llama3_1_8b": SloLimits(2000, 100),
-    "llama3_1_8b_interactive": SloLimits(500, 30),
-    "llama2_70b": SloLimits(2000, 200),
-    "llama2_70b_interactive": SloLimits(450, 40),
-    "deepseek_r1": SloLimits(2000, 80),
-    "deepseek_r1_interactive": SloLimits(1500, 15),
-    "gpt_oss_120b": SloLimits(3000, 80),
-    "gpt_oss_120b_interactive": SloLimits(2000, 15),
+SLO_PRESETS: Final[Mapping[str, tuple[float, float]]] = {
+    "llama3_1_8b": (2000, 100),
+    "llama3_1_8b_interactive": (500, 30),
+    "llama2_70b": (2000, 200),
+    "llama2_70b_interactive": (450, 40),
+    "deepseek_r1": (2000, 80),
+    "deepseek_r1_interactive": (1500, 15),
+    "gpt_oss_120b": (3000, 80),
+    "gpt_oss_120b_interactive": (2000, 15),
 }
-"""Limits of the Server and Interactive scenarios of MLPerf Inference v6.1 (datacenter), for the 99th percentile."""
+"""``ttft_ms`` and ``tpot_ms`` (p99) of the Server and Interactive scenarios of MLPerf Inference v6.1 (datacenter)."""
 
 
 class Slo(FiniteSpec):
