@@ -8,13 +8,13 @@ import shlex
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig, LocalCluster, SshCluster
 from accelmark.automl.session import load_config
 from accelmark.spec.errors import Problem, SpecError, nearest
+from accelmark.spec.layers import flatten
 from accelmark.spec.model import load_yaml, parse, read_text, read_value
 from accelmark.spec.number_format import duration_s
 from accelmark.spec.plugins.launcher import read_cluster
@@ -30,11 +30,10 @@ _TUNERS: Final = {
     "NetworkMorphism": "bayesian", "Random": "random", "Evolution": "evolution", "TPE": "tpe", "Anneal": "anneal",
     "SMAC": "smac", "BatchTuner": "batch",
 }  # fmt: skip
-_FLAGS: Final = {
-    "slave", "ip", "batch_size", "epoch", "epochs", "initial_lr", "final_lr", "train_data_dir", "val_data_dir",
-    "warmup_1", "warmup_2", "warmup_3", "num_parallel_calls",
-}  # fmt: skip
-_FLAGS_WITHOUT_EFFECT: Final = {"ip", "num_parallel_calls"}
+_FLAGS: Final = (
+    "slave", "batch_size", "epoch", "epochs", "initial_lr", "final_lr", "train_data_dir", "val_data_dir",
+    "warmup_1", "warmup_2", "warmup_3",
+)  # fmt: skip
 _SEEDS: Final = {
     (224, 3, 1000): ("resnet50", "imagenet"), (28, 1, 10): ("small28", "fashion-mnist"),
     (32, 3, 10): ("small32", "cifar-10"),
@@ -133,27 +132,20 @@ class _Reader:
         self.num_devices = num_devices
         self.problems: list[Problem] = []
         self.unused: list[str] = []
-        self.values = self._flattened(loaded, "")
+        self.values: dict[str, Any] = {}
+        for path, value in flatten(loaded).items():
+            if path in _WITHOUT_EFFECT:
+                self.unused.append(f"{path}: has no effect here")
+            elif path in _MAPPINGS and value is not None:
+                self._problem(path, f"must be a mapping of keys, found {value!r}")
+            elif path in _KNOWN:
+                self.values[path] = value
+            else:
+                self.unused.append(f"{path}: unknown key ({nearest(path, _KNOWN | _WITHOUT_EFFECT)})")
         self.flags, self.environment = self._command()
 
     def _problem(self, key: str, what: str, hint: str = "") -> None:
         self.problems.append(Problem(self.where, f"trial.command {key}" if key.startswith("--") else key, what, hint))
-
-    def _flattened(self, loaded: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for key, value in loaded.items():
-            path = f"{prefix}{key}"
-            if path in _WITHOUT_EFFECT:
-                self.unused.append(f"{path}: has no effect here")
-            elif path not in _KNOWN:
-                self.unused.append(f"{path}: unknown key ({nearest(path, _KNOWN | _WITHOUT_EFFECT)})")
-            elif isinstance(value, dict):
-                flat |= self._flattened(value, f"{path}.")
-            elif path in _MAPPINGS and value is not None:
-                self._problem(path, f"must be a mapping of keys, found {value!r}")
-            else:
-                flat[path] = value
-        return flat
 
     def _command(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the flags and the environment variables of the trial's command."""
@@ -177,18 +169,12 @@ class _Reader:
         for name in _FLAGS:
             parser.add_argument(f"--{name}", nargs="?", default=SUPPRESS)
         known, unknown = parser.parse_known_args(words[script + 1 :])
-        for before, word in pairwise(["", *unknown]):
-            is_value = before.startswith("--") and "=" not in before and not word.startswith("--")
-            if not is_value and word not in environment:
-                hint = nearest(word.partition("=")[0].removeprefix("--"), _FLAGS)
-                self.unused.append(f"trial.command: {word!r} is not a known flag ({hint})")
-        flags: dict[str, str] = {name: value for name, value in vars(known).items() if value is not None}
-        for name in vars(known):
-            if name not in flags:
-                self._problem("trial.command", f"--{name} has no value")
-            elif name in _FLAGS_WITHOUT_EFFECT:
-                self.unused.append(f"trial.command: --{name} has no effect here")
-        return flags, environment
+        if unknown:
+            what = f"{' '.join(unknown)!r} has no effect here; known flags: --{', --'.join(_FLAGS)}"
+            self.unused.append(f"trial.command: {what}")
+        for name in (name for name, value in vars(known).items() if value is None):
+            self._problem("trial.command", f"--{name} has no value")
+        return {name: value for name, value in vars(known).items() if value is not None}, environment
 
     def _get(self, key: str, default: Any, convert: Callable[[Any], Any]) -> Any:
         """Return a key or ``--flag`` as converted; None after recording a problem."""

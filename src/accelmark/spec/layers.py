@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, Generic, TypeVar, final
@@ -28,7 +28,6 @@ _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 _WHOLE_MAPPINGS: Final = ("parallelism",)
 """Settings whose value may be a mapping, which is not a section of settings."""
 _OPTIONS: Final = "engine_options."
-_FP16: Final = {True: "fp16", False: "fp32"}
 
 
 class Provenance(Spec):
@@ -247,65 +246,47 @@ def resolve_inference(
     Unknown keys of the vendor become options of the engine. No layer may set the ``reserved`` names, those of cluster
     files and ``RUN_TIME_KEYS``. Raises SpecError with all problems of all layers; ``where`` names ``case.yaml``.
     """
-    merger = _InferenceMerger(case, where, reserved)
-    for layer in vendor:
-        merger.add(layer, is_vendor=True)
-    for layer in over:
-        merger.add(layer)
-    return merger.resolved()
-
-
-class _InferenceMerger(_Merger[InferSettings]):
-    def __init__(self, case: InferCaseSpec, where: str, reserved: Collection[str]) -> None:
-        super().__init__(InferSettings, where)
-        self._parameters: Final = case.parameters
-        self._reserved: Final = {*RUN_TIME_KEYS, *ClusterSpec.model_fields, *reserved}
-        for key in sorted(case.parameters.keys() & (InferSettings.model_fields.keys() | self._reserved)):
-            what = "is a name of the configurations or of the framework's own"
-            self.problems.append(Problem(where, f"parameters.{key}", what, "rename the parameter"))
-        self.add(Layer.of(where, case.configurations), "configurations.")
-
-    def add(self, layer: Layer, prefix: str = "", *, is_vendor: bool = False) -> None:
-        """Merge a layer. A vendor's changes are noted, and values that it repeats are errors."""
-        known = InferSettings.model_fields
-        for key, value in self._read(layer, prefix):
-            if key not in known and not key.startswith(_OPTIONS):
-                hint = nearest(key, known)
-                if is_vendor:
-                    what = f"is none of the configurations ({hint}); it goes to the engine as an option"
-                    self.notes.append(Note(severity="warning", where=layer.name, key=key, what=what))
-                    self.put(layer.name, f"{_OPTIONS}{key}", value)
-                else:
-                    hint = f"options of engines start with {_OPTIONS!r}; {hint}"
-                    self.problems.append(Problem(layer.name, f"{prefix}{key}", "unknown setting", hint))
-                continue
-            old = self.current(key)
-            if is_vendor and type(old) is type(value) and old == value:
-                what = f"has no effect: it is already {value!r}"
-                self.problems.append(Problem(layer.name, key, what, "remove the setting"))
-                continue
-            if is_vendor:
-                what = f"changed from {old!r} to {value!r}"
-                self.notes.append(Note(severity="info", where=layer.name, key=key, what=what))
-            self.put(layer.name, key, value)
-
-    def _read(self, layer: Layer, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yield (setting, value) for the values that a layer may set, converted to the type of the field."""
-        values = dict(layer.values)
+    merger = _Merger(InferSettings, where)
+    known, names = InferSettings.model_fields, {*RUN_TIME_KEYS, *ClusterSpec.model_fields, *reserved}
+    for key in sorted(case.parameters.keys() & (known.keys() | names)):
+        what = "is a name of the configurations or of the framework's own"
+        merger.problems.append(Problem(where, f"parameters.{key}", what, "rename the parameter"))
+    base = Layer.of(where, case.configurations)
+    for layer in (base, *vendor, *over):
+        prefix, is_vendor, values = "configurations." if layer is base else "", layer in vendor, dict(layer.values)
         if "fp16" in values:
             fp16 = values.pop("fp16")
             if not isinstance(fp16, bool) or "precision" in values:
                 what = f"must be true or false, and without precision, found {fp16!r}"
-                self.problems.append(Problem(layer.name, f"{prefix}fp16", what))
+                merger.problems.append(Problem(layer.name, f"{prefix}fp16", what))
             else:
-                values["precision"] = _FP16[fp16]
-        for key, value in values.items():
+                values["precision"] = "fp16" if fp16 else "fp32"
+        for key, given in values.items():
             name = key.removeprefix(_OPTIONS).removeprefix("parameters.")
-            if name in self._parameters and not prefix:
+            if layer is not base and name in case.parameters:
                 what = "is a parameter of the case and cannot be overridden"
-                self.problems.append(Problem(layer.name, key, what, "remove the setting"))
-            elif name in self._reserved and not prefix:
+                merger.problems.append(Problem(layer.name, key, what, "remove the setting"))
+                continue
+            if layer is not base and name in names:
                 what = "is a name that the framework sets itself"
-                self.problems.append(Problem(layer.name, key, what, "rename or remove it"))
-            else:
-                yield key, self.typed(layer.name, key, value, f"{prefix}{key}")
+                merger.problems.append(Problem(layer.name, key, what, "rename or remove it"))
+                continue
+            value, old = merger.typed(layer.name, key, given, f"{prefix}{key}"), merger.current(key)
+            if key not in known and not key.startswith(_OPTIONS):
+                hint = nearest(key, known)
+                if not is_vendor:
+                    hint = f"options of engines start with {_OPTIONS!r}; {hint}"
+                    merger.problems.append(Problem(layer.name, f"{prefix}{key}", "unknown setting", hint))
+                    continue
+                what = f"is none of the configurations ({hint}); it goes to the engine as an option"
+                merger.notes.append(Note(severity="warning", where=layer.name, key=key, what=what))
+                key = f"{_OPTIONS}{key}"
+            elif is_vendor and type(old) is type(value) and old == value:
+                what = f"has no effect: it is already {value!r}"
+                merger.problems.append(Problem(layer.name, key, what, "remove the setting"))
+                continue
+            elif is_vendor:
+                what = f"changed from {old!r} to {value!r}"
+                merger.notes.append(Note(severity="info", where=layer.name, key=key, what=what))
+            merger.put(layer.name, key, value)
+    return merger.resolved()

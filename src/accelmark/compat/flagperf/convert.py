@@ -73,7 +73,7 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
                 result.left_over.append(Problem(str(path), "", what))
             continue
         parsed = parse_file(path)
-        result.left_over += [Problem(parsed.file, key, why) for key, why in parsed.skipped.items()]
+        result.left_over += parsed.unread()
         if is_inference(path):
             inference.setdefault(case_of(path), []).extend(parsed.settings())
         else:
@@ -107,10 +107,9 @@ class _Conversion:
 
     def take_configs(self, configs: Sequence[Config]) -> None:
         """Give the settings of training configurations to the keys that they apply to, the common ones first."""
-        commons = {config.case for config in configs if config.scale is None}
         files: dict[str, str] = {}
         for config in sorted(configs, key=lambda config: config.scale is not None):
-            self.result.left_over += config.unread(with_common=bool({config.case, None} & commons))
+            self.result.left_over += config.parsed.unread()
             file, trained = config.parsed.file, [entry for entry in self.entries if entry.task == "train"]
             applied = [entry for entry in trained if config.applies(entry.written)]
             if config.case is None and len({entry.written.split(":")[0] for entry in applied}) > 1:
@@ -269,7 +268,7 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
         place = f"cases/{model}-{framework}"
         for file in sorted((folder / "config").glob("*.py")):
             if (config := Config.read(file)) is not None:
-                left_over += config.unread(with_common=(folder / "config" / "config_common.py").is_file())
+                left_over += config.parsed.unread()
                 if values := conversion.config_alone(config):
                     result.configs[f"{place}/config/{config.name}"] = values
         for name in ("config/environment_variables.sh", "config/requirements.txt", "csrc", "README.md"):

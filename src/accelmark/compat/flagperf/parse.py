@@ -102,6 +102,10 @@ class Parsed:
         """Return every setting of the file."""
         return [Given(self.file, key, value) for key, value in self.values.items()]
 
+    def unread(self) -> list[Problem]:
+        """Return its statements that were not read."""
+        return [Problem(self.file, key, why) for key, why in self.skipped.items()]
+
 
 def parse_file(path: Path) -> Parsed:
     """Read a ``.py`` or ``.yaml`` file of FlagPerf; raise SpecError if it is neither or cannot be read."""

@@ -314,14 +314,6 @@ class Config:
         own = self.case is None or self.case == (model, framework.partition("_")[0])
         return own and (self.scale is None or self.scale == tuple(rest))
 
-    def unread(self, *, with_common: bool) -> list[Problem]:
-        """Return its statements that were not read; ``with_common``: ``config_common.py`` is imported, too."""
-        return [
-            Problem(self.parsed.file, key, why)
-            for key, why in self.parsed.skipped.items()
-            if not (with_common and why.startswith(f"takes * from {_EVERY_SCALE}"))
-        ]
-
 
 def case_of_folder(folder: Path) -> tuple[str, str] | None:
     """Return FlagPerf's model and framework of ``<model>-<framework>`` or its ``config``, None for other folders."""
