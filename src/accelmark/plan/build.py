@@ -87,7 +87,7 @@ def build_plan(
     for case_request in request.cases:
         planner.add(case_request)
     if planner.problems or (planner.missing and not allow_missing_data):
-        raise SpecError(dict.fromkeys([*planner.problems, *planner.missing, *planner.absent]))
+        raise SpecError(dict.fromkeys([*planner.problems, *planner.missing]))
     return Plan(
         **{name: getattr(request, name) for name in RunOptions.model_fields},
         name=request.name,
@@ -114,8 +114,6 @@ class _Planner:
     warnings: list[str]
     missing: list[Problem] = field(default_factory=list)
     """Missing data, devices and framework versions."""
-    absent: list[Problem] = field(default_factory=list)
-    """Data directories that do not exist here; preflight reports them where nothing else is wrong."""
     jobs: list[PlannedJob] = field(default_factory=list)
     planned: dict[str, str] = field(default_factory=dict)
     """Directory of a key's rounds -> the key as written."""
@@ -129,10 +127,6 @@ class _Planner:
             if self.run.options.rules is not None and request.task != "train":
                 what = f"the rules {self.run.options.rules.name} are of training"
                 self.problems.append(Problem(where, request.key, what, "remove the task, or the rules"))
-            data = request.data
-            if data is not None and self.run.launcher.is_localhost and not data.exists():
-                what = f"the data directory {data} does not exist"
-                self.absent.append(Problem(where, request.key, what, "correct data, or --data"))
             self._plan(key, request)
         except SpecError as error:
             self.problems.extend(error.problems)
