@@ -35,7 +35,7 @@ from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.measure import CheckedPass
 from accelmark.infer.run import InferenceRun
-from accelmark.plan.adaptation import Capabilities, host_capabilities, vendor_layers
+from accelmark.plan.adaptation import host_capabilities, vendor_layers
 from accelmark.results.rounds.inference import phase_figures
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
@@ -91,7 +91,7 @@ def compiled(name: str, settings: Mapping[str, Any], directory: Path) -> Iterato
     data = {spec.name: ensure(spec, allow_subset=True) for spec in specs if spec.name in needed}
     key = CaseKey(model=name, framework="pytorch", hardware="CPU")
     adaptation = find("vendors", "cpu").path / "cases" / f"{name}-pytorch"
-    capabilities = Capabilities(host_capabilities(load_vendor("cpu")))
+    capabilities = host_capabilities(load_vendor("cpu"))
     layers, _ = vendor_layers([adaptation], "cpu", key, capabilities, "infer")
     values = dict(case.infer.configurations)
     for layer in (*(each.values for each in layers), settings):

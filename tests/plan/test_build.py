@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import configuration
-from accelmark.plan.adaptation import (
-    Capabilities,
-    adaptation_files,
-    host_capabilities,
-    requirements_file,
-    vendor_layers,
-)
+from accelmark.plan.adaptation import adaptation_files, host_capabilities, requirements_file, vendor_layers
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import Detected
 from accelmark.plan.training import mesh_problems, parallelism_problems, unused_settings
@@ -215,7 +209,7 @@ def test_a_key_that_names_another_version_of_the_framework_is_refused_unless_ope
 
 
 KEY = CaseKey(model="toy", framework="pytorch", hardware="X1", nnodes=2, nproc=8)
-HERE = Capabilities({"fp8": "vendor.yaml, chip X1", "amx_bf16": "/proc/cpuinfo"})
+HERE = {"fp8": "vendor.yaml, chip X1", "amx_bf16": "/proc/cpuinfo"}
 
 
 @pytest.fixture

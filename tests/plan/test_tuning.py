@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.plan import tuning
-from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import Detected
 from accelmark.plan.tuning import Budget, Machine, settings_of, tuned_plan, with_trial, with_tuned_rounds
@@ -107,7 +106,7 @@ def planned(plugins: Any, *capabilities: str, **command_line: Any) -> Plan:
     (folder / "infer_pytorch.py").write_text("")
     run = {"vendor": "acme", "cases": [{"task": "infer", "key": "toy"}]}
     plan = plan_of(run, Detected("acme", "X2", None, 1), command_line=command_line)
-    machine = Machine(4, Capabilities(dict.fromkeys(capabilities, "/proc/cpuinfo")), ENGINES)
+    machine = Machine(4, dict.fromkeys(capabilities, "/proc/cpuinfo"), ENGINES)
     return tuned_plan(plan, machine, Budget(600, None))
 
 

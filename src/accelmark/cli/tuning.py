@@ -43,13 +43,12 @@ def read_budget(is_search: bool, text: str | None, settings_file: Path | None) -
 def with_search(plan: Plan, budget: Budget) -> Plan:
     """Return the plan of a search that starts from the settings of ``plan``, on this machine."""
     from accelmark.cli.machine import detect_devices
-    from accelmark.plan.adaptation import Capabilities
     from accelmark.plan.tuning import Machine, tuned_plan
     from accelmark.spec.plugins.catalog import engine_specs, find
 
     engines = engine_specs(find("vendors", plan.vendor).path)
-    capabilities = Capabilities(detect_devices(plan.vendor).capabilities)
-    return tuned_plan(plan, Machine(len(os.sched_getaffinity(0)), capabilities, engines), budget)
+    machine = Machine(len(os.sched_getaffinity(0)), detect_devices(plan.vendor).capabilities, engines)
+    return tuned_plan(plan, machine, budget)
 
 
 def search_lines(plan: Plan) -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.key import CaseKey
@@ -63,15 +62,8 @@ def _lines(path: Path, comment: str) -> int:
     return sum(1 for line in map(str.strip, text.splitlines()) if line and not line.startswith(comment))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Capabilities of the device under test (``fp8``, ``amx_bf16``) and their sources."""
-
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """Capability -> its source (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
-    unknown: str | None = None
-    """Why the list may be incomplete; null if it is complete."""
+Capabilities = Mapping[str, str]
+"""Capability of the device under test (``fp8``) -> its source (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
 
 
 def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
@@ -94,8 +86,6 @@ def vendor_layers(
     read.
     """
     scale = f"{key.hardware}x{key.nnodes}x{key.nproc}"
-    lacking = f"(known: {', '.join(sorted(capabilities.sources)) or 'none'})"
-    lacking += f"; {capabilities.unknown}" if capabilities.unknown is not None else ""
     files: list[tuple[tuple[int, int], LayerFile, Path]] = []
     for place, folder in enumerate(adaptations):
         for path in sorted([*folder.glob(f"{stem}*.yaml"), *folder.glob(f"config/{stem}*.yaml")]):
@@ -108,9 +98,10 @@ def vendor_layers(
             elif _SCALE.fullmatch(named):
                 strength, applied, reason = 2, named == scale, f"the scale is {scale}"
             else:
-                strength, applied = 1, named in capabilities.sources
-                reason = f"the device is not known to have {named} {lacking}"
-                reason = f"the device has {named} ({capabilities.sources[named]})" if applied else reason
+                strength, applied = 1, named in capabilities
+                known = ", ".join(sorted(capabilities)) or "none"
+                reason = f"the device is not known to have {named} (known: {known})"
+                reason = f"the device has {named} ({capabilities[named]})" if applied else reason
             name = f"vendors/{vendor}/cases/{path.relative_to(folder.parent).as_posix()}"
             name += f" in {folder.parents[3]}" if place else ""
             files.append(((place, strength), LayerFile(file=name, applied=applied, reason=reason), path))

@@ -173,14 +173,11 @@ class _Planner:
 
     def _capabilities(self, chip: Chip | None) -> Capabilities:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        sources: dict[str, str] = {}
-        if chip is not None:
-            named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else []))
-            sources = dict.fromkeys(named, f"vendor.yaml, chip {chip.name}")
-        if self.run.is_here:
-            return Capabilities({**self.run.detected.capabilities, **sources})
-        unknown = "capabilities of other machines are not detected: list them under the chip in vendor.yaml"
-        return Capabilities(sources, unknown if self.run.vendor.capabilities else None)
+        detected = self.run.detected.capabilities if self.run.is_here else {}
+        if chip is None:
+            return detected
+        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else []))
+        return {**detected, **dict.fromkeys(named, f"vendor.yaml, chip {chip.name}")}
 
     def _check_version(self, key: CaseKey) -> None:
         """Compare the framework's version with the key's; a container or an environment has its own."""

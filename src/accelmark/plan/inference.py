@@ -47,12 +47,10 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     engines = engine_specs(run.vendor_folder)
     chosen = next((layer.values["compiler"] for layer in reversed(over) if "compiler" in layer.values), None)
     chosen = ENGINE_ALIASES.get(str(chosen), chosen)
-    warnings = list(_unknown_engine(request, chosen))
     layers, files = _layers(request, str(chosen), engines.get(str(chosen)))
     resolved = resolve_inference(case, request.case_file, vendor=layers, over=over, reserved=option_names())
     settings = resolved.settings
-    if settings.compiler != chosen:
-        warnings += _unknown_engine(request, settings.compiler)
+    warnings = [*_unknown_engine(request, settings.compiler)]
     warnings += [note.what for note in resolved.notes if note.severity == "warning"]
     data_dirs, data_warnings = _data(request, case, settings)
     engine = engines.get(settings.compiler or "")
@@ -105,10 +103,10 @@ def _layers(request: KeyRequest, name: str, engine: EngineSpec | None) -> tuple[
     return [layer for layer in layers if layer.name not in refused], files
 
 
-def _unknown_engine(request: KeyRequest, name: object) -> Iterator[str]:
+def _unknown_engine(request: KeyRequest, name: str | None) -> Iterator[str]:
     """Append a problem for an unknown engine; yield a warning where the ranks' Python environment may have it."""
     known = known_engines(request.run.vendor_folder)
-    if not isinstance(name, str) or name in known:
+    if name is None or name in known:
         return
     hint = nearest(name, known)
     if request.run.launcher.is_localhost and request.run.cluster.container is None:

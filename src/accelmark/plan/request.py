@@ -43,8 +43,7 @@ class Detected:
     ceilings: Ceilings | None = None
     is_present: bool = True
     """Whether devices of the vendor were found; otherwise ``hardware`` is only the vendor's name."""
-    capabilities: Mapping[str, str] = field(default_factory=dict)
-    """Detected capability (``amx_bf16``) -> the file that shows it."""
+    capabilities: Capabilities = field(default_factory=dict)
     others: tuple[str, ...] = ()
     """Vendors of other accelerators of this machine, where the user named no vendor."""
     problem: str | None = None

@@ -95,7 +95,6 @@ def unused_settings(provenance: Mapping[str, Provenance], layers: Collection[str
 
 _NOT_PASSED: Final = frozenset({"threads", "log_every_steps"})
 """Settings that need not be passed to an external trainer: AccelMark applies them, or they do not apply."""
-_COMMAND_LINE: Final = "command line"
 _OF_CASE: Final = ("unit", "units_per_sample", "target", "reference_loss", "min_repeats", "made_up_data")
 """Fields of a job that are the case's."""
 
@@ -106,17 +105,14 @@ def plan_training(request: KeyRequest) -> PlannedWork:
     trainer = load_trainer(key.framework) if key.framework in folders("trainers") else None
     is_known = trainer is not None or key.framework in frameworks_of(request.case)
     if not is_known:
-        if key.framework in folders("frameworks"):
-            load_framework(key.framework)  # a mistake in its file is the first thing to correct
         what = f"the case {key.model!r} has no framework {key.framework!r}, and no trainer has that name"
         hint = nearest(key.framework, [*frameworks_of(request.case), *folders("trainers")])
         request.problems.append(Problem(request.where, str(key), what, hint))
     layers, files = vendor_layers(request.adaptations, run.vendor.name, key, request.capabilities, "config")
-    user = (Layer.of(request.where, request.request.settings), Layer(_COMMAND_LINE, run.command_line))
     base = Layer.of(request.case_file, case.settings_of(key.framework))
     rules = run.options.rules
     mutable, fixed_by = (case.mutable, "") if rules is None else (rules.mutable, f"rules {rules.name}")
-    over = [*layers, *user]
+    over = [*layers, *request.user_layers(run.command_line, {})]
     resolved = resolve(TrainSettings, base, over, mutable=mutable, is_open=run.options.open, fixed_by=fixed_by)
     settings, warnings = resolved.settings, []
     requires: dict[str, tuple[str, ...]] = {}
@@ -149,7 +145,7 @@ def plan_training(request: KeyRequest) -> PlannedWork:
 def _setting_problems(request: KeyRequest, case: TrainCaseSpec, resolved: Resolved[TrainSettings]) -> Iterator[Problem]:
     """Yield the combinations of settings that the framework, the device or the case does not support."""
     settings, provenance, framework = resolved.settings, resolved.provenance, request.key.framework
-    spec, capabilities = load_framework(framework), request.capabilities.sources
+    spec, capabilities = load_framework(framework), request.capabilities
     for refused in spec.refused_settings:
         if refused.applies(lambda key: provenance[key].value, capabilities):
             for key in refused.when:
@@ -158,7 +154,7 @@ def _setting_problems(request: KeyRequest, case: TrainCaseSpec, resolved: Resolv
                     yield Problem(provenance[key].layer, key, what, refused.reason)
     yield from parallelism_problems(settings, request.key, spec.parallelism, case.mesh, provenance[_KEY].layer)
     yield from mesh_problems(settings, provenance)
-    user = (request.where, _COMMAND_LINE)
+    user = (request.where, "command line")
     yield from unused_settings(provenance, user)
     yield from without_effect(provenance, (request.case_file, *user))
     if (request.adaptation / "extern").is_dir() and hooks_file(framework) is None:

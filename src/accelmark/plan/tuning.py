@@ -178,7 +178,7 @@ def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool
         return getattr(job.chip.peaks, precision, None) is not None
     if job.device_type != "cpu":
         return True  # an unknown chip: a trial shows it
-    return any(name.endswith(f"_{precision}") for name in machine.capabilities.sources)
+    return any(name.endswith(f"_{precision}") for name in machine.capabilities)
 
 
 def _rounds(job: PlannedJob, role: TrialRole, base: str, num_rounds: int) -> tuple[PlannedJob, ...]:

@@ -71,10 +71,25 @@ def next_trial(
     Coordinate descent, repeated from its start with the ``scores`` of earlier trials (:func:`identity` -> score,
     the higher the better), so that an interrupted search goes on.
     """
-    try:
-        _descend(shipped, choices, scores)
-    except _UntriedError as untried:
-        return untried.settings
+    best, before = shipped, None
+    while best != before:
+        before, remaining = best, choices if before is None else [choice for choice in choices if not choice.once]
+        for choice in remaining:
+            if choice.engine not in (None, best.compiler):
+                continue
+            start, neighbours = best, [changed(best, values, shipped) for values in choice.values]
+            # All values in turn, or of a scale those after the current one, and if none is better those before it.
+            at = neighbours.index(best) if choice.ordered and best in neighbours else -1
+            for line in (neighbours[at + 1 :], neighbours[:at][::-1] if at > 0 else []):
+                for settings in line if best == start else ():
+                    if settings is None or settings == best:
+                        continue
+                    if (score := scores.get(identity(settings))) is None:
+                        return settings
+                    if score > scores[identity(best)] + math.log(LEAST_GAIN):
+                        best = settings
+                    elif choice.ordered:
+                        break
     return None
 
 
@@ -95,40 +110,3 @@ def changed(settings: InferSettings, changes: Mapping[str, Any], shipped: InferS
         return InferSettings.model_validate(values)
     except ValueError:
         return None
-
-
-class _UntriedError(Exception):
-    """The search needs the score of settings that were not tried."""
-
-    def __init__(self, settings: InferSettings) -> None:
-        super().__init__()
-        self.settings = settings
-
-
-def _descend(shipped: InferSettings, choices: tuple[Choice, ...], scores: Mapping[str, float]) -> None:
-    def score(settings: InferSettings) -> float:
-        known = scores.get(identity(settings))
-        if known is None:
-            raise _UntriedError(settings)
-        return known
-
-    def is_better(one: InferSettings, other: InferSettings) -> bool:
-        return score(one) > score(other) + math.log(LEAST_GAIN)
-
-    best, before = shipped, None
-    while best != before:
-        before, remaining = best, choices if before is None else [choice for choice in choices if not choice.once]
-        for choice in remaining:
-            if choice.engine not in (None, best.compiler):
-                continue
-            start, neighbours = best, [changed(best, values, shipped) for values in choice.values]
-            # All values in turn, or of a scale those after the current one, and if none is better those before it.
-            at = neighbours.index(best) if choice.ordered and best in neighbours else -1
-            for line in (neighbours[at + 1 :], neighbours[:at][::-1] if at > 0 else []):
-                for settings in line if best == start else ():
-                    if settings is None or settings == best:
-                        continue
-                    if is_better(settings, best):
-                        best = settings
-                    elif choice.ordered:
-                        break
