@@ -45,7 +45,7 @@ def look(plan: Plan, *given: Path) -> list[Problem]:
             await launcher.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelmark.run.preflight.hosts.given_data", lambda _: [(None, path) for path in given])
+        patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])
         return [problem for problem in asyncio.run(body()) if "busy: load" not in problem.what]
 
 

@@ -204,7 +204,6 @@ def test_events_are_timed_when_they_appear_in_the_log(tmp_path: Path) -> None:
         events.look()
         time.sleep(0.01)
     events.look()
-    events.close()
     took_s = time.monotonic() - began_s
     span_s = events.seen["TRAIN_END"][1].mono_s - events.seen["TRAIN_START"][0].mono_s
     assert 0.2 < span_s <= took_s

@@ -321,7 +321,7 @@ def look(plan: Plan, run: Path, *given: Path) -> list[str]:
     run.mkdir()
     directory = RunDirectory(run, plan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelmark.run.preflight.hosts.given_data", lambda _: [(None, path) for path in given])
+        patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])
         found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs).run())
     return [problem.what for problem in found if "busy: load" not in problem.what]
 

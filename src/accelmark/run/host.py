@@ -52,10 +52,6 @@ class ConnectionLostError(UnreachableError):
     """The connection to a host was lost."""
 
 
-class HostKeyError(HostError):
-    """A host presents a key that is not the one known for it: trying again does not help."""
-
-
 @final
 @dataclass(frozen=True)
 class CommandResult:

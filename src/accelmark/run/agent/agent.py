@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-import selectors
+import select
 import shutil
 import signal
 import socket
@@ -26,17 +26,11 @@ from typing import Final, final
 import accelmark
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
+from accelmark.run import processes
+from accelmark.run.agent import rank_exit
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.file_watch import BytecodeCheck, FileWatch, LogEvents
-from accelmark.run.agent.host import (
-    BackgroundLoad,
-    HostInUseError,
-    clear_caches,
-    host_lock,
-    reported_prefixes,
-    route,
-    system_information,
-)
+from accelmark.run.agent.host import clear_caches, host_lock, others_cpu_s, reported_prefixes, route, system_information
 from accelmark.run.agent.rank_environment import (
     CODE_DIRECTORY,
     UNWATCHED,
@@ -44,14 +38,6 @@ from accelmark.run.agent.rank_environment import (
     environment_variables,
     watched_code,
 )  # fmt: skip
-from accelmark.run.agent.rank_exit import (
-    Termination,
-    classify_node,
-    classify_ranks,
-    escaped_line,
-    explained,
-    read_log_end,
-)
 from accelmark.run.agent.stall import LimitChecker, diagnose, rank_log, size_of
 from accelmark.run.agent.task import (
     EXIT_FILE,
@@ -64,16 +50,6 @@ from accelmark.run.agent.task import (
     TelemetryTask,
 )  # fmt: skip
 from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
-from accelmark.run.processes import (
-    NODE_MARKER,
-    RUN_MARKER,
-    ProcessId,
-    become_subreaper,
-    descendants,
-    is_alive,
-    named,
-    signal_all,
-)
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord
@@ -97,12 +73,12 @@ _RESERVE_BYTES: Final = 512 * 1024
 def main(arguments: list[str]) -> int:
     """Run the agent for the node directory in ``arguments``; returns its exit code."""
     node_dir = Path(arguments[0]).absolute()
-    become_subreaper()
+    processes.become_subreaper()
     agent = Agent(AgentTask.model_validate_json((node_dir / TASK_FILE).read_bytes()), node_dir)
     agent.handle_signals()
     lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    write_atomic(node_dir / IDENTITY_FILE, ProcessId.own().model_dump_json())
+    write_atomic(node_dir / IDENTITY_FILE, processes.ProcessId.own().model_dump_json())
     reserve = node_dir / _RESERVE_FILE
     reserve.write_bytes(os.urandom(_RESERVE_BYTES))
     ended = agent.run()
@@ -173,7 +149,7 @@ class _RecorderProcess:
     def pids(self) -> set[int]:
         if self.process is None:
             return set()
-        return {self.process.pid, *(process.pid for process in descendants(self.process.pid))}
+        return {self.process.pid, *(process.pid for process in processes.descendants(self.process.pid))}
 
 
 @final
@@ -184,24 +160,23 @@ class Agent:
         self._task = task
         self._dir = node_dir
         self._started_at = utc_now()
-        self._sandbox = descendants(os.getpid())  # Enroot's: they hold the file system that this process runs in
+        # Enroot's, which hold the file system that this process runs in.
+        self._sandbox = processes.descendants(os.getpid())
         self._limits = LimitChecker(task.limits, node_dir, task.ranks, task.launcher_log)
         self._environment: dict[str, str] = {}
-        self._background_load = BackgroundLoad()
+        self._others_began_s = others_cpu_s()
         self._warnings: list[str] = []
         self._temporary = [node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
         self._recorder = _RecorderProcess(node_dir, self._warnings.append)
-        self._ending: Termination | None = None
+        self._ending: rank_exit.Termination | None = None
         self._terminate_at = 0.0
         self._kill_at: float | None = None
         self._stall: StallRecord | None = None
         self._num_requests = 0
         self._signal: str | None = None
-        self._selector = selectors.DefaultSelector()
         self._began = ClockReading.now()
         self._log_events = LogEvents(rank_log(node_dir, task.ranks[0]))
-        self._logs = selectors.DefaultSelector()
         self._data: FileWatch | None = None
         self._code: FileWatch | None = None
         self._bytecode: BytecodeCheck | None = None
@@ -217,16 +192,15 @@ class Agent:
                 exit_code = self._supervise()
                 logs = {rank: rank_log(self._dir, rank) for rank in self._task.ranks}
                 self._sealed = {rank: LogSeal.of(log.read_bytes()) for rank, log in logs.items() if log.is_file()}
-        except HostInUseError as error:
-            self._ending = self._cancelled() or Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
-            self._ending = self._ending or Termination("failed", "failed", f"the node agent failed: {error}")
+            failed = rank_exit.Termination("failed", "failed", f"the node agent failed: {error}")
+            self._ending = self._ending or self._cancelled() or failed
         self._end_everything()
         self._log_events.look()
         clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._log_events.seen)
-        self._log_events.close()
         ranks = self._rank_exits(exit_code)
-        state, reason = classify_node(ranks, self._ending)
+        state, reason = rank_exit.classify_node(ranks, self._ending)
+        began_s, now_s = self._others_began_s, others_cpu_s()
         return NodeExit(
             host=self._task.host,
             noderank=self._task.noderank,
@@ -242,7 +216,7 @@ class Agent:
             changed_data=self._data.changed() if self._data is not None else (),
             changed_code=self._code.changed() if self._code is not None else (),
             stale_bytecode=(self._bytecode or BytecodeCheck(self._code_folders())).found(),
-            others_cpu_s=self._background_load.cpu_s(),
+            others_cpu_s=max(0.0, now_s - began_s) if now_s is not None and began_s is not None else None,
         )
 
     def _waits_for_host(self) -> bool:
@@ -291,16 +265,12 @@ class Agent:
             write_secret_hashes(self._dir / SECRETS_FILE, secrets)
 
     def handle_signals(self) -> None:
-        """Make signals wake the selector; unlike a signal mask, handlers are not inherited by child processes."""
+        """Make signals end a wait; unlike a signal mask, handlers are not inherited by child processes."""
         reader, writer = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._sockets = (reader, writer)
-        self._selector.register(reader, selectors.EVENT_READ)
-        self._logs.register(reader, selectors.EVENT_READ)
-        if self._log_events.descriptor is not None:
-            self._logs.register(self._log_events.descriptor, selectors.EVENT_READ)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -323,20 +293,20 @@ class Agent:
     def _watch(self, timeout_s: float) -> None:
         """Wait until a signal or the timeout, and note the events that appear meanwhile in the first rank's log."""
         deadline = time.monotonic() + timeout_s
-        signalled = False
-        while not signalled and (left := deadline - time.monotonic()) > 0:
-            signalled = self._sockets[0] in [key.fileobj for key, _ in self._logs.select(left)]
+        watched = [self._sockets[0].fileno(), *filter(None, [self._log_events.descriptor])]
+        ready: list[int] = []
+        while watched[0] not in ready and (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select(watched, [], [], left)
             self._log_events.look()
         self._wait(0.0)
 
     def _wait(self, timeout_s: float) -> bool:
         """Sleep until a signal or the timeout, and count requests to end; returns whether to end at once."""
-        for _ in self._selector.select(timeout_s):
-            with contextlib.suppress(BlockingIOError):
-                for number in self._sockets[0].recv(4096):
-                    if number in (signal.SIGTERM, signal.SIGINT):
-                        self._num_requests += 1
-                        self._signal = self._signal or signal.Signals(number).name
+        if select.select([self._sockets[0]], [], [], timeout_s)[0]:
+            for number in self._sockets[0].recv(4096):
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self._num_requests += 1
+                    self._signal = self._signal or signal.Signals(number).name
         for urgency, name in enumerate(STOP_FILES, start=1):
             if self._num_requests < urgency and (self._dir / name).exists():
                 self._num_requests = urgency
@@ -354,18 +324,18 @@ class Agent:
             if self._ranks is not None:
                 self._ranks.terminate()
         if self._num_requests > 1 or (self._kill_at is not None and time.monotonic() > self._kill_at):
-            signal_all(self._rank_tree(), signal.SIGKILL)
+            processes.signal_all(self._rank_tree(), signal.SIGKILL)
 
-    def _cancelled(self) -> Termination | None:
+    def _cancelled(self) -> rank_exit.Termination | None:
         """Return the end that a request requires: a stop file is the coordinator's, a signal comes from elsewhere."""
         if not self._num_requests:
             return None
         reason = "was cancelled"
         if self._signal is not None and not any((self._dir / name).exists() for name in STOP_FILES):
             reason = f"its node agent received {self._signal} from a user, a scheduler or a shutdown"
-        return Termination("cancelled", "cancelled", reason)
+        return rank_exit.Termination("cancelled", "cancelled", reason)
 
-    def _diagnose(self, ending: Termination) -> float:
+    def _diagnose(self, ending: rank_exit.Termination) -> float:
         """Record the activity of silent ranks; returns how long to keep them for the agents of other hosts."""
         silent, limit_s = self._limits.silent_s(), self._task.limits.stall_timeout_s
         if self._num_requests < 2 and silent and max(silent.values()) > limit_s / 2:
@@ -375,23 +345,23 @@ class Agent:
     def _rank_tree(self) -> list[int]:
         """Return all descendants except the telemetry recorder's, which starts tools meanwhile."""
         recorder = self._recorder.pids()
-        processes = descendants(os.getpid(), self._sandbox)
+        tree = processes.descendants(os.getpid(), self._sandbox)
         recorder |= self._recorder.pids()
-        return [process.pid for process in processes if process.pid not in recorder and is_alive(process)]
+        return [process.pid for process in tree if process.pid not in recorder and processes.is_alive(process)]
 
     def _end_everything(self) -> None:
         """End processes left behind by the ranks, then the recorder, then all remaining descendants."""
         deadline = time.monotonic() + _ORPHAN_GRACE_S
         if self._ending is None and (left := self._rank_tree()):
-            self._warnings.append(f"the ranks left processes running, which were ended: {named(left)}")
+            self._warnings.append(f"the ranks left processes running, which were ended: {processes.named(left)}")
         while left := self._rank_tree():
             at_once = self._num_requests > 1 or time.monotonic() > deadline
-            signal_all(left, signal.SIGKILL if at_once else signal.SIGTERM)
+            processes.signal_all(left, signal.SIGKILL if at_once else signal.SIGTERM)
             self._wait(0.05)
             self._reap_orphans()
         self._recorder.stop(self._wait)
-        while left := [process.pid for process in descendants(os.getpid(), self._sandbox)]:
-            signal_all(left, signal.SIGKILL)
+        while left := [process.pid for process in processes.descendants(os.getpid(), self._sandbox)]:
+            processes.signal_all(left, signal.SIGKILL)
             self._wait(0.05)
             self._reap_orphans()
         for directory in self._temporary:
@@ -409,17 +379,17 @@ class Agent:
 
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
         """Classify every rank by its exit code, where the launch recorded it, else by the launch's."""
-        logs = {rank: read_log_end(rank_log(self._dir, rank)) for rank in self._task.ranks}
-        launch = replace(read_log_end(self._dir / self._task.launcher_log), state=None)
+        logs = {rank: rank_exit.read_log_end(rank_log(self._dir, rank)) for rank in self._task.ranks}
+        launch = replace(rank_exit.read_log_end(self._dir / self._task.launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
         errors = load_framework(self._task.framework).connection_errors
         record = LaunchRecord.stored(self._dir / RANKS_FILE)
-        ends = classify_ranks(logs, exit_code, record, self._ending, errors)
+        ends = rank_exit.classify_ranks(logs, exit_code, record, self._ending, errors)
         killed = [end for end in ends if (end.state, end.signal) == ("signaled", "SIGKILL")]
         messages = kernel_messages(self._limits.started, re.compile(KILLED_FOR_MEMORY))[0] if killed else []
         if not messages:
             return ends
-        reason = explained(f"killed by SIGKILL: {escaped_line(messages[-1])}")
+        reason = rank_exit.explained(f"killed by SIGKILL: {rank_exit.escaped_line(messages[-1])}")
         return tuple(end.model_copy(update={"reason": reason}) if end in killed else end for end in ends)
 
 
@@ -474,7 +444,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     keep_ours_first(environment, ambient)
     if task.python is not None:
         environment |= environment_variables(Path(task.python), environment, node_dir)
-    return environment | {RUN_MARKER: task.run, NODE_MARKER: str(node_dir), **launch.environment}
+    return environment | {processes.RUN_MARKER: task.run, processes.NODE_MARKER: str(node_dir), **launch.environment}
 
 
 def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:

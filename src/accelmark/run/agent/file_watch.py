@@ -135,8 +135,7 @@ class _Inotify:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        has_inotify = hasattr(self._libc, "inotify_init1")
-        descriptor = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) if has_inotify else -1
+        descriptor = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self.descriptor: int | None = descriptor if descriptor >= 0 else None
 
     def watch(self, path: str, events: int) -> int:
@@ -166,12 +165,11 @@ class _Inotify:
         return parsed
 
     def close(self) -> None:
-        """Stop watching; also done when the object is freed, as a user has few descriptors."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
-    __del__ = close
+    __del__ = close  # a user has few descriptors
 
 
 @final
@@ -213,10 +211,6 @@ class LogEvents:
         for name in event_names(added[:end]):
             first, _ = self.seen.get(name, (at, at))
             self.seen[name] = first, at
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._inotify.close()
 
 
 @final

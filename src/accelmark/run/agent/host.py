@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import psutil
 
@@ -18,7 +18,7 @@ from accelmark.results.store.files import free_mib
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.onhost.checks import HOST_LOCK, holder
 from accelmark.run.record.states import utc_now
-from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.secret import is_secret, without_userinfo
 from accelmark.telemetry.host import busy_host, collect
@@ -34,13 +34,9 @@ _NOT_BUSY: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
 """Not time of this machine's processes, or included in another counter (guests in user and nice)."""
 
 
-class HostInUseError(AccelmarkError):
-    """Another run has locked this host."""
-
-
 @contextmanager
 def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it.
+    """Lock the host for one job; the lock ends with the agent. Raises RunError: another run has locked it.
 
     Then ``wait`` waits a moment and returns whether to try again. The lock is an abstract address of the host's
     network, so that it is one for all users, directories and containers.
@@ -53,7 +49,7 @@ def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
             except OSError as error:
                 if not wait():
                     who = holder() or "another run"
-                    raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
+                    raise RunError(f"the host is in use by {who}: wait until it ends, or stop it") from error
         whole_letters = f"{HOST_LOCK}/{run}".encode()[: _LONGEST_ADDRESS - 1].decode(errors="ignore")
         name.bind(f"\0{whole_letters}")
         yield
@@ -123,21 +119,11 @@ def system_information(
     }
 
 
-@final
-class BackgroundLoad:
-    """CPU time of processes outside this job since its creation; this process must reap all processes of the job."""
+def others_cpu_s() -> float | None:
+    """Return the CPU time since boot of processes outside this job, in seconds; None where the kernel has none.
 
-    def __init__(self) -> None:
-        self._began_s = _others_s()
-
-    def cpu_s(self) -> float | None:
-        """Return the CPU time of other processes, in seconds; None where the kernel does not report it."""
-        now_s = _others_s()
-        return max(0.0, now_s - self._began_s) if now_s is not None and self._began_s is not None else None
-
-
-def _others_s() -> float | None:
-    """Return the CPU time of all processes without those of this job."""
+    This process must reap all processes of the job.
+    """
     try:
         times = psutil.cpu_times()._asdict()
     except (OSError, RuntimeError):

@@ -123,17 +123,17 @@ def escaped_line(text: str) -> str:
     return shown if len(shown) <= _MAX_LINE_LENGTH else f"{shown[:_MAX_LINE_LENGTH]} …"
 
 
-def tail(path: Path, num_bytes: int = _TAIL_BYTES) -> list[str]:
+def tail(path: Path) -> list[str]:
     r"""Return the last lines of a file, undecodable bytes written as ``\xNN``; empty where there is no file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - num_bytes))
-            data = file.read(num_bytes)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
     except OSError:
         return []
     lines = data.decode("utf-8", errors="backslashreplace").split("\n")
-    return lines[1:] if size > num_bytes else lines
+    return lines[1:] if size > _TAIL_BYTES else lines
 
 
 def read_log_end(path: Path) -> LogEnd:

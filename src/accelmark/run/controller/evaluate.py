@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read.reevaluation import (
-    SavedCheckpoints,
-    read_reevaluation,
-    reevaluation_dir,
-    saved_checkpoints,
-)
+from accelmark.results.read import reevaluation
 from accelmark.results.read.round_dir import read_job
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import FetchData, execute_job
@@ -57,13 +52,13 @@ def evaluation_of(
     round_dir = directory.round_dir(job)
     spec = read_job(round_dir)
     train = spec.work
-    if not isinstance(train, TrainJob) or not (saved := saved_checkpoints(round_dir)).steps:
+    if not isinstance(train, TrainJob) or not (saved := reevaluation.saved_checkpoints(round_dir)).steps:
         return None
     train = train if spec.seed is None else train.with_seed(spec.seed)
-    place = reevaluation_dir(round_dir)
+    place = reevaluation.reevaluation_dir(round_dir)
     if nonce is not None:
         place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
-    elif again and (earlier := read_reevaluation(round_dir)) is not None and earlier.problem is None:
+    elif again and (earlier := reevaluation.read_reevaluation(round_dir)) is not None and earlier.problem is None:
         place = place.with_name(f"{place.name}-again")
     hashes, draw = saved.hashes, nonce
     with contextlib.suppress(RunError):  # of an evaluation that was interrupted: another draw would be another chance
@@ -135,7 +130,7 @@ async def evaluate(
     await execute_job(directory, evaluation, launcher, fetch, stop, tick=tick, interval_s=1.0)
 
 
-def _replays(saved: SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:
+def _replays(saved: reevaluation.SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:
     """Yield the steps from the initial weights, those up to evaluated ones, then drawn pairs of ``num_left`` steps."""
     hashes, steps = saved.hashes, saved.steps
     if hashes is None:
@@ -155,7 +150,7 @@ def _replays(saved: SavedCheckpoints, draw: str, num_left: float) -> Iterator[Re
         yield pair
 
 
-def _pairs(saved: SavedCheckpoints) -> Iterator[ReplayedPair]:
+def _pairs(saved: reevaluation.SavedCheckpoints) -> Iterator[ReplayedPair]:
     """Yield the pairs of checkpoints except the one from the initial weights."""
     for start, end in saved.hashes.pairs if saved.hashes is not None else ():
         if start is not None and start in saved.steps and end in saved.steps:
@@ -214,7 +209,7 @@ def evaluate_run(
 def remove_repeated(places: Mapping[Path, Path]) -> None:
     """Remove the evaluation jobs of :func:`evaluate_run` that are not the evaluations of their rounds."""
     for round_dir, place in places.items():
-        if place != reevaluation_dir(round_dir):
+        if place != reevaluation.reevaluation_dir(round_dir):
             shutil.rmtree(place, ignore_errors=True)
 
 

@@ -17,14 +17,7 @@ from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.host import Host, HostError, SubprocessHost, python_path
-from accelmark.run.preflight.checks import (
-    RANK_NEEDS,
-    broken_imports,
-    create_command,
-    known_device,
-    package_facts,
-    package_problems,
-)
+from accelmark.run.preflight import checks
 from accelmark.spec.cluster import HostSpec, environment_python
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
@@ -229,12 +222,12 @@ async def create(recipe: Recipe, path: Path, python: str, host: Host, report: Re
     report(host.name, f"importing {spec.module}")
     names = distributions(Need(requirement=requirement, needed_by=spec.name) for requirement in recipe.requirements)
     imports = (spec.module, *spec.checked_imports)
-    facts = await package_facts(host, environment_python(path), [*names, *spec.distributions], imports)
+    facts = await checks.package_facts(host, environment_python(path), [*names, *spec.distributions], imports)
     if not any(facts.versions[name] for name in spec.distributions):
         packages = " or ".join(spec.distributions)
         what = f"{path} has no {packages}: add the package to requires of {spec.name} in framework.yaml or vendor.yaml"
         raise HostError(host.name, what)
-    for problem in broken_imports(facts, spec, create_command(recipe.framework, path)):
+    for problem in checks.broken_imports(facts, spec, checks.create_command(recipe.framework, path)):
         raise HostError(host.name, problem.what)
     return {name: version for name, version in facts.versions.items() if version is not None}
 
@@ -258,8 +251,8 @@ async def broken_frameworks() -> list[str]:
     frameworks, vendor = readable("frameworks", load_framework)[0], default_vendor()
 
     async def broken_here(framework: FrameworkSpec) -> list[str]:
-        facts = await package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
-        broken = broken_imports(facts, framework, create_command(framework.name))
+        facts = await checks.package_facts(_HERE, sys.executable, [], framework.checked_imports, python_path())
+        broken = checks.broken_imports(facts, framework, checks.create_command(framework.name))
         return [f"{problem.what}: run {problem.hint}" for problem in broken]
 
     checks = [broken_here(framework) for framework in frameworks.values()]
@@ -271,15 +264,17 @@ async def broken_frameworks() -> list[str]:
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
     """Return the missing parts of an environment for a vendor's devices, and its modules that cannot be imported."""
     framework, path = load_framework(environment.framework), environment.path
-    device = known_device(vendor, framework.name)  # None is reported by the inventory
+    device = checks.known_device(vendor, framework.name)  # None is reported by the inventory
     requirements = (*framework.requires, *(device.requires if device is not None else ()))
     needs = [
-        *RANK_NEEDS,
+        *checks.RANK_NEEDS,
         *(Need(requirement=requirement, needed_by=f"framework {framework.name}") for requirement in requirements),
     ]
     try:
-        facts = await package_facts(_HERE, environment_python(path), distributions(needs), framework.checked_imports)
+        facts = await checks.package_facts(
+            _HERE, environment_python(path), distributions(needs), framework.checked_imports
+        )
     except HostError as error:
-        return [f"{error.what}: run {create_command(framework.name, path)}"]
-    problems = package_problems(facts, needs, [], framework, path, device=device)
+        return [f"{error.what}: run {checks.create_command(framework.name, path)}"]
+    problems = checks.package_problems(facts, needs, [], framework, path, device=device)
     return [f"{path}: {problem.what}: run {problem.hint}" for problem in problems]

@@ -278,8 +278,7 @@ def devices(host: HostState) -> Iterator[Problem]:
 
 def _rank_packages(host: HostState) -> Iterator[Problem]:
     """Check that the Pythons of the ranks have the packages that jobs need, and can import them."""
-    environments: Iterable[str] = () if host.jobs else host.cluster.environments
-    for framework, (needs, installs) in packages_of(host.jobs, environments).items():
+    for framework, (needs, installs) in packages_of(host.jobs, host.cluster.environments).items():
         if (facts := host.packages.get(framework)) is not None:
             image, spec = host.images.get(framework), load_framework(framework)
             environment = host.cluster.environments.get(framework) if image is None else None
@@ -334,15 +333,15 @@ def given_data(plan: Plan) -> list[tuple[DatasetSpec, Path]]:
     return list(given)
 
 
-def packages_of(jobs: Iterable[PlannedJob], frameworks: Iterable[str] = ()) -> dict[str, tuple[list[Need], list[str]]]:
+def packages_of(jobs: Sequence[PlannedJob], frameworks: Iterable[str] = ()) -> dict[str, tuple[list[Need], list[str]]]:
     """Return, for each framework of ``jobs``, what they need and what is installed for their ranks.
 
-    For ``frameworks``, which have no job, return what they need themselves.
+    Without jobs, return what ``frameworks`` need themselves.
     """
-    packages: dict[str, tuple[list[Need], list[str]]] = {
-        name: ([Need(requirement=text, needed_by=f"framework {name}") for text in load_framework(name).requires], [])
-        for name in frameworks
-    }
+    packages: dict[str, tuple[list[Need], list[str]]] = {}
+    for name in frameworks if not jobs else ():
+        needs = [Need(requirement=text, needed_by=f"framework {name}") for text in load_framework(name).requires]
+        packages[name] = needs, []
     for job in jobs:
         needs, installs = packages.setdefault(job.job.framework, ([], []))
         needs += job.requires

@@ -25,21 +25,7 @@ from accelmark.run.host import Host, HostError, UnreachableError, python_path
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
-from accelmark.run.preflight.checks import (
-    AGENT_PACKAGES,
-    RANK_NEEDS,
-    DeviceFacts,
-    HostFacts,
-    HostsNotReadyError,
-    HostState,
-    create_command,
-    given_data,
-    grouped,
-    package_facts,
-    packages_of,
-    problems_between,
-    problems_of_host,
-)  # fmt: skip
+from accelmark.run.preflight import checks
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import ImageRecipe, named_image, recipe_of
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
@@ -60,7 +46,7 @@ from accelmark.spec.plugins.requirements import (
 REACH_TIMEOUT_S: Final = 4.0
 _CHECKS_MODULE: Final = "accelmark.run.onhost.checks"
 _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
-_DEVICES: Final = TypeAdapter(tuple[DeviceFacts, ...])
+_DEVICES: Final = TypeAdapter(tuple[checks.DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
 _HERE: Final = "this machine"
@@ -77,7 +63,7 @@ async def run_preflight(
     problems = [*_missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
     observer.checking("")
     require_ready(problems, directory.plan)
-    for problem in grouped(problems):
+    for problem in checks.grouped(problems):
         observer.note(f"warning: {problem}")
 
 
@@ -126,7 +112,7 @@ def _missing_packages(needs: Sequence[Need]) -> list[Problem]:
 def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
     """Raise HostsNotReadyError with every problem where one is an error; warnings count where the run is strict."""
     if any(problem.severity == "error" or plan.strict for problem in problems):
-        raise HostsNotReadyError(problems, strict=plan.strict)
+        raise checks.HostsNotReadyError(problems, strict=plan.strict)
 
 
 @final
@@ -139,7 +125,7 @@ class Preflight:
     jobs: Sequence[PlannedJob]
     is_dry_run: bool = False
     """Whether nothing will be started: imports, registries and images are left out."""
-    _states: dict[str, HostState] = field(default_factory=dict, init=False)
+    _states: dict[str, checks.HostState] = field(default_factory=dict, init=False)
 
     @property
     def _cluster(self) -> ClusterSpec:
@@ -154,8 +140,8 @@ class Preflight:
         per_host = await asyncio.gather(*map(self._check, hosts.values()))
         problems = [problem for of_host in per_host for problem in of_host]
         states = [self._states[name] for name in hosts if name in self._states]
-        problems += problems_between(states)
-        for master, others in self._masters().items():
+        problems += checks.problems_between(states)
+        for master, others in _masters(self.directory.plan, self.jobs).items():
             state = self._states.get(master)
             if state is not None and self._cluster.master_port not in state.facts.busy_ports:
                 there = [hosts[name] for name in others if name in self._states]
@@ -173,7 +159,7 @@ class Preflight:
             if done.code != 0:
                 hint = "correct that there, or set python in the cluster file to a Python 3.9 or newer of that host"
                 return [Problem(name, "", f"cannot be checked with {launcher.python}: {done.message}", hint)]
-            facts = HostFacts.model_validate_json(done.out)
+            facts = checks.HostFacts.model_validate_json(done.out)
         except HostError as error:
             return [_failed(error)]
         except ValidationError as error:
@@ -181,7 +167,7 @@ class Preflight:
             return [Problem(name, "", what, "remove what the login shell prints there (profile files, banners)")]
         # The probe read its clock at some time in between: only an offset beyond that interval counts.
         offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-        self._states[name] = state = HostState(
+        self._states[name] = state = checks.HostState(
             name,
             facts,
             self.directory.plan,
@@ -195,10 +181,10 @@ class Preflight:
             problems = await self._read_packages(host, state)
             if self._cluster.container is not None and facts.engine_problem is None and not self.is_dry_run:
                 problems += await self._check_images(host)
-            problems += await asyncio.to_thread(problems_of_host, state)
+            problems += await asyncio.to_thread(checks.problems_of_host, state)
             if not any(problem.severity == "error" for problem in problems):
                 problems += await self._read_devices(host, state)
-                problems += await asyncio.to_thread(problems_of_host, state)
+                problems += await asyncio.to_thread(checks.problems_of_host, state)
         except HostError as error:
             return [_failed(error)]
         return problems
@@ -208,8 +194,9 @@ class Preflight:
         files = (container.image_file if container is not None else None, launcher.visible_file)
         # A file that this coordinator has locked, which hosts that share it must see locked.
         is_shared = launcher.visible_file is not None and is_in_progress(self.directory.path)
-        ports = {*host.spec.service_ports, *([self._cluster.master_port] if host.name in self._masters() else [])}
-        data = dict.fromkeys(path for _, path in given_data(self.directory.plan)) if self.jobs else ()
+        is_master = host.name in _masters(self.directory.plan, self.jobs)
+        ports = {*host.spec.service_ports, *([self._cluster.master_port] if is_master else [])}
+        data = dict.fromkeys(path for _, path in checks.given_data(self.directory.plan)) if self.jobs else ()
         works = (planned.job.work for planned in self._jobs_on(host))
         urls = dict.fromkeys(work.settings.endpoint for work in works if isinstance(work, ServeJob))
         return {
@@ -221,7 +208,7 @@ class Preflight:
             "urls": [url for url in urls if url is not None],
             "directories": list(map(str, data)),
             "files": [str(file) for file in files if file is not None],
-            "modules": list(AGENT_PACKAGES),
+            "modules": list(checks.AGENT_PACKAGES),
             # Agents and ranks on this machine inherit it; the probe runs isolated from its environment.
             "python_path": python_path() if launcher.spec.is_localhost else [],
             "engine": CONTAINER_ENGINES[container.engine].check if container is not None else None,
@@ -230,12 +217,7 @@ class Preflight:
     def _jobs_on(self, host: Host) -> list[PlannedJob]:
         return [job for job in self.jobs if any(node.host == host.name for node in job.nodes)]
 
-    def _masters(self) -> dict[str, list[str]]:
-        """Return the hosts that others have to reach; without jobs the first one, as for a job on all hosts."""
-        first, *others = (host.name for host in self._cluster.hosts)
-        return _masters(self.jobs) if self.jobs else {first: others} if others else {}
-
-    async def _read_packages(self, host: Host, state: HostState) -> list[Problem]:
+    async def _read_packages(self, host: Host, state: checks.HostState) -> list[Problem]:
         """Read the packages of the Pythons that run the host's ranks; returns why some cannot be read.
 
         Those of an image that is still to be obtained are not read, and none where the container engine does not work.
@@ -244,14 +226,14 @@ class Preflight:
         if is_contained and state.facts.engine_problem is not None:
             return []
         packages, images = dict(state.packages), dict(state.images)
-        for framework, (needs, _) in packages_of(state.jobs, () if state.jobs else self._cluster.environments).items():
+        for framework, (needs, _) in checks.packages_of(state.jobs, self._cluster.environments).items():
             environment = self._cluster.environments.get(framework) if not is_contained else None
-            wanted = distributions([*(RANK_NEEDS if environment or is_contained else ()), *needs])
+            wanted = distributions([*(checks.RANK_NEEDS if environment or is_contained else ()), *needs])
             spec = load_framework(framework)
             modules = () if self.is_dry_run else spec.checked_imports
             own = [Need(requirement=item, needed_by="") for item in (*base_requirements(), *spec.requires)]
             # Of cases, engines and servers, also the packages are tried: their own requirements may be lacking.
-            tried = sorted({*distributions(needs)} - {*distributions([*own, *RANK_NEEDS])})
+            tried = sorted({*distributions(needs)} - {*distributions([*own, *checks.RANK_NEEDS])})
             imports = [] if self.is_dry_run else tried
             path = python_path() if state.is_localhost and not is_contained else ()
             enter, python = None, ""
@@ -266,11 +248,11 @@ class Preflight:
                     images[framework] = image.name
                 else:
                     python = self.launcher.python_of(framework)
-                packages[framework] = await package_facts(host, python, wanted, modules, path, imports, enter)
+                packages[framework] = await checks.package_facts(host, python, wanted, modules, path, imports, enter)
             except UnreachableError:
                 raise
             except HostError as error:
-                create = create_command(framework, environment, is_here=state.is_localhost)
+                create = checks.create_command(framework, environment, is_here=state.is_localhost)
                 hint = create if environment is not None else error.advice
                 problems.append(Problem(host.name, "", error.problem, hint))
         state.packages, state.images = packages, images
@@ -287,7 +269,7 @@ class Preflight:
         nodes = await node_jobs(self.directory, job, self.launcher)
         return partial(self.launcher.sandbox_command, next(node for node in nodes if node.host.name == host.name))
 
-    async def _read_devices(self, host: Host, state: HostState) -> list[Problem]:
+    async def _read_devices(self, host: Host, state: checks.HostState) -> list[Problem]:
         """Read the vendor's devices on a host; returns why they cannot be read.
 
         Where the host's Python cannot run AccelMark, they are read in the first job's image; it is a warning if that
@@ -364,11 +346,13 @@ def _failed(error: HostError) -> Problem:
     return Problem(error.host, "", error.problem, error.advice)
 
 
-def _masters(jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
-    """Return, for the first host of each job on several hosts, the others, which have to reach it."""
+def _masters(plan: Plan, jobs: Sequence[PlannedJob]) -> dict[str, list[str]]:
+    """Return, for the first host of each job, the others, which have to reach it; without jobs, for the cluster's."""
     reached_by: dict[str, list[str]] = {}
-    for master, *others in ([node.host for node in job.nodes] for job in jobs if len(job.nodes) > 1):
-        reached_by[master] = list(dict.fromkeys([*reached_by.get(master, []), *others]))
+    groups = [[node.host for node in job.nodes] for job in jobs] or [[host.name for host in plan.cluster.hosts]]
+    for master, *others in groups:
+        if others:
+            reached_by[master] = list(dict.fromkeys([*reached_by.get(master, []), *others]))
     return reached_by
 
 
@@ -395,12 +379,13 @@ async def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[Plan
         here = [job for job in jobs if any(node.host == name for node in job.nodes)]
         commands_of[name] = [command(python, "probe")]
         if plan.cluster.container is None:
-            commands_of[name] += [command(launcher.python_of(framework), "packages") for framework in packages_of(here)]
+            pythons = map(launcher.python_of, checks.packages_of(here))
+            commands_of[name] += [command(ranks_python, "packages") for ranks_python in pythons]
         for recipe in _pulled_images(plan, here):
             commands_of[name] += [recipe.present, recipe.look_up]
         if _has_devices(plan.vendor):
             commands_of[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
-    for master, others in _masters(jobs).items():
+    for master, others in _masters(plan, jobs).items():
         commands_of[master].append(command(python, "listen", port, "TOKEN"))
         address = await launcher.master_address(hosts[master].spec)
         for other in others:

@@ -17,7 +17,6 @@ from accelmark.run.host import (
     ConnectionLostError,
     Host,
     HostError,
-    HostKeyError,
     UnreachableError,
 )  # fmt: skip
 from accelmark.run.launchers.ssh.options import KEEPALIVES, Options
@@ -46,8 +45,8 @@ class SshConnection(Host):
     async def connect(self) -> asyncssh.SSHClientConnection:
         """Return the open connection, or a new one.
 
-        Raises HostKeyError: its host key is unknown, or has changed; UnreachableError: the host refuses the login or
-        does not answer, or a file of this machine that SSH needs is missing or invalid.
+        Raises HostError: its host key is unknown, or has changed: trying again does not help; UnreachableError: the
+        host refuses the login or does not answer, or a file of this machine that SSH needs is missing or invalid.
         """
         async with self._connecting:
             if self._connection is None or self._connection.is_closed():
@@ -96,7 +95,7 @@ class SshConnection(Host):
         used = ", ".join(f"{name} {file}" for name, file in files.items() if file is not None)
         return UnreachableError(self.name, f"cannot be reached at {at}: {why}" + (f" ({used})" if used else ""))
 
-    def _wrong_key(self, reason: str) -> HostKeyError:
+    def _wrong_key(self, reason: str) -> HostError:
         """Return whether a host key is unknown or has changed; the texts are the same for all hosts, to be grouped."""
         address, port = self.spec.address, self._options.port_of(self.spec)
         known = (self._options.known_hosts or Path("~/.ssh/known_hosts")).expanduser()
@@ -105,9 +104,9 @@ class SshConnection(Host):
             if library().match_known_hosts(str(known), address, "", port)[0]:
                 problem = f"its host key has changed: it is not the one in {known}, and nothing is sent to the host"
                 advice = f"find out why; if it was reinstalled, replace its line there ({scan})"
-                return HostKeyError(self.name, problem, advice)
+                return HostError(self.name, problem, advice)
         problem = f"unknown host key ({reason.removesuffix(f' for host {address}')})"
-        return HostKeyError(self.name, problem, f"verify the key, then add it: {scan} >> {known}")
+        return HostError(self.name, problem, f"verify the key, then add it: {scan} >> {known}")
 
     def _port(self) -> int | tuple[()]:
         """Return the port; an empty tuple leaves it to the configuration file that was given."""
@@ -177,7 +176,6 @@ class SshConnection(Host):
         return ["ssh", *options, f"{user}@{self.spec.address}" if user else self.spec.address, shlex.join(argv)]
 
     def _drop(self) -> None:
-        """Abort the connection; the next command opens another."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None

@@ -26,16 +26,8 @@ from accelmark.run.agent.agent import agent_commands, temporary_directories
 from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, AgentTask, NodeJob
 from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import START_TIMEOUT_S, AgentHandle, Launcher
+from accelmark.run.launchers.ssh import delivery
 from accelmark.run.launchers.ssh.connection import SshConnection, library
-from accelmark.run.launchers.ssh.delivery import (
-    PLUGINS,
-    deliver,
-    delivery_command,
-    on_host,
-    path_on_host,
-    put_files,
-    wheel,
-)  # fmt: skip
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
 from accelmark.run.onhost.files import REFUSED
@@ -309,7 +301,7 @@ class _Layout:
 
     @property
     def code(self) -> PurePosixPath:
-        return self.work / "code" / wheel().directory
+        return self.work / "code" / delivery.wheel().directory
 
     def node_dir(self, node: NodeJob) -> PurePosixPath:
         return self.run.joinpath(*node.node_dir.parts[-3:])
@@ -324,8 +316,8 @@ class _Layout:
         checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
         return job.model_copy(
             update={
-                "case": on_host(job.case, self.code),
-                "extern": on_host(job.extern, self.code) if job.extern is not None else None,
+                "case": delivery.on_host(job.case, self.code),
+                "extern": delivery.on_host(job.extern, self.code) if job.extern is not None else None,
                 "checkpoint_dir": Path(self.node_dir(node).parent / checkpoints),
             }
         )
@@ -339,9 +331,9 @@ class _Layout:
             "locks_host": True,
         }
         for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
-            changed[name] = path and path_on_host(path, self.code)
+            changed[name] = path and delivery.path_on_host(path, self.code)
         if task.telemetry is not None:
-            folder = path_on_host(task.telemetry.vendor_folder, self.code)
+            folder = delivery.path_on_host(task.telemetry.vendor_folder, self.code)
             changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
         return task.model_copy(update=changed)
 
@@ -365,7 +357,6 @@ class SshLauncher(Launcher):
         self._locks = {name: asyncio.Lock() for name in self._connections}
         self._present: set[tuple[str, str]] = set()
         """Hosts, and the code or image that is known to be on them."""
-        self._clearing = {name: asyncio.Lock() for name in self._connections}
         self._lost: set[tuple[str, PurePosixPath]] = set()
         """Lost hosts, and directories there of jobs whose agents may still run."""
         self._retries: set[asyncio.Task[None]] = set()
@@ -380,7 +371,7 @@ class SshLauncher(Launcher):
     @property
     def variables(self) -> Mapping[str, str]:
         """Return where AccelMark and plug-ins are unpacked."""
-        return {"PYTHONPATH": str(self.code), PLUGINS_VARIABLE: str(self.code / PLUGINS)}
+        return {"PYTHONPATH": str(self.code), PLUGINS_VARIABLE: str(self.code / delivery.PLUGINS)}
 
     def host(self, spec: HostSpec) -> SshConnection:
         """Return the connection to a host."""
@@ -388,7 +379,7 @@ class SshLauncher(Launcher):
 
     def path_on_host(self, path: Path) -> Path:
         """Return the path in the unpacked wheel."""
-        return path_on_host(path, self.code)
+        return delivery.path_on_host(path, self.code)
 
     def agent(self, node: NodeJob) -> _SshAgent:
         """Return the agent of a job on one host."""
@@ -434,7 +425,7 @@ class SshLauncher(Launcher):
         """Return the commands over SSH, and those that the agent starts."""
         node_dir, data = self.layout.node_dir(node), self._data_command(node)
         commands = [
-            delivery_command(self.python, self.code),
+            delivery.delivery_command(self.python, self.code),
             *self.sandbox(node).image_commands(),
             self._clear_command(str(node_dir)),
             command(self.python, "files"),
@@ -475,7 +466,7 @@ class SshLauncher(Launcher):
         """Deliver AccelMark to a host, once."""
         async with self._locks[host.name]:
             if (host.name, "code") not in self._present:
-                await deliver(self.host(host), self.python, self.code)
+                await delivery.deliver(self.host(host), self.python, self.code)
                 self._present.add((host.name, "code"))
 
     async def _prepare(self, node: NodeJob) -> None:
@@ -489,7 +480,8 @@ class SshLauncher(Launcher):
                 self._present.add((host.name, image.name))
         task = layout.task(node).model_dump_json(indent=2)
         job = layout.job(node).model_dump_json(indent=2)
-        await put_files(host, self.python, {layout.job_file(node): job, layout.node_dir(node) / TASK_FILE: task})
+        files = {layout.job_file(node): job, layout.node_dir(node) / TASK_FILE: task}
+        await delivery.put_files(host, self.python, files)
         if layout.is_shared_run:
             written = hashlib.sha256(task.encode()).hexdigest()
             await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
@@ -497,7 +489,7 @@ class SshLauncher(Launcher):
 
     async def _clear(self, node: NodeJob) -> None:
         host = self.host(node.host)
-        async with self._clearing[host.name]:
+        async with self._locks[host.name]:
             cleared = await host.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
             if cleared.code != 0:
                 raise HostError(host.name, f"an earlier attempt cannot be removed: {cleared.message}")
@@ -544,7 +536,7 @@ class SshLauncher(Launcher):
         async def end() -> None:
             while lost in self._lost:
                 await asyncio.sleep(LONGEST_PAUSE_S)
-                async with self._clearing[host.name]:
+                async with self._locks[host.name]:
                     if lost in self._lost:
                         with contextlib.suppress(HostError):
                             await host.run(argv, timeout_s=None)
