@@ -291,8 +291,7 @@ def test_packages_are_read_from_the_python_that_runs_ranks_and_broken_ones_are_n
 
 
 @pytest.mark.parametrize(
-    ("name", "held_by"),
-    [(None, None), (b"", "another run"), (b"/r\xc3\xbcn", "r\u00fcn"), (b"/cut \xc3", "cut \\xc3")],
+    ("name", "held_by"), [(None, None), (b"", "another run"), (b"/r\xc3\xbcn", "r\u00fcn"), (b"/cut \xc3", "cut \\xc3")]
 )
 def test_names_of_sockets_are_bytes(name: bytes | None, held_by: str | None) -> None:
     with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as lock:

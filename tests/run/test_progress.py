@@ -192,10 +192,7 @@ def test_the_display_never_wraps(width: int) -> None:
 
 
 def test_the_terminal_shows_the_share_of_linear_speed_up_of_each_scale(tmp_path: Path) -> None:
-    runs = [
-        loaded(tmp_path / "one", jitter=0.0),
-        loaded(tmp_path / "two", nproc=2, jitter=0.0, step_ms=12.5),
-    ]
+    runs = [loaded(tmp_path / "one", jitter=0.0), loaded(tmp_path / "two", nproc=2, jitter=0.0, step_ms=12.5)]
     _, line = scaling_lines(scaling_curves(runs))
     (curve,) = scaling_curves(runs)
     shown = line.plain.replace(THIN, " ")

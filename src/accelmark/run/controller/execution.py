@@ -209,9 +209,7 @@ async def node_jobs(
     adapted = spec.adaptation.path if spec.adaptation is not None else None
     master_address = await launcher.master_address(mine[0])
     limits = Limits(
-        timeout_s=plan.timeout_s,
-        stall_timeout_s=plan.stall_timeout_s,
-        host_wait_s=_HOST_WAIT_S if has_begun else 0.0,
+        timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s, host_wait_s=_HOST_WAIT_S if has_begun else 0.0
     )
 
     def task_on(host: HostSpec, node: PlannedNode) -> AgentTask:

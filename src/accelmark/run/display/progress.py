@@ -217,12 +217,7 @@ class ProgressReader:
                 return changes
             case Event.HEARTBEAT if "phase" in value:
                 load = event.value_as(LoadProgress)
-                return {
-                    "phase": load.phase,
-                    "samples": load.num_requests,
-                    "share": load.share,
-                    "eta_s": load.eta_s,
-                }
+                return {"phase": load.phase, "samples": load.num_requests, "share": load.share, "eta_s": load.eta_s}
             case Event.WARNING | Event.BAD_SAMPLE:
                 return {"warnings": (*now.warnings, warning_text(value))}
             case name if name in _PHASES:
