@@ -25,7 +25,8 @@ from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegat
 from accelmark.datasets.images import read_weights
 from accelmark.results.rounds.search import CONFIG_FILE, SEARCH_REPORT, SearchSummary
 from accelmark.results.store.files import write_atomic
-from accelmark.run.record.directory import default_path, holder_of, lock_directory
+from accelmark.results.store.loaded_run import is_in_progress
+from accelmark.run.record.directory import default_path, lock_directory
 from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.model import Spec
 
@@ -361,7 +362,7 @@ class SearchDirectory:
 
     def is_running(self) -> bool:
         """Return whether a controller has locked the search."""
-        return holder_of(self.path) is not None
+        return is_in_progress(self.path)
 
     def held(self) -> AbstractContextManager[None]:
         """Lock the search; raises RequestError where another controller has locked it."""

@@ -93,10 +93,7 @@ def resume(
         add_plugins(folder)
     require_unchanged(directory.plan, str(path))
     require_original(directory.path)
-
-    def body(coordinator: Coordinator) -> Coroutine[Any, Any, Summary]:
-        return coordinator.resume(redo_failed=redo_failed, from_scratch=from_scratch)
-
+    body = partial(Coordinator.resume, redo_failed=redo_failed, from_scratch=from_scratch)
     return _carry_out(directory, fetch, preflight, body, as_json=as_json)
 
 
@@ -327,7 +324,6 @@ class Coordinator:
         await self._finish(job, end)
 
     async def _attach(self, job: PlannedJob) -> None:
-
         def on_start() -> None:
             if self._state(job) == "preparing":
                 self._move(job, "running", "followed by another coordinator")
@@ -369,7 +365,6 @@ class Coordinator:
         evaluation = evaluation_of(self.directory, job) if is_checked else None
         if evaluation is None:
             return
-
         report = partial(self.observer.preparing, job)
         try:
             await evaluate(self.directory, evaluation, self._launcher, self.fetch, self.stop, report)
@@ -453,17 +448,19 @@ def stop(path: Path, *, at_once: bool) -> bool:
 
 def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool:
     """Stop a dead coordinator's jobs, and return its hosts; return False if it left none."""
+    statuses = directory.statuses().values()
+    has_ended = all(status.ended for status in statuses)
+    names = load_launcher(directory.plan.cluster.launcher).run_files
+    holds_hosts = any((directory.path / name).exists() for name in names)  # an allocation that was not returned
+    if has_ended and not holds_hosts and not any(status.state == "lost" for status in statuses):
+        return False
 
-    async def no_preflight(*_: object) -> None:
-        """Nothing is started."""
-
-    async def end_orphaned_jobs() -> None:
-        coordinator = Coordinator(directory, lambda *_: None, no_preflight, RunObserver())
-        for _ in range(1 + at_once):
-            coordinator.stop.request("the run was stopped")
-        await coordinator.resume()
-
-    async def end_lost_jobs() -> list[str]:
+    async def end_jobs() -> list[str]:
+        if not has_ended:
+            coordinator = Coordinator(directory, lambda *_: None, lambda *_: asyncio.sleep(0), RunObserver())
+            for _ in range(1 + at_once):
+                coordinator.stop.request("the run was stopped")
+            await coordinator.resume()
         states = directory.statuses()
         lost = {node.host for job in directory.plan.jobs if states[job.directory].state == "lost" for node in job.nodes}
         launcher = create_launcher(directory.plan, directory.path)
@@ -472,15 +469,7 @@ def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool
         finally:
             await launcher.close()
 
-    statuses = directory.statuses().values()
-    has_ended = all(status.ended for status in statuses)
-    names = load_launcher(directory.plan.cluster.launcher).run_files
-    holds_hosts = any((directory.path / name).exists() for name in names)  # an allocation that was not returned
-    if has_ended and not holds_hosts and not any(status.state == "lost" for status in statuses):
-        return False
     with directory.locked():
-        if not has_ended:
-            asyncio.run(end_orphaned_jobs())
-        if problems := asyncio.run(end_lost_jobs()):
+        if problems := asyncio.run(end_jobs()):
             raise RunError("\n".join(problems))
     return True

@@ -29,7 +29,6 @@ from accelmark.spec.plugins.launcher import load_launcher
 
 START_TIMEOUT_S: Final = 120.0
 """Longest time from starting an agent (which may set up a container) to its lock."""
-_NO_EXIT_FILE: Final = f"node agent exited without writing {EXIT_FILE}"
 
 
 @dataclass(eq=False)
@@ -99,8 +98,8 @@ class AgentHandle(ABC):
         if not (self.node.node_dir / IDENTITY_FILE).exists():
             return self.record("failed", explained(f"node agent could not start: {cause or 'it printed nothing'}"))
         left = f"; {num_ended} processes that it left behind were killed" if num_ended else ""
-        ending = why or (f"{_NO_EXIT_FILE}: {cause}" if cause else f"{_NO_EXIT_FILE} (was it killed?)")
-        return self.record("lost", explained(ending) + left)
+        why = why or f"node agent exited without writing {EXIT_FILE}{f': {cause}' if cause else ' (was it killed?)'}"
+        return self.record("lost", explained(why) + left)
 
     async def _cause(self) -> str | None:
         """Return the cause of the end of an agent without a record, from its host or logs; None where it is unknown."""

@@ -118,12 +118,6 @@ class RunDirectory:
         return lock_directory(self.path)
 
 
-def holder_of(directory: Path) -> ProcessId | None:
-    """Return the running process that has locked the directory of a run or search, or None."""
-    holder = ProcessId.stored(directory / HOLDER_FILE)
-    return holder if holder is not None and holder.alive else None
-
-
 @contextmanager
 def lock_directory(directory: Path, verbs: str = "accelmark") -> Iterator[None]:
     """Lock the directory of a run or search; the lock ends with this process. Raises RequestError: it is locked."""
