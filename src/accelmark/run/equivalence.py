@@ -131,8 +131,6 @@ INPUTS: Final = "inputs"
 
 
 class _Steps(NamedTuple):
-    """The steps that a job took."""
-
     job: JobSpec
     train: TrainJob
     started: Started

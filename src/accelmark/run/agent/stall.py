@@ -164,8 +164,6 @@ def rank_log(node_dir: Path, rank: int) -> Path:
 @final
 @dataclass
 class _Activity:
-    """The last activity of a rank."""
-
     since: float
     num_bytes: int = 0
     """Size of its log; negative: of the launch's log, while the rank has none."""

@@ -269,8 +269,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 @final
 class _JsonDisplay(RunObserver):
-    """Prints one JSON object per line, for programs."""
-
     def __init__(self, run: str) -> None:
         self._run = run
         self._last: JobProgress | None = None

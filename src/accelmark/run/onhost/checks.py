@@ -145,7 +145,6 @@ def _lacking(modules: list[str]) -> list[str]:
 
 
 def _probe(request: dict[str, Any]) -> dict[str, object]:
-    """Return the state of this host."""
     work = request["work_directory"]
     sys.path[:0] = request.get("python_path", ())
     return {
@@ -192,7 +191,6 @@ def _broken(modules: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _packages(request: dict[str, Any]) -> dict[str, object]:
-    """Return the packages of this Python."""
     import importlib.machinery
     import importlib.metadata  # imported here: slow
     import site
@@ -288,7 +286,6 @@ def _listen(port: int, token: str) -> None:
 
 
 def _reach(address: str, port: int, token: str, timeout: float) -> None:
-    """Connect to the listener."""
     try:
         with socket.create_connection((address, port), timeout) as peer:
             ok = peer.makefile("rb").read(len(token)) == token.encode()

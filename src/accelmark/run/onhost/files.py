@@ -213,7 +213,6 @@ def _touch(path: str) -> None:
 
 
 def _follow(directory: str, owner: str) -> None:
-    """Follow one directory until its agent has ended."""
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: the rest is for _listen
         byte = os.read(0, 1)
@@ -256,7 +255,6 @@ def _content_of(digest: str, size: int) -> bytes:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a file under another name, and rename it."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = "%s.%d.part" % (path, os.getpid())
     try:

@@ -14,8 +14,6 @@ from accelmark.spec.cluster import HostSpec
 
 @final
 class _LocalLauncher(SharedFilesystemLauncher):
-    """Starts agents on this machine."""
-
     @property
     def python(self) -> str:
         return sys.executable

@@ -227,12 +227,9 @@ class _JobStep:
 @final
 @dataclass(eq=False)
 class _StepAgent(CommandAgent):
-    """A node agent that the ``srun`` of its job starts."""
-
     step: _JobStep = field(kw_only=True)
 
     async def start(self) -> None:
-        """Start the agents of all hosts, with the first call."""
         self.step.start()
 
     async def wait_for_end(self) -> None:
@@ -363,7 +360,6 @@ class _SlurmLauncher(SharedFilesystemLauncher):
         return ["sbatch", "--parsable", name, *nodes, *WHOLE_NODES, *holder, *self._options.slurm_options]
 
     def allocation_commands(self) -> list[list[str]]:
-        """Return the request for an allocation, where there is none."""
         return [] if self._job_id is not None else [self._command()]
 
     async def allocation_end(self) -> tuple[NodeState, str] | None:

@@ -14,7 +14,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -205,16 +205,9 @@ LONGEST_PAUSE_S: Final = 5.0
 @final
 @dataclass(eq=False, kw_only=True)
 class _SshAgent(AgentHandle):
-    """The agent of a job on one host."""
-
     stream: NodeStream
     """Copies its files here."""
-    reconnect_s: float
-    """Longest time that the host may be unreachable before the job is lost."""
-    abandon: Callable[[], None]
-    """Called where the job is lost, to end the agent later."""
-    report: Callable[[str], None]
-    """Called with a message for the user where the connection is lost."""
+    launcher: SshLauncher
     _stop_by: float | None = field(default=None, init=False)
     _lost_since: float = field(default=-math.inf, init=False)
 
@@ -253,14 +246,17 @@ class _SshAgent(AgentHandle):
                 now = time.monotonic()
                 if self.stream.heard_at >= self._lost_since:
                     self._lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
-                    limit = duration(self.reconnect_s)
-                    self.report(f"{self.host.name}: {error.what}; trying again for {limit}, its ranks may continue")
-                if now - self._lost_since > self.reconnect_s or (self._stop_by is not None and now > self._stop_by):
-                    self.abandon()
+                    limit = duration(self.launcher.reconnect_s)
+                    self.launcher.report(
+                        f"{self.host.name}: {error.what}; trying again for {limit}, its ranks may continue"
+                    )
+                is_over = self._stop_by is not None and now > self._stop_by
+                if is_over or now - self._lost_since > self.launcher.reconnect_s:
+                    self.launcher.end_when_reachable(self.node)
                     why = f"unreachable for {now - self._lost_since:.0f} s: {error.what}"
                     return self.record("lost", f"{why}; processes still running there are ended once it can be reached")
             except HostError as error:
-                self.abandon()
+                self.launcher.end_when_reachable(self.node)
                 return self.record("lost", error.what)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -284,61 +280,6 @@ _DATA_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @final
-class _Layout:
-    """The directories of the run at ``run`` on its hosts, below the work directory."""
-
-    def __init__(self, plan: Plan, run: Path, options: Options) -> None:
-        self._options = options
-        shared = options.shared_directory
-        self.run_id = plan.run_id or run.name
-        here = ProcessId.own()
-        self.owner = f"{here.boot_id} {here.hostname}:{run.absolute()}"
-        """Names this machine and the run's directory: a copy has another owner."""
-        self.work = PurePosixPath(options.work_directory if shared is None else shared / "accelmark")
-        self.is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
-        """Whether the hosts write to the run's directory directly, so that nothing is copied."""
-        self.run = PurePosixPath(run.absolute()) if self.is_shared_run else self.work / "runs" / self.run_id
-
-    @property
-    def code(self) -> PurePosixPath:
-        return self.work / "code" / delivery.wheel().directory
-
-    def node_dir(self, node: NodeJob) -> PurePosixPath:
-        return self.run.joinpath(*node.node_dir.parts[-3:])
-
-    def job_file(self, node: NodeJob) -> PurePosixPath:
-        """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
-        return self.node_dir(node).parent / ("job.hosts.json" if self.is_shared_run else "job.json")
-
-    def job(self, node: NodeJob) -> JobSpec:
-        job = node.job
-        # An evaluation job reads the checkpoints of its round, which is next to it.
-        checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
-        return job.model_copy(
-            update={
-                "case": delivery.on_host(job.case, self.code),
-                "extern": delivery.on_host(job.extern, self.code) if job.extern is not None else None,
-                "checkpoint_dir": Path(self.node_dir(node).parent / checkpoints),
-            }
-        )
-
-    def task(self, node: NodeJob) -> AgentTask:
-        task = node.task
-        changed: dict[str, object] = {
-            "run": self.run_id,
-            "job_file": Path(self.job_file(node)),
-            "limits": task.limits.model_copy(update={"abandon_s": self._options.abandon_s}),
-            "locks_host": True,
-        }
-        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
-            changed[name] = path and delivery.path_on_host(path, self.code)
-        if task.telemetry is not None:
-            folder = delivery.path_on_host(task.telemetry.vendor_folder, self.code)
-            changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
-        return task.model_copy(update=changed)
-
-
-@final
 class SshLauncher(Launcher):
     """Starts agents on the hosts of a cluster file."""
 
@@ -348,9 +289,17 @@ class SshLauncher(Launcher):
         super().__init__(plan, run)
         self.options = options_of(Options, plan.cluster)
         self.reconnect_s = self.options.reconnect_s
-        self.layout = _Layout(plan, run, self.options)
-        self.work_directory = str(self.layout.work)
-        self.shared_directory = self.options.shared_directory
+        self.shared_directory = shared = self.options.shared_directory
+        self._work = PurePosixPath(self.options.work_directory if shared is None else shared / "accelmark")
+        self.work_directory = str(self._work)
+        self._run_id = plan.run_id or run.name
+        here = ProcessId.own()
+        self._owner = f"{here.boot_id} {here.hostname}:{run.absolute()}"
+        """Names this machine and the run's directory: a copy has another owner."""
+        self._is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
+        """Whether the hosts write to the run's directory directly, so that nothing is copied."""
+        self.remote_run = PurePosixPath(run.absolute()) if self._is_shared_run else self._work / "runs" / self._run_id
+        """The directory of the run on its hosts."""
         hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(LOGINS_AT_ONCE)
         self._connections = {host.name: SshConnection(host, self.options, dialling) for host in hosts}
         raise_descriptor_limit(len(hosts))
@@ -366,7 +315,7 @@ class SshLauncher(Launcher):
     @property
     def code(self) -> PurePosixPath:
         """The directory where AccelMark is unpacked."""
-        return self.layout.code
+        return self._work / "code" / delivery.wheel().directory
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -381,19 +330,53 @@ class SshLauncher(Launcher):
         """Return the path in the unpacked wheel."""
         return delivery.path_on_host(path, self.code)
 
+    def _remote_dir(self, node: NodeJob) -> PurePosixPath:
+        return self.remote_run.joinpath(*node.node_dir.parts[-3:])
+
+    def _remote_job_file(self, node: NodeJob) -> PurePosixPath:
+        """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
+        return self._remote_dir(node).parent / ("job.hosts.json" if self._is_shared_run else "job.json")
+
+    def _remote_job(self, node: NodeJob) -> JobSpec:
+        job = node.job
+        # An evaluation job reads the checkpoints of its round, which is next to it.
+        checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
+        return job.model_copy(
+            update={
+                "case": delivery.on_host(job.case, self.code),
+                "extern": delivery.on_host(job.extern, self.code) if job.extern is not None else None,
+                "checkpoint_dir": Path(self._remote_dir(node).parent / checkpoints),
+            }
+        )
+
+    def _remote_task(self, node: NodeJob) -> AgentTask:
+        task = node.task
+        changed: dict[str, object] = {
+            "run": self._run_id,
+            "job_file": Path(self._remote_job_file(node)),
+            "limits": task.limits.model_copy(update={"abandon_s": self.options.abandon_s}),
+            "locks_host": True,
+        }
+        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
+            changed[name] = path and self.path_on_host(path)
+        if task.telemetry is not None:
+            folder = self.path_on_host(task.telemetry.vendor_folder)
+            changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
+        return task.model_copy(update=changed)
+
     def agent(self, node: NodeJob) -> _SshAgent:
         """Return the agent of a job on one host."""
-        host, node_dir = self.host(node.host), self.layout.node_dir(node)
+        host, node_dir = self.host(node.host), self._remote_dir(node)
         stream = NodeStream(
             host,
             self.python,
             str(node_dir),
-            self.layout.owner,
+            self._owner,
             node.node_dir,
             self.options.ping_s,
             max(_POLL_S, len(self._connections) / POLLS_PER_S),
             skip=temporary_directories(node.task),
-            in_place=self.layout.is_shared_run,
+            in_place=self._is_shared_run,
         )
         return _SshAgent(
             node,
@@ -403,27 +386,25 @@ class SshLauncher(Launcher):
             command(self.python, "state", str(node_dir)),
             lambda: self._prepare(node),
             stream=stream,
-            reconnect_s=self.options.reconnect_s,
-            abandon=lambda: self._end_when_reachable(node),
-            report=lambda what: self.report(what),
+            launcher=self,
         )
 
     def agent_module(self, node: NodeJob) -> ModuleCommand:
         """Return the agent of a job as a module to run in its sandbox."""
-        layout, node_dir = self.layout, str(self.layout.node_dir(node))
-        markers = {RUN_MARKER: layout.run_id, NODE_MARKER: node_dir, CACHE_VARIABLE: str(cache_directory())}
+        node_dir = str(self._remote_dir(node))
+        markers = {RUN_MARKER: self._run_id, NODE_MARKER: node_dir, CACHE_VARIABLE: str(cache_directory())}
         return ModuleCommand(
             module=AGENT_MODULE,
             arguments=(node_dir,),
-            name=node.unique_name(layout.run_id),
+            name=node.unique_name(self._run_id),
             environment={**self.variables, **markers},
-            writable=(Path(layout.work), Path(layout.run)),
+            writable=(Path(self._work), Path(self.remote_run)),
             readable=(*node.job.data_dirs.values(), *model_files(node.job)),
         )
 
     def job_commands(self, node: NodeJob) -> list[list[str]]:
         """Return the commands over SSH, and those that the agent starts."""
-        node_dir, data = self.layout.node_dir(node), self._data_command(node)
+        node_dir, data = self._remote_dir(node), self._data_command(node)
         commands = [
             delivery.delivery_command(self.python, self.code),
             *self.sandbox(node).image_commands(),
@@ -431,9 +412,9 @@ class SshLauncher(Launcher):
             command(self.python, "files"),
             *([data] if data is not None else []),
             start_command(str(node_dir), self._agent_command(node)),
-            command(self.python, "follow", str(node_dir), self.layout.owner),
+            command(self.python, "follow", str(node_dir), self._owner),
         ]
-        started = agent_commands(self.layout.task(node), Path(node_dir), self.rank_python)
+        started = agent_commands(self._remote_task(node), Path(node_dir), self.rank_python)
         return [*map(self.host(node.host).command, commands), *started]
 
     def _agent_command(self, node: NodeJob) -> list[str]:
@@ -441,8 +422,8 @@ class SshLauncher(Launcher):
 
     def _clear_command(self, node_dir: str) -> list[str]:
         """Return the command that ends agents of this run, renames an earlier attempt, and removes old runs."""
-        keep_days = "" if self.layout.is_shared_run else f"{self.options.keep_days:g}"
-        return command(self.python, "clear", str(self.layout.run), node_dir, keep_days, self.layout.owner)
+        keep_days = "" if self._is_shared_run else f"{self.options.keep_days:g}"
+        return command(self.python, "clear", str(self.remote_run), node_dir, keep_days, self._owner)
 
     def _data_command(self, node: NodeJob) -> list[str] | None:
         """Return the command that fetches and verifies a job's data on a host; None where it needs none."""
@@ -455,9 +436,9 @@ class SshLauncher(Launcher):
         inside = replace(
             agent,
             module="accelmark.run.controller.data",
-            arguments=(str(self.layout.job_file(node)), *offline),
+            arguments=(str(self._remote_job_file(node)), *offline),
             name=f"{agent.name}-data",
-            writable=(Path(self.layout.work), *places),
+            writable=(Path(self.self._work), *places),
             readable=(),
         )
         return self.sandbox(node).command(self.python, inside)
@@ -470,7 +451,7 @@ class SshLauncher(Launcher):
                 self._present.add((host.name, "code"))
 
     async def _prepare(self, node: NodeJob) -> None:
-        host, layout = self.host(node.host), self.layout
+        host = self.host(node.host)
         await self._clear(node)
         await self.deliver(node.host)
         async with self._locks[host.name]:
@@ -478,11 +459,11 @@ class SshLauncher(Launcher):
             if image is not None and (host.name, image.name) not in self._present:
                 await ensure_image(image, host, node.node_dir)
                 self._present.add((host.name, image.name))
-        task = layout.task(node).model_dump_json(indent=2)
-        job = layout.job(node).model_dump_json(indent=2)
-        files = {layout.job_file(node): job, layout.node_dir(node) / TASK_FILE: task}
+        task = self._remote_task(node).model_dump_json(indent=2)
+        job = self._remote_job(node).model_dump_json(indent=2)
+        files = {self._remote_job_file(node): job, self._remote_dir(node) / TASK_FILE: task}
         await delivery.put_files(host, self.python, files)
-        if layout.is_shared_run:
+        if self._is_shared_run:
             written = hashlib.sha256(task.encode()).hexdigest()
             await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
         await self._fetch_data(node)
@@ -490,7 +471,7 @@ class SshLauncher(Launcher):
     async def _clear(self, node: NodeJob) -> None:
         host = self.host(node.host)
         async with self._locks[host.name]:
-            cleared = await host.run(self._clear_command(str(self.layout.node_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
+            cleared = await host.run(self._clear_command(str(self._remote_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
             if cleared.code != 0:
                 raise HostError(host.name, f"an earlier attempt cannot be removed: {cleared.message}")
             self._lost = {lost for lost in self._lost if lost[0] != host.name}
@@ -528,10 +509,10 @@ class SshLauncher(Launcher):
 
         return [problem for problem in await asyncio.gather(*map(end, specs)) if problem]
 
-    def _end_when_reachable(self, node: NodeJob) -> None:
+    def end_when_reachable(self, node: NodeJob) -> None:
         """End the agent of a job on a lost host as soon as the host can be reached again."""
-        host, lost = self.host(node.host), (node.host.name, self.layout.node_dir(node))
-        argv = command(self.python, "clear", str(lost[1]), "", "", self.layout.owner)
+        host, lost = self.host(node.host), (node.host.name, self._remote_dir(node))
+        argv = command(self.python, "clear", str(lost[1]), "", "", self._owner)
 
         async def end() -> None:
             while lost in self._lost:
