@@ -246,10 +246,8 @@ class _SshAgent(AgentHandle):
                 now = time.monotonic()
                 if self.stream.heard_at >= self._lost_since:
                     self._lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
-                    limit = duration(self.launcher.reconnect_s)
-                    self.launcher.report(
-                        f"{self.host.name}: {error.what}; trying again for {limit}, its ranks may continue"
-                    )
+                    again = f"trying again for {duration(self.launcher.reconnect_s)}, its ranks may continue"
+                    self.launcher.report(f"{self.host.name}: {error.what}; {again}")
                 is_over = self._stop_by is not None and now > self._stop_by
                 if is_over or now - self._lost_since > self.launcher.reconnect_s:
                     self.launcher.end_when_reachable(self.node)
