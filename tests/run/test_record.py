@@ -14,7 +14,7 @@ import pytest
 
 from accelmark.results.read.reevaluation import SavedCheckpoints
 from accelmark.run.controller.evaluate import MOST_DRAWN, _replays
-from accelmark.run.launchers.ssh.launcher import SshLauncher
+from accelmark.run.launchers.ssh.launcher import create
 from accelmark.run.record import directory
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import source_record
@@ -123,11 +123,11 @@ def test_only_the_owner_can_read_a_plan_with_secrets(tmp_path: Path, cluster: Cl
 def test_a_run_that_was_moved_has_the_same_directory_on_its_hosts(tmp_path: Path) -> None:
     cluster = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "h1"}]})
     first = RunDirectory.create(tmp_path / "first", make_plan((), hosts=("h1",), cluster=cluster))
-    before = SshLauncher(first.plan, first.path).remote_run
+    before = create(first.plan, first.path).remote_run
     moved = RunDirectory.open(first.path.rename(tmp_path / "moved"))
-    assert SshLauncher(moved.plan, moved.path).remote_run == before
+    assert create(moved.plan, moved.path).remote_run == before
     second = RunDirectory.create(tmp_path / "first", first.plan)
-    assert SshLauncher(second.plan, second.path).remote_run != before
+    assert create(second.plan, second.path).remote_run != before
 
 
 def test_a_disk_that_is_full_at_the_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

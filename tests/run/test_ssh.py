@@ -17,7 +17,7 @@ from accelmark.run.controller.execution import prepare
 from accelmark.run.host import ConnectionLostError, HostError, UnreachableError
 from accelmark.run.launchers.ssh import launcher as ssh
 from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.launcher import SshLauncher
+from accelmark.run.launchers.ssh.launcher import create
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.launcher import options_of
@@ -55,7 +55,7 @@ def test_hosts_are_dialled_a_few_at_a_time(plugins: Path, tmp_path: Path, monkey
             addresses = [{"address": f"127.0.7.{index}", "label": name} for index, name in enumerate(names)]
             values = {"launcher": "ssh", "hosts": addresses, "user": "any", "ssh_port": server.get_port()}
             cluster = ClusterSpec.model_validate(values | {"known_hosts": tmp_path / "known_hosts"})
-            launcher = SshLauncher(make_plan((), hosts=names, cluster=cluster), tmp_path / "run")
+            launcher = create(make_plan((), hosts=names, cluster=cluster), tmp_path / "run")
             await asyncio.gather(*(launcher.host(host).connect() for host in cluster.hosts))
             await launcher.close()
             while Server.connected:

@@ -23,7 +23,7 @@ from accelmark.results.schema import Figure, InferenceRound, RoundResult, findin
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.table import rows_of
 from accelmark.results.tuning import tuned_result
-from accelmark.run.controller.tuning import continued
+from accelmark.run.controller.coordinator import continued
 from accelmark.run.display.displays import Board, heading
 from accelmark.run.display.summary import print_summary
 from accelmark.run.record.directory import RunDirectory

@@ -1,37 +1,44 @@
-"""Carry out the plan of a run: take each of its jobs through its states; stop a run, also without its coordinator."""
+"""Carry out the plan of a run: take each of its jobs through its states; stop a run, also without its coordinator.
+
+A search for the best settings gets its next trial, or its last rounds, when the jobs before have ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
+from accelmark.audit.verdict import audit_case
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.tuning import settings_of, with_trial, with_tuned_rounds
+from accelmark.results.figures import FigureName
 from accelmark.results.read.reevaluation import was_cancelled
 from accelmark.results.read.round_dir import earlier_attempts
-from accelmark.results.schema import JobState, Summary
+from accelmark.results.schema import JobState, RoundResult, Summary
 from accelmark.results.store.bundle import require_key
 from accelmark.results.store.files import make_directory
-from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE
+from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE, load_round
+from accelmark.results.tuning import is_eligible
 from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.cancellation import Cancellation
 from accelmark.run.controller.evaluate import evaluate, evaluation_of
 from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job, has_checkpoints
-from accelmark.run.controller.tuning import add_next_jobs
 from accelmark.run.display.displays import RunObserver, display
 from accelmark.run.display.progress import ProgressReader
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory, measure_run
-from accelmark.run.record.registry import record_start, register_end, require_original, require_unchanged
-from accelmark.run.record.states import RunEventLog
+from accelmark.run.record.registry import record_start, register_end, register_plan, require_original, require_unchanged
+from accelmark.run.record.states import JobStatus, RunEventLog
 from accelmark.run.sandboxes.sandbox import recipe_of
 from accelmark.spec.errors import (
     EXIT_CANCELLED,
@@ -46,6 +53,7 @@ from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.catalog import add_plugins
 from accelmark.spec.plugins.launcher import load_launcher
+from accelmark.spec.settings.tuning import TuningSpec, identity, next_trial
 
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
@@ -417,6 +425,56 @@ def _with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
     notes = [f"host {name} {problems[name]}: it was replaced by the spare {spare}" for name, spare in names.items()]
     cluster = plan.cluster.model_copy(update=changed)
     return plan.model_copy(update={"cluster": cluster, "jobs": tuple(jobs)}), notes
+
+
+def add_next_jobs(directory: RunDirectory, statuses: Mapping[str, JobStatus]) -> bool:
+    """Add the next jobs of a search to the plan of its run, and register it; returns whether there are new jobs.
+
+    Does nothing for other runs.
+    """
+    if directory.plan.tuning is None:
+        return False
+    earlier = directory.plan
+    plan = continued(earlier, directory.path, statuses)
+    if plan is not earlier:
+        directory.replace_plan(plan)
+    register_plan(directory.path)  # also what an interrupted coordinator had not
+    return plan is not earlier
+
+
+def continued(plan: Plan, run_dir: Path, statuses: Mapping[str, JobStatus]) -> Plan:
+    """Return the plan of a search with its next jobs; ``plan`` itself while a trial is due, or at its end."""
+    tried = [job for at, job in enumerate(plan.jobs) if at == 0 or job.job.role == "trial"]
+    if plan.tuning is None or any(job.job.role == "tuned" for job in plan.jobs):
+        return plan
+    if not all(statuses[job.directory].ended for job in tried):
+        return plan
+    results: dict[str, RoundResult] = {}
+    for job in tried:
+        with suppress(RunError):
+            results[job.directory] = load_round(run_dir / job.directory / RESULT_FILE)
+    tuning = plan.tuning
+    scores = {identity(settings_of(job)): _score(run_dir, job, results.get(job.directory), tuning) for job in tried}
+    shipped, best = settings_of(tried[0]), max(tried, key=lambda job: scores[identity(settings_of(job))])
+    took_s = [sum(node.duration_s for node in result.nodes) for result in results.values()]
+    # Another trial and the last rounds may take as long as the longest trial.
+    needed_s = sum(took_s) + (tuning.num_least_rounds - 1) * max(took_s, default=0.0)
+    has_trials = tuning.max_trials is None or len(tried) <= tuning.max_trials
+    if has_trials and (tuning.budget_s is None or needed_s <= tuning.budget_s):
+        proposed = next_trial(shipped, tuning.choices, scores)
+        if proposed is not None:
+            return with_trial(plan, proposed)
+    return plan if best is tried[0] else with_tuned_rounds(plan, settings_of(best))
+
+
+def _score(run_dir: Path, job: PlannedJob, result: RoundResult | None, tuning: TuningSpec) -> float:
+    """Return the logarithm of the figure, negative where less is better; minus infinity for an invalid trial."""
+    figure = result.value_of(FigureName(tuning.figure)) if result is not None else None
+    if result is None or not figure or figure <= 0:
+        return -math.inf
+    if not is_eligible(result.state, audit_case(run_dir, {job.directory: result}, 1).findings):
+        return -math.inf
+    return math.log(figure) * (1 if tuning.better == "higher" else -1)
 
 
 def stop(path: Path, *, at_once: bool) -> bool:

@@ -207,7 +207,7 @@ LONGEST_PAUSE_S: Final = 5.0
 class _SshAgent(AgentHandle):
     stream: NodeStream
     """Copies its files here."""
-    launcher: SshLauncher
+    launcher: _SshLauncher
     _stop_by: float | None = field(default=None, init=False)
     _lost_since: float = field(default=-math.inf, init=False)
 
@@ -278,7 +278,7 @@ _DATA_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @final
-class SshLauncher(Launcher):
+class _SshLauncher(Launcher):
     """Starts agents on the hosts of a cluster file."""
 
     locks_hosts = True
@@ -312,20 +312,16 @@ class SshLauncher(Launcher):
 
     @property
     def code(self) -> PurePosixPath:
-        """The directory where AccelMark is unpacked."""
         return self._work / "code" / delivery.wheel().directory
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Return where AccelMark and plug-ins are unpacked."""
         return {"PYTHONPATH": str(self.code), PLUGINS_VARIABLE: str(self.code / delivery.PLUGINS)}
 
     def host(self, spec: HostSpec) -> SshConnection:
-        """Return the connection to a host."""
         return self._connections[spec.name]
 
     def path_on_host(self, path: Path) -> Path:
-        """Return the path in the unpacked wheel."""
         return delivery.path_on_host(path, self.code)
 
     def _remote_dir(self, node: NodeJob) -> PurePosixPath:
@@ -363,7 +359,6 @@ class SshLauncher(Launcher):
         return task.model_copy(update=changed)
 
     def agent(self, node: NodeJob) -> _SshAgent:
-        """Return the agent of a job on one host."""
         host, node_dir = self.host(node.host), self._remote_dir(node)
         stream = NodeStream(
             host,
@@ -388,7 +383,6 @@ class SshLauncher(Launcher):
         )
 
     def agent_module(self, node: NodeJob) -> ModuleCommand:
-        """Return the agent of a job as a module to run in its sandbox."""
         node_dir = str(self._remote_dir(node))
         markers = {RUN_MARKER: self._run_id, NODE_MARKER: node_dir, CACHE_VARIABLE: str(cache_directory())}
         return ModuleCommand(
@@ -442,7 +436,6 @@ class SshLauncher(Launcher):
         return self.sandbox(node).command(self.python, inside)
 
     async def deliver(self, host: HostSpec) -> None:
-        """Deliver AccelMark to a host, once."""
         async with self._locks[host.name]:
             if (host.name, "code") not in self._present:
                 await delivery.deliver(self.host(host), self.python, self.code)
@@ -546,4 +539,4 @@ def raise_descriptor_limit(num_hosts: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-create = SshLauncher
+create = _SshLauncher
