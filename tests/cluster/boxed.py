@@ -64,6 +64,13 @@ def mounts() -> list[str]:
     return [f"{path}:{path}:ro" for path in sorted(outer)]
 
 
+def podman(bed: Bed, *arguments: str, number: int = 1) -> str:
+    """Return the output of a command of podman on a host of the bed."""
+    variables = [f"{name}={value}" for name, value in bed.environment(bed.home(number)).items()]
+    command = bed.inside(number, "env", *variables, "podman", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @contextlib.contextmanager
 def dockerd(bed: Bed, number: int) -> Iterator[str]:
     """Run a dockerd on one host of the bed; gives the address that its client finds it at."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 NUM_NODES: Final = 4
 _CONF: Final = """\
@@ -55,11 +59,18 @@ def _free_ports(count: int) -> int:
 
 
 @contextlib.contextmanager
-def slurm(home: Path, *, binds: bool = False) -> Iterator[dict[str, str]]:
-    """Run the cluster; gives the variables that its commands need.
+def slurm(*, binds: bool = False) -> Iterator[str]:
+    """Run the cluster; gives the file that its commands read (``SLURM_CONF``).
 
     ``binds``: each node has all cores of this machine and two devices, and Slurm binds steps to what was requested.
     """
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
+        pytest.skip("needs root and Slurm")
+    with tempfile.TemporaryDirectory(prefix="accelmark-slurm-") as directory:
+        yield from _running(Path(directory) / "s", binds=binds)
+
+
+def _running(home: Path, *, binds: bool) -> Iterator[str]:
     for name in ("state", *(f"spool-n{number}" for number in range(1, NUM_NODES + 1))):
         (home / name).mkdir(parents=True)
     home.chmod(0o755)
@@ -96,7 +107,7 @@ def slurm(home: Path, *, binds: bool = False) -> Iterator[dict[str, str]]:
             idle = ["sinfo", "--noheader", "--format=%D %t"]
             wanted = f"{NUM_NODES} idle"
             _wait(lambda: wanted in subprocess.run(idle, env=environment, capture_output=True, text=True).stdout, home)
-            yield {"SLURM_CONF": str(conf)}
+            yield str(conf)
         finally:
             for daemon in reversed(running):
                 with contextlib.suppress(ProcessLookupError):

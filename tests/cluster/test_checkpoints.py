@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.conftest import status_of
-from tests.cluster.test_containers import CASE, TINY, accelmark, run_file
+from tests.cluster.test_containers import CASE, accelmark, run_file, write_tiny
 from tests.frameworks.environments import framework_environment
 from tests.frameworks.rank_jobs import SMALL_LLAMA
 
@@ -44,10 +43,7 @@ def test_weights_are_evaluated_and_steps_replayed_on_hosts_that_share_nothing(
 ) -> None:
     run = tmp_path / "run"
     if framework == "pytorch":
-        case = plugins / "cases" / "tiny"
-        case.mkdir()
-        (case / "case.yaml").write_text(CASE.replace("[precision, loader]", "[precision, loader, parallelism]"))
-        shutil.copy(TINY, case / "pytorch.py")
+        write_tiny(plugins, CASE.replace("[precision, loader]", "[precision, loader, parallelism]"))
         file = run_file(tmp_path, cluster(2), f"tiny:pytorch:X1:2:{nproc}:1")
         settings = {"parallelism": parallelism, "threads": 1}
     else:

@@ -17,19 +17,14 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.log.records import Collective
 from accelmark.spec.plugins.catalog import load_vendor
 from tests.cluster.conftest import status_of
-from tests.cluster.test_containers import CASE, TINY, accelmark
+from tests.cluster.test_containers import CASE, accelmark, write_tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 MakeCluster = Callable[..., ClusterSpec]
 
 
 def test_all_parts_are_measured_on_two_hosts(cluster: MakeCluster, plugins: Path, tmp_path: Path) -> None:
-    case = plugins / "cases" / "tiny"
-    case.mkdir()
-    (case / "case.yaml").write_text(
-        CASE.replace("[precision, loader]", "[precision, loader, checkpoint, log_every_steps]")
-    )
-    (case / "pytorch.py").write_text(TINY.read_text())
+    write_tiny(plugins, CASE.replace("[precision, loader]", "[precision, loader, checkpoint, log_every_steps]"))
     file, out = tmp_path / "rack.yaml", tmp_path / "measured"
     file.write_text(yaml.safe_dump(cluster(2, name="rack", vendor="acme").model_dump(mode="json", exclude_unset=True)))
     arguments = ("--case", "tiny", "--hardware", "X1", "--steps", "80", "--budget", "3", "--set", "threads=1")

@@ -18,7 +18,7 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import ADAPTED, dockerd, mounts, served, write_adaptation, write_index, write_rootfs
+from tests.cluster.boxed import ADAPTED, dockerd, mounts, podman, served, write_adaptation, write_index, write_rootfs
 from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
 from tests.run.fakes import make_plan, wait_for
 
@@ -48,13 +48,17 @@ train:
 """
 
 
+def write_tiny(plugins: Path, text: str = CASE) -> None:
+    case = plugins / "cases" / "tiny"
+    case.mkdir()
+    (case / "case.yaml").write_text(text)
+    shutil.copy(TINY, case / "pytorch.py")
+
+
 @pytest.fixture
 def tiny(plugins: Path) -> Path:
     """The tiny case, and an image recipe of the vendor acme."""
-    case = plugins / "cases" / "tiny"
-    case.mkdir()
-    (case / "case.yaml").write_text(CASE)
-    shutil.copy(TINY, case / "pytorch.py")
+    write_tiny(plugins)
     recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
     recipe.mkdir(parents=True)
     write_rootfs(recipe / "rootfs.tar")
@@ -103,43 +107,34 @@ def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp
     assert [log.parent.name for log in logs] == ["n1_noderank0", "n2_noderank1"]
 
 
+def train_adapted(
+    cluster: MakeCluster, bed: Bed, directory: Path, num_hosts: int, container: dict[str, object]
+) -> None:
+    """Train the tiny case in containers with the vendor's packages, kernel and variables, from what was delivered."""
+    run = directory / "run"
+    with served(write_index(directory / "index"), f"{bed.net}.254") as index:
+        spec = cluster(num_hosts, container=container | {"pip_source": index})
+        file = run_file(directory, spec, f"tiny:pytorch:X1:{num_hosts}:1:1")
+        ended = accelmark("run", str(file), "--out", str(run), "--json")
+    agent_log = "".join(log.read_text()[-3000:] for log in run.rglob("agent.log"))
+    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
+    (result,) = run.glob("*/round1/result.json")
+    assert json.loads(result.read_text())["converged"] is True
+    for rank, node in enumerate(sorted(run.glob("*/round1/*_noderank*"))):
+        assert ADAPTED in (node / f"rank{rank}.out.log").read_text()
+        record = json.loads((node / "adaptation.json").read_text())
+        assert record["installed"] == ["acme-kernel==1.0", "acme-notes==1.0"], "pydantic is there already"
+        assert record["environment"] == {"ACME_MODE": "fast mode"}
+        task = json.loads((node / "agent.json").read_text())
+        assert task["adaptation"].startswith("/var/tmp/accelmark/code/"), "as it was delivered, not as it is here"
+
+
 def test_a_case_is_trained_in_podman_containers_with_its_vendors_adaptation(
     cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    with served(write_index(tmp_path / "index"), f"{bed.net}.254") as index:
-        container = in_container("podman") | {"pip_source": index}
-        file = run_file(tmp_path, cluster(2, container=container), "tiny:pytorch:X1:2:1:1")
-        ended = accelmark("run", str(file), "--out", str(run), "--json")
-    agent_log = "".join(log.read_text() for log in run.rglob("agent.log"))
-    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
-    result = json.loads((run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text())
-    assert result["converged"] is True
-    for rank, node in enumerate(sorted(run.glob("*/round1/*_noderank*"))):
-        assert_adapted(node, rank)
-    images = subprocess.run(
-        bed.inside(1, "env", *_podman(bed, 1), "podman", "images", "--format", "{{.Repository}}:{{.Tag}}"),
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert images.count("accelmark-acme-pytorch:") == 1
-    left = subprocess.run(
-        bed.inside(1, "env", *_podman(bed, 1), "podman", "ps", "--all", "--quiet"), capture_output=True, check=True
-    )
-    assert left.stdout == b""
-
-
-def assert_adapted(node: Path, rank: int) -> None:
-    """See that the vendor's packages, kernel and variables were there for a rank, from what was delivered."""
-    assert ADAPTED in (node / f"rank{rank}.out.log").read_text()
-    record = json.loads((node / "adaptation.json").read_text())
-    assert record["installed"] == ["acme-kernel==1.0", "acme-notes==1.0"], "pydantic is there already"
-    assert record["environment"] == {"ACME_MODE": "fast mode"}
-    task = json.loads((node / "agent.json").read_text())
-    assert task["adaptation"].startswith("/var/tmp/accelmark/code/"), "as it was delivered, not as it is here"
-
-
-def _podman(bed: Bed, number: int) -> list[str]:
-    return [f"{name}={value}" for name, value in bed.environment(bed.home(number)).items()]
+    train_adapted(cluster, bed, tmp_path, 2, in_container("podman"))
+    assert podman(bed, "images", "--format", "{{.Repository}}:{{.Tag}}").count("accelmark-acme-pytorch:") == 1
+    assert podman(bed, "ps", "--all", "--quiet") == ""
 
 
 def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
@@ -155,10 +150,9 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
     plan = make_plan(("steps=100000",), ("steps=100000",), hosts=("n1", "n2"), cluster=spec)
     process = drive("start", run, plan=plan)
     wait_for(lambda: stepping(run), "a step", 100)
-    podman = {number: bed.inside(number, "env", *_podman(bed, number), "podman") for number in (1, 2)}
-    names = subprocess.run([*podman[2], "ps", "--format", "{{.Names}}"], capture_output=True, text=True, check=True)
+    name = podman(bed, "ps", "--format", "{{.Names}}", number=2)
     removed = time.monotonic()
-    subprocess.run([*podman[2], "rm", "--force", "--time", "0", names.stdout.strip()], check=True, capture_output=True)
+    podman(bed, "rm", "--force", "--time", "0", name, number=2)
     wait_for(lambda: status_of(run)[0].ended, "the end of the first job", 60)
     noticed_s = time.monotonic() - removed
     wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "the second job", 60)
@@ -169,19 +163,11 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
     assert (first.state, second.state) == ("lost", "cancelled"), (first, second)
     assert "n2" in (first.reason or "")
     assert "container" in (first.reason or "")
-    for engine in podman.values():
-        left = subprocess.run([*engine, "ps", "--all", "--quiet"], capture_output=True, check=True)
-        assert left.stdout == b""
+    assert [podman(bed, "ps", "--all", "--quiet", number=number) for number in (1, 2)] == ["", ""]
 
 
 def test_a_case_is_trained_under_docker(cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path) -> None:
     if shutil.which("dockerd") is None:
         pytest.skip("dockerd is not installed")
-    run = tmp_path / "run"
-    with dockerd(bed, 1), served(write_index(tmp_path / "index"), f"{bed.net}.254") as index:
-        container = in_container("docker") | {"pip_source": index}
-        file = run_file(tmp_path, cluster(1, container=container), "tiny:pytorch:X1:1:1:1")
-        ended = accelmark("run", str(file), "--out", str(run), "--json")
-    agent_log = "".join(log.read_text() for log in run.rglob("agent.log"))
-    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
-    assert_adapted(next(run.glob("*/round1/n1_noderank0")), 0)
+    with dockerd(bed, 1):
+        train_adapted(cluster, bed, tmp_path, 1, in_container("docker"))

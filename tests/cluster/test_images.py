@@ -14,7 +14,7 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import mounts, write_rootfs
+from tests.cluster.boxed import mounts, podman, write_rootfs
 from tests.cluster.conftest import done, drive, record_fault, status_of
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
@@ -41,12 +41,6 @@ def fakes_in(cluster: MakeCluster, version: str | None = None, **container: obje
     (job,) = plan.jobs
     key = job.job.key.model_copy(update={"framework_version": version})
     return plan.model_copy(update={"jobs": (job.model_copy(update={"job": job.job.model_copy(update={"key": key})}),)})
-
-
-def podman(bed: Bed, *arguments: str) -> str:
-    variables = [f"{name}={value}" for name, value in bed.environment(bed.home(1)).items()]
-    command = bed.inside(1, "env", *variables, "podman", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def images(bed: Bed) -> set[str]:

@@ -16,11 +16,10 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import write_rootfs
+from tests.cluster.boxed import podman, write_rootfs
 from tests.cluster.conftest import status_of
 from tests.cluster.test_containers import accelmark, in_container
 from tests.cluster.test_here import asked, podman_here
-from tests.cluster.test_images import podman
 from tests.cluster.test_slurm import slurm_conf
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]

@@ -14,10 +14,9 @@ import pytest
 from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import write_rootfs
+from tests.cluster.boxed import podman, write_rootfs
 from tests.cluster.conftest import status_of
-from tests.cluster.test_containers import CASE, TINY, accelmark, run_file
-from tests.cluster.test_images import podman
+from tests.cluster.test_containers import CASE, accelmark, run_file, write_tiny
 
 PYTHON = os.environ.get("ACCELMARK_OLD_PYTHON", "")
 IMAGE = "localhost/old-python:1"
@@ -50,10 +49,7 @@ def write_debian_11(path: Path) -> None:
 def test_agents_and_ranks_run_on_the_python_of_hosts_and_containers(
     cluster: Callable[..., ClusterSpec], bed: Bed, plugins: Path, tmp_path: Path, place: str
 ) -> None:
-    case = plugins / "cases" / "tiny"
-    case.mkdir()
-    (case / "case.yaml").write_text(CASE.replace("sleep_ms: 0", "sleep_ms: 20"))  # long enough to be VALID
-    shutil.copy(TINY, case / "pytorch.py")
+    write_tiny(plugins, CASE.replace("sleep_ms: 0", "sleep_ms: 20"))  # long enough to be VALID
     about = subprocess.run([PYTHON, "-c", _ABOUT], capture_output=True, text=True, check=True).stdout
     major, minor, *prefixes = json.loads(about)
     values: dict[str, object] = {"python": PYTHON}

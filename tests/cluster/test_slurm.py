@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import options_of, parse_cluster
 from tests.cluster.conftest import done, drive, running, status_of, stepping
 from tests.cluster.slurm import slurm
-from tests.cluster.test_containers import CASE, TINY, accelmark
+from tests.cluster.test_containers import accelmark, write_tiny
 from tests.run.fakes import left_running, make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -35,10 +33,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
 @pytest.fixture(scope="module")
 def slurm_conf() -> Iterator[str]:
-    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
-        pytest.skip("needs root and Slurm")
-    with tempfile.TemporaryDirectory(prefix="accelmark-slurm-") as home, slurm(Path(home) / "s") as variables:
-        yield variables["SLURM_CONF"]
+    with slurm() as file:
+        yield file
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +53,20 @@ def cluster(num_nodes: int) -> ClusterSpec:
     return ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": hosts, "python": sys.executable})
 
 
+def run_tiny(
+    plugins: Path, run: Path, num_nodes: int, *options: str, **request: object
+) -> subprocess.CompletedProcess[str]:
+    write_tiny(plugins)
+    values = cluster(num_nodes).model_dump(mode="json", exclude_unset=True)
+    request |= {"vendor": "acme", "cluster": values, "cases": [{"key": f"tiny:pytorch:X1:{num_nodes}:1"}]}
+    file = run.with_name("file.yaml")
+    file.write_text(yaml.safe_dump(request))
+    return accelmark("run", str(file), "--out", str(run), "--json", *options)
+
+
 def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plugins: Path, tmp_path: Path) -> None:
-    case = plugins / "cases" / "tiny"
-    case.mkdir()
-    (case / "case.yaml").write_text(CASE)
-    shutil.copy(TINY, case / "pytorch.py")
-    values = cluster(2).model_dump(mode="json", exclude_unset=True)
-    request = {"vendor": "acme", "cluster": values, "cases": [{"key": "tiny:pytorch:X1:2:1"}]}
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
     run = tmp_path / "run"
-    ended = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json")
+    ended = run_tiny(plugins, run, 2)
     (status,) = status_of(run)
     assert status.state == "succeeded", f"{ended.stdout}{ended.stderr}{status}"
     assert '"converged":true' in (run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text()
@@ -75,15 +75,8 @@ def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plug
 
 
 def test_a_submitted_run_ends_in_its_own_job(plugins: Path, tmp_path: Path) -> None:
-    case = plugins / "cases" / "tiny"
-    case.mkdir()
-    (case / "case.yaml").write_text(CASE)
-    shutil.copy(TINY, case / "pytorch.py")
-    values = cluster(1).model_dump(mode="json", exclude_unset=True)
-    request = {"vendor": "acme", "cluster": values, "cases": [{"key": "tiny:pytorch:X1:1:1"}], "timeout_s": 300}
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))
     run = tmp_path / "run"
-    submitted = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json", "--submit")
+    submitted = run_tiny(plugins, run, 1, "--submit", timeout_s=300)
     assert submitted.returncode == 0, submitted
     job = json.loads(submitted.stdout)["job"]
     assert queue().split()[0] == job
