@@ -60,12 +60,9 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
     path.write_text(json.dumps(loaded))
 
 
-def test_an_honest_run_has_no_contradictions(run: Path, wide: Path) -> None:
-    for one in (run, wide):
-        assert (
-            rules(judged(one)) & {"records-disagree", "rounds-not-planned", "clocks-disagree", "plan-not-registered"}
-            == set()
-        )
+def test_an_honest_run_of_two_hosts_has_no_contradictions(wide: Path) -> None:
+    contradictions = {"records-disagree", "rounds-not-planned", "clocks-disagree", "plan-not-registered"}
+    assert not rules(judged(wide)) & contradictions
 
 
 def test_swapped_host_directories_are_found(wide: Path) -> None:

@@ -184,27 +184,24 @@ def test_settings_and_target_are_compared_with_the_rules_of_a_run(run: Path, plu
 
 
 @pytest.mark.parametrize(
-    ("factor", "verdict"), [(1.0, "VALID"), (1.01, "VALID"), (1.05, "INVALID")], ids=["on it", "within", "beyond"]
+    ("steps", "factor", "words"),
+    [((10, 50, 90), 1.0, None), ((10, 50, 90), 1.01, None), ((10, 50, 90), 1.05, ""), ((10, 500), 1.0, "at step 500")],
+    ids=["on it", "within", "beyond", "the run ended before"],
 )
-def test_a_loss_outside_its_reference_band_has_a_rule_of_its_own(tmp_path: Path, factor: float, verdict: str) -> None:
-    steps = (10, 50, 90)
+def test_a_loss_outside_its_reference_band_has_a_rule_of_its_own(
+    tmp_path: Path, steps: tuple[int, ...], factor: float, words: str | None
+) -> None:
     losses = tuple(4 * math.exp(-step / 100 * 3) * factor for step in steps)
     reference = ReferenceLoss(steps=steps, loss=losses, max_mean_relative_error=0.02, source="made up for tests")
     case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
-    assert case.verdict == verdict
-    assert [finding.rule for finding in case.findings if finding.severity == "error"] == (
-        ["reference-loss"] if verdict == "INVALID" else []
-    )
+    found = [finding for finding in case.findings if finding.severity == "error"]
+    assert [finding.rule for finding in found] == ([] if words is None else ["reference-loss"])
+    assert all((words or "") in finding.actual for finding in found)
 
 
-def test_a_round_that_computed_faster_than_its_chip_can_is_invalid(tmp_path: Path) -> None:
-    case = judged(make_run(tmp_path / "run", Made(flops_per_sample=8e12)))
-    assert [finding.rule for finding in case.findings if finding.severity == "error"] == ["implausible-utilisation"]
-
-
-@pytest.mark.parametrize("name", [FigureName.PREFILL_MFU, FigureName.DECODE_MFU, FigureName.DECODE_MBU])
-def test_generation_that_exceeds_the_peak_of_its_chip_is_invalid(tmp_path: Path, name: FigureName) -> None:
-    run, place = make_run(tmp_path / "run", Made()), f"{Made().key.slug}/round1"
+@pytest.mark.parametrize("name", [FigureName.MFU, FigureName.PREFILL_MFU, FigureName.DECODE_MFU, FigureName.DECODE_MBU])
+def test_a_round_that_exceeds_the_peak_of_its_chip_is_invalid(tmp_path: Path, name: FigureName) -> None:
+    run, place = make_run(tmp_path / "run", Made()), f"{SLUG}/round1"
     result = round_result(run / place)
     result = result.model_copy(update={"figures": {**result.figures, name: Figure(value=1.2)}})
     case = audit_case(run, {place: result}, 1)
@@ -381,9 +378,3 @@ def test_telemetry_that_read_no_device_of_the_ranks_takes_a_run_out_of_compariso
     assert case.verdict == "OPEN"
     (found,) = [finding for finding in case.findings if finding.rule == "telemetry-missing"]
     assert (found.severity, reason in found.actual) == ("open", True)
-
-
-def test_a_run_that_ended_before_its_reference_did_is_invalid(tmp_path: Path) -> None:
-    reference = ReferenceLoss(steps=(10, 500), loss=(3.0, 0.1), source="made up for tests")
-    case = judged(make_run(tmp_path / "run", Made(target=None, reference_loss=reference)))
-    assert any("no finite loss at step 500" in reason for reason in case.reasons)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelmark.spec.plugins.catalog import folders, load_vendor
-from accelmark.telemetry.forms import Form, ToolRule, UnreadableError, Values, parse_number, parse_output, telemetry_of
+from accelmark.spec.plugins.catalog import load_vendor
+from accelmark.telemetry.forms import ToolRule, UnreadableError, Values, parse_number, parse_output, telemetry_of
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 
@@ -105,14 +105,6 @@ def _read(tool: ToolRule, text: str) -> tuple[Values, ...] | None:
         except UnreadableError:
             continue
     return None
-
-
-def _tools() -> list[tuple[str, ToolRule]]:
-    telemetry = {name: telemetry_of(load_vendor(name), name) for name in folders("vendors")}
-    return [(name, one.tool) for name, one in telemetry.items() if one.tool is not None]
-
-
-FORMS: list[Form] = [form for _, tool in _tools() for form in tool.forms]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
