@@ -104,8 +104,10 @@ def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings
         yield deviation(entry, "reevaluation", "", f"the evaluation job did not complete: {found.problem}")
     for name, value in found.reported.items() if found.metrics is not None else ():
         other = (found.metrics or {}).get(name)
-        is_missing = value is None or other is None
-        if not (value is other if is_missing else math.isclose(value, other, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)):
+        is_equal = value is other
+        if value is not None and other is not None:
+            is_equal = math.isclose(value, other, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)
+        if not is_equal:
             actual = (
                 f"{name} of the last evaluation: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
             )
