@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engine import ComputeDevice, EngineRequest
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.onnx_files import export_onnx
 from accelmark.infer.slots import Slots, rows_of

@@ -14,13 +14,14 @@ import asyncio
 import json
 import random
 import re
+import resource
 import time
 from pathlib import Path
 from typing import IO, Final
 
 import httptools
 
-from accelmark.serving.client.connection import WakeSelector, allow_files
+from accelmark.serving.client.connection import WakeSelector
 
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _EVENT: Final = (
@@ -134,6 +135,12 @@ async def serve(options: argparse.Namespace) -> None:
         for each in list(steps):
             if not each.send():
                 steps.pop(each, None)
+
+
+def allow_files() -> None:
+    """Raise the limit of open files, each connection being one, to the one allowed, as ranks do."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from accelmark.serving.client.client import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
 from accelmark.spec.log.serving import LoadStage, RequestRecord
+from benchmarks.null_server import allow_files
 
 NUM_TOKENS: Final = 128
 TIMEOUT_S: Final = 120.0
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--guidellm", help="GuideLLM's program, of an environment of its own")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    allow_files()
     found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     for what in options.what:
         before = machine()

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import EngineRequest
+from accelmark.infer.engine import ComputeDevice, EngineRequest
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.language_model import load_model

@@ -294,7 +294,7 @@ def client_processes() -> list[psutil.Process]:
     found = []
     for each in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            if each.status() != psutil.STATUS_ZOMBIE and "accelmark.serving.client" in each.cmdline():
+            if each.status() != psutil.STATUS_ZOMBIE and "accelmark.serving.client.stage" in each.cmdline():
                 found.append(each)
     return found
 

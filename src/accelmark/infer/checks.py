@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, reduce
 from itertools import permutations
 from typing import Any, Final, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -143,7 +144,7 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
     for early, level in _LEVELS.items():
         slower = sum(_count_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
         orders = _orders_by_sum(early, number)
-        at_least = Fraction(sum(count for total, count in orders.items() if total >= slower), sum(orders.values()))
+        at_least = Fraction(orders[slower:].sum(), orders.sum())
         chance = min(chance, at_least * _FALSE_ALARMS / level)
     fresh_ms, same_ms = statistics.median(calls[0] for calls in calls_ms), statistics.median(late_ms)
     return RepeatCheck(
@@ -164,13 +165,8 @@ def _count_slower(calls: Sequence[float], early: int, limit: float) -> int:
 
 
 @cache
-def _orders_by_sum(early: int, number: int) -> Mapping[int, int]:
-    """Return {sum of slower pairs: number of orders of the calls of ``number`` batches with this sum}."""
-    if number == 0:
-        return {0: 1}
-    ways = Counter(_count_slower(order, early, 1.0) for order in permutations(range(REPEAT_CALLS)))
-    sums: Counter[int] = Counter()
-    for total, count in _orders_by_sum(early, number - 1).items():
-        for more, num_ways in ways.items():
-            sums[total + more] += count * num_ways
-    return sums
+def _orders_by_sum(early: int, number: int) -> npt.NDArray[np.object_]:
+    """Return the number of orders of the calls of ``number`` batches for each sum of slower pairs, from 0 on."""
+    sums = [_count_slower(order, early, 1.0) for order in permutations(range(REPEAT_CALLS))]
+    ways: npt.NDArray[np.object_] = np.bincount(sums).astype(object)  # Python's integers, which are exact
+    return reduce(np.convolve, [ways] * number)

@@ -7,32 +7,34 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import platform
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Optional, final
+from typing import Any, ClassVar, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 
+from accelmark.datasets.verify import file_sha256
 from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
-from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
+from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, join_ranks, lock_pages, peak_memory_mib
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.slots import Rows, rows_of
 from accelmark.spec.errors import DataError, RequestError, raising
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor, switch_option
 
 Source = Literal["onnx", "model", "either"]
 CALIBRATION_ITEMS: Final = 32
 """Items that int8 is calibrated on, at least."""
-Done = Callable[[list[Tensor], Optional[Exception]], None]
-"""Gets the outputs of a call, or the exception that it raised."""
 TimedCall = tuple[list[Tensor], float, float]
 """Outputs, begin and end of a call in s."""
 DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
@@ -42,6 +44,59 @@ DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp16": torch.float16,
 }
 """Precision -> element type; engines quantise to int8 themselves."""
+
+
+@final
+@dataclass
+class ComputeDevice:
+    """The device of this process; creating it does not open the device."""
+
+    device_type: str
+    module: str | None
+    """Registers the device with PyTorch, which need not support it unless ``required``."""
+    threads: int
+    required: bool
+    collectives: str
+
+    def __post_init__(self) -> None:
+        try:
+            self.device = torch.device(self.device_type)
+        except RuntimeError:
+            self.device = torch.device("cpu")
+        self._pinned: list[Tensor] = []
+
+    def prepare(self, place: RankPlace = RankPlace()) -> None:  # noqa: B008 - frozen
+        """Register the vendor's device with PyTorch, set the number of threads, and open the device.
+
+        Of several processes, each opens one device, has a share of the threads, and joins the process group.
+
+        Raises InferenceError: validation needs the device, and PyTorch cannot use it.
+        """
+        self.threads = max(1, self.threads // place.local_world_size)
+        torch.set_num_threads(self.threads)
+        try:
+            if self.module is not None:
+                importlib.import_module(self.module)
+            if self.device.type != self.device_type:
+                raise RuntimeError(f"unknown device type {self.device_type!r}")
+            if place.world_size > 1:
+                if self.device.type != "cpu":
+                    self.device = torch.device(self.device.type, place.local_rank)
+                    torch.get_device_module(self.device).set_device(self.device)
+                store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+                join_ranks(self.collectives, place, self.device, needed=True, store=store)
+            torch.empty(1, device=self.device)
+        except (ImportError, RuntimeError, AssertionError) as error:
+            if self.required:
+                problem = f"PyTorch cannot use device {self.device_type!r} ({shortened(error, 200)})"
+                remedy = "install its PyTorch support, or set no_validation with exist_onnx_path"
+                raise InferenceError(f"{problem}; {remedy}", "engine_missing") from error
+
+    def pin(self, memory: Tensor) -> None:
+        """Page-lock memory that is mapped, for asynchronous copies to an accelerator."""
+        if self.device.type != "cpu":
+            self._pinned.append(memory)  # unmapping it would leave pages locked
+            lock_pages(self.device, memory)
 
 
 @final
@@ -132,18 +187,9 @@ class Engine(ABC):
         The seconds are between 0 and the duration of the call.
         """
 
-    def submit(self, inputs: list[Tensor], done: Done) -> None:
-        """Start a call in a thread; ``done`` is called from any thread when it ended. At most ``concurrency`` run."""
-
-        def call() -> None:
-            try:
-                outputs, _ = self(inputs)
-            except Exception as error:  # noqa: BLE001 - a runtime may raise anything
-                done([], error)
-            else:
-                done(outputs, None)
-
-        self._threads.submit(call)
+    def submit(self, inputs: list[Tensor]) -> Future[tuple[list[Tensor], float]]:
+        """Start a call in a thread. At most ``concurrency`` run."""
+        return self._threads.submit(self, inputs)
 
     def concurrently(self, calls: Sequence[list[Tensor]]) -> list[TimedCall]:
         """Compute calls, ``concurrency`` at the same time; return outputs, begin and end of each (``perf_counter``).
@@ -341,11 +387,7 @@ def file_hash(path: Path) -> str:
     digest = hashlib.sha256()
     for file in files:
         if file.is_file():
-            of_file = hashlib.sha256()
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    of_file.update(block)
-            digest.update(of_file.digest())
+            digest.update(bytes.fromhex(file_sha256(file)))
     return digest.hexdigest()
 
 

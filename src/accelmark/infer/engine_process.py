@@ -198,11 +198,6 @@ class EngineProcess:
         for view, tensor in zip_strict(self.slots.blocks(self.staged, slot, num_calls, size), inputs):
             view.copy_(tensor.view_as(view))
 
-    def staged_items(self, slots: Tensor, places: Tensor) -> list[Tensor]:
-        """Return a copy of the items that are staged in ``slots``, each at its place of ``places`` there."""
-        blocks = self.slots.blocks(self.staged, 0, self.slots.num_slots, self.slots.slot_items)
-        return [block[slots, places] for block in blocks]
-
     def run(self, calls: Sequence[Call], *, warm: bool = True) -> TimedWindow:
         """Compute a window of calls on staged slots, after an untimed call of other inputs if ``warm``."""
         self.call("prepare", calls, warm=warm)

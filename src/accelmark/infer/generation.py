@@ -86,15 +86,11 @@ class EngineClient:
     process: EngineProcess
     encode: Encode
     decode: Decode
-    live_batch: int = 1
+    live_batch: int
     """Queries of LoadGen that are computed at a time at most."""
 
     def run_stage(
-        self,
-        requests: Iterable[PlannedRequest],
-        load: Load,
-        record: Record,
-        watch: Callable[[], None] = lambda: None,
+        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None]
     ) -> LoadStage:
         """Run batches of ``load.concurrency`` requests for about ``load.until_s``, at least three.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,8 +17,6 @@ from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
-
-_ROTARY: Final = "inv_freq"
 
 
 class Costs(NamedTuple):
@@ -45,7 +43,7 @@ class CausalModel(nn.Module):
             (module, name, buffer.clone())
             for module in model.modules()
             for name, buffer in module.named_buffers(recurse=False)
-            if name.endswith(_ROTARY)
+            if name.endswith("inv_freq")
         ]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CausalModel:

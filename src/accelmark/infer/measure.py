@@ -7,9 +7,9 @@ import random
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, final
 
 import torch
@@ -119,70 +119,57 @@ def measure(forward: Forward, batches: InferBatches, case: InferCase, emit: Emit
     planned_items = settings.repeat * batches.num_items
     windows: list[ForwardWindow] = []
     for pass_number in range(1, settings.repeat + 1):
-        window = _Window(pass_number, planned_items, score)
-        for batch in batches:
-            window.compute(forward, batch)
-            if len(window.latency_ms) == settings.log_freq:
-                windows.append(window.closed(emit))
-                window = _Window(pass_number, planned_items, score)
-        if window.latency_ms:
-            windows.append(window.closed(emit))
+        batches_left = chain.from_iterable([batches])  # the pass starts within its first window
+        while (
+            window := _window(forward, islice(batches_left, settings.log_freq), pass_number, planned_items, score)
+        ).items:
+            emit(Event.FORWARD, window)
+            windows.append(window)
     num_items = sum(sum(window.items) for window in windows)
     metrics = score.metrics()
     emit(Event.EVALUATE, InferEvaluation(phase="validation", num_items=num_items, metrics=metrics))
     return Measured(tuple(windows), metrics)
 
 
-@final
-class _Window:
-    """Up to ``log_freq`` batches of the framework, whose outputs are evaluated together."""
+def _window(
+    forward: Forward, batches: Iterable[InferBatch], pass_number: int, planned_items: int, score: Score
+) -> ForwardWindow:
+    """Compute batches in the framework; their outputs are evaluated together."""
+    opened = time.perf_counter()
+    held: list[tuple[InferBatch, list[Tensor]]] = []
+    items, latency_ms = list[int](), list[float]()
+    held_bytes = nonfinite = 0
 
-    def __init__(self, pass_number: int, planned_items: int, score: Score) -> None:
-        self.pass_number = pass_number
-        self.planned_items = planned_items
-        self.score = score
-        self.held: list[tuple[InferBatch, list[Tensor]]] = []
-        self.held_bytes = 0
-        self.items: list[int] = []
-        self.latency_ms: list[float] = []
-        self.nonfinite = 0
-        self.opened = time.perf_counter()
+    def evaluate() -> None:
+        nonlocal held_bytes, nonfinite
+        for batch, outputs in held:
+            _check_rows(outputs, batch.num_items)
+            items.append(batch.num_items)
+            nonfinite += not is_finite(outputs)
+            score.add(outputs, batch.labels)
+        held.clear()
+        held_bytes = 0
 
-    def compute(self, forward: Forward, batch: InferBatch) -> None:
-        """Compute one batch, and keep its outputs."""
+    for batch in batches:
         inputs = list(batch.inputs)
         began = time.perf_counter()
         outputs = forward(inputs)
-        self.latency_ms.append((time.perf_counter() - began) * 1000)
-        self.held.append((batch, outputs))
-        self.held_bytes += sum(output.nbytes for output in outputs)
-        if self.held_bytes > _MAX_HELD_BYTES:
-            self._settle()
-
-    def _settle(self) -> None:
-        for batch, outputs in self.held:
-            _check_rows(outputs, batch.num_items)
-            self.items.append(batch.num_items)
-            self.nonfinite += not is_finite(outputs)
-            self.score.add(outputs, batch.labels)
-        self.held.clear()
-        self.held_bytes = 0
-
-    def closed(self, emit: Emit) -> ForwardWindow:
-        """Evaluate the kept outputs, and write the window as an event."""
-        self._settle()
-        window = ForwardWindow(
-            phase="validation",
-            pass_number=self.pass_number,
-            items=tuple(self.items),
-            latency_ms=tuple(self.latency_ms),
-            not_inference_ms=(0.0,) * len(self.items),
-            wall_ms=(time.perf_counter() - self.opened) * 1000,
-            nonfinite_batches=self.nonfinite,
-            planned_items=self.planned_items,
-        )
-        emit(Event.FORWARD, window)
-        return window
+        latency_ms.append((time.perf_counter() - began) * 1000)
+        held.append((batch, outputs))
+        held_bytes += sum(output.nbytes for output in outputs)
+        if held_bytes > _MAX_HELD_BYTES:
+            evaluate()
+    evaluate()
+    return ForwardWindow(
+        phase="validation",
+        pass_number=pass_number,
+        items=tuple(items),
+        latency_ms=tuple(latency_ms),
+        not_inference_ms=(0.0,) * len(items),
+        wall_ms=(time.perf_counter() - opened) * 1000,
+        nonfinite_batches=nonfinite,
+        planned_items=planned_items,
+    )
 
 
 def _check_rows(outputs: Sequence[Tensor], num_items: int) -> None:
@@ -424,11 +411,12 @@ class CheckedPass:
             return
         places = torch.arange(sum(chunk.sizes)) if whole else self._sample(chunk)
         self.num_not_compared += sum(chunk.sizes) - len(places)
-        slots = torch.arange(len(chunk.sizes)).repeat_interleave(torch.tensor(chunk.sizes))
+        calls = torch.arange(len(chunk.sizes)).repeat_interleave(torch.tensor(chunk.sizes))
         begins = torch.tensor([call.start for call in chunk.calls()])
-        size = self.settings.batch_size
+        slots, size = self.process.slots, self.settings.batch_size
+        staged = slots.blocks(self.process.staged, 0, slots.num_slots, slots.slot_items)
         for rows in torch.split(places, size if self.iterative else max(size, _COMPARED)):
-            inputs = self.process.staged_items(slots[rows], rows - begins[slots[rows]])
+            inputs = [block[calls[rows], rows - begins[calls[rows]]] for block in staged]
             answers = [output[rows] for output in outputs]
             followed = answers if self.iterative else []
             expected = reference([*inputs, *followed])

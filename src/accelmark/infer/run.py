@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import secrets
+import socket
 import sys
 import time
 import traceback
@@ -22,8 +24,15 @@ from torch import Tensor, nn
 from accelmark.datasets.verify import DataReads
 from accelmark.frameworks.pytorch.model.identity import module_hash, num_parameters, structure_hash, weights_hash
 from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
-from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import CALIBRATION_ITEMS, EngineRequest, Source, file_hash, takes_model
+from accelmark.infer.engine import (
+    CALIBRATION_ITEMS,
+    ComputeDevice,
+    EngineRequest,
+    Source,
+    device_name,
+    file_hash,
+    takes_model,
+)
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, InferenceError, classify, end_reason_of
@@ -46,14 +55,27 @@ from accelmark.spec.errors import (
 )
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import DataRead, Event
-from accelmark.spec.log.inference import AnswerCheck, InferEndReason, InferFinished, RepeatCheck, StageBegin, StageEnd
+from accelmark.spec.log.inference import (
+    AnswerCheck,
+    InferEndReason,
+    InferFinished,
+    InferStarted,
+    RepeatCheck,
+    StageBegin,
+    StageEnd,
+)
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
+from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 
 _SYNTHETIC_BATCHES: Final = 32
+_LIBRARIES: Final = (
+    "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",
+    "torch-tensorrt", "transformers", "timm", "mlcommons-loadgen",
+)  # fmt: skip
 
 
 class EngineFacts(NamedTuple):
@@ -124,7 +146,13 @@ class InferenceRun:
         self.emit = emit
         self.started = started
         self.cpu_waits = [CpuWait()]
-        self.device = ComputeDevice.of(job, infer.settings)
+        self.device = ComputeDevice(
+            device_type=job.device_type,
+            module=job.framework_module,
+            threads=infer.settings.threads or len(os.sched_getaffinity(0)),
+            required=not infer.settings.no_validation,
+            collectives=job.collective_backend,
+        )
         self.step = InferStep.INITIALISE
         self.details: dict[str, Scalar] = {}
         self.unhashed = False
@@ -195,7 +223,21 @@ class InferenceRun:
                 facts = self._facts_if_importable()
                 if facts is not None:
                     check_engine(facts, self.infer, self.job.key.nproc)
-        self.emit(Event.INIT_END, self.device.describe(self.settings))
+        settings, device = self.settings, self.device
+        started = InferStarted(
+            framework="pytorch",
+            framework_version=torch.__version__,
+            device_type=device.device_type,
+            device_name=None if settings.no_validation else device_name(device.device, device.device_type),
+            hostname=socket.gethostname(),
+            threads=device.threads,
+            precision=settings.precision,
+            compiler=settings.compiler,
+            isolated=True,
+            counts_own_memory=True,
+            library_versions={"python": platform.python_version()} | installed_versions(_LIBRARIES),
+        )
+        self.emit(Event.INIT_END, started)
 
     def _engine_facts(self) -> EngineFacts:
         process = self._engine_process()

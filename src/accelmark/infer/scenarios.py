@@ -116,10 +116,9 @@ class Scenarios:
             logs[rate] = self._measured("server", replace(minimum, queries_per_s=rate), log_dir, steps_left)
             return logs[rate].bound_met
 
-        best = search_rate(meets_bound, FIRST_SHARE * self._rate(), max_steps=_MAX_TRIES).rate
+        best = search_rate(meets_bound, FIRST_SHARE * self._rate(), max_steps=_MAX_TRIES)
         shown = min(logs) if best is None else best
-        expected = replace(minimum, queries_per_s=shown)
-        result = self._result("server", logs[shown], "queries_per_second", best, expected)
+        result = self._result("server", logs[shown], "queries_per_second", best, replace(minimum, queries_per_s=shown))
         reason = "no tried rate met the latency bound" if best is None else result.reason
         tried = tuple((rate, log.bound_met) for rate, log in logs.items())
         return result.model_copy(update={"latency_bound_ms": bound_ms, "tried": tried, "reason": reason})
@@ -155,9 +154,9 @@ class Scenarios:
             process,
             take,
             complete,
-            overlapped=batched and process.concurrency > 1,
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
+            overlapped=batched and process.concurrency > 1,
             context=replace(self.context, activity=f"scenario {name}"),
         )
         with queue:
@@ -314,29 +313,26 @@ class AnswerSamples:
 
 
 @final
+@dataclass
 class RequestQueue:
     """A thread that runs the waiting queries through the engine, up to a batch at a time.
 
-    With ``overlapped`` calls are computed at the same time, and a second thread completes them. Entering the context
-    starts the thread, which warms the engine up; leaving it drains the queue.
+    Entering the context starts the thread, which warms the engine up; leaving it drains the queue.
     """
 
-    def __init__(
-        self, engine: EngineProcess, look: Look, complete: Callable[[Sequence[Query]], None], *, batch_size: int,
-        padded: bool, context: Context, overlapped: bool = False,
-    ) -> None:  # fmt: skip
-        """Create the queue; ``complete`` is called with completed queries.
+    engine: EngineProcess
+    look: Look
+    complete: Callable[[Sequence[Query]], None]
+    """Called with completed queries."""
+    batch_size: int
+    padded: bool
+    """Whether calls repeat their last item up to ``batch_size``."""
+    overlapped: bool
+    """Whether calls are computed at the same time, and a second thread completes them."""
+    context: Context
+    failure: BaseException | None = None
 
-        A call has up to ``batch_size`` items; ``padded`` calls repeat their last item up to ``batch_size``.
-        """
-        self.engine = engine
-        self.look = look
-        self.complete = complete
-        self.batch_size = batch_size
-        self.padded = padded
-        self.overlapped = overlapped
-        self.context = context
-        self.failure: BaseException | None = None
+    def __post_init__(self) -> None:
         self._waiting: deque[Query] = deque()
         self._change = threading.Condition()
         self._closed = False

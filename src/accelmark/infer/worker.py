@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,8 +29,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from accelmark.infer.device import ComputeDevice
-from accelmark.infer.engine import Engine, EngineRequest, check_outputs, check_separate_memory, file_hash, takes_model
+from accelmark.infer.engine import (
+    ComputeDevice,
+    Engine,
+    EngineRequest,
+    check_outputs,
+    check_separate_memory,
+    file_hash,
+    takes_model,
+)
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError, described
 from accelmark.infer.language_model import load_model
@@ -179,12 +187,10 @@ class Worker:
     def start(self, slot: int, indices: list[int]) -> None:
         """Start a call of the items with these indices in the first slot; send its slot when it has ended."""
 
-        def done(outputs: list[Tensor], error: Exception | None) -> None:
+        def done(call: Future[tuple[list[Tensor], float]]) -> None:
             try:
-                if error is not None:
-                    raise error
                 with torch.inference_mode():  # which the shared memory was mapped in
-                    self._keep([(outputs, 0.0)], [len(indices)], self.answers.views(self.outputs, slot, len(indices)))
+                    self._keep([call.result()], [len(indices)], self.answers.views(self.outputs, slot, len(indices)))
             except Exception as raised:  # noqa: BLE001 - an engine may raise anything
                 traceback.print_exception(raised)
                 self._reply(described(raised))
@@ -192,7 +198,7 @@ class Worker:
                 self._reply({"part": slot})
 
         chosen = torch.tensor(indices)
-        self.engine.submit([item.index_select(0, chosen) for item in self.items], done)
+        self.engine.submit([item.index_select(0, chosen) for item in self.items]).add_done_callback(done)
 
     def generate(self, tokens: list[list[int]], num_tokens: int) -> Iterator[list[int]]:
         """Yield the tokens of each step."""

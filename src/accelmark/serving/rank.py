@@ -6,7 +6,6 @@ import os
 import platform
 import socket
 import subprocess
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -74,8 +73,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
         finish("cancelled", f"stopped by {signal_name}; the server did not end in time")
         os._exit(EXIT_CANCELLED)
 
-    if threading.current_thread() is threading.main_thread() and stop.wanted:
-        stop.install(overdue)
+    stop.install(overdue)
     code = EXIT_FAILED
     reason: ServeEndReason = "error"
     message: str | None

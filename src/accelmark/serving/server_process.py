@@ -25,8 +25,6 @@ from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import fill
 from accelmark.spec.settings.training import Scalar
 
-_HAS_AFFINITY: Final = hasattr(os, "sched_setaffinity")
-
 
 class Cores(NamedTuple):
     """Cores of a run; both have all cores where they are not divided."""
@@ -43,10 +41,10 @@ class Cores(NamedTuple):
     def divided(cls, num_client: int) -> Cores:
         """Give the client the last ``num_client`` of the cores that this process may use, and the server the others.
 
-        Both have all where the server would have none, or where the system cannot bind processes to cores.
+        Both have all where the server would have none.
         """
-        cores = tuple(sorted(os.sched_getaffinity(0))) if _HAS_AFFINITY else tuple(range(os.cpu_count() or 1))
-        if not _HAS_AFFINITY or len(cores) <= num_client:
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        if len(cores) <= num_client:
             return cls(cores, cores)
         return cls(cores[:-num_client], cores[-num_client:])
 
@@ -54,9 +52,6 @@ class Cores(NamedTuple):
 @contextmanager
 def started_on(cores: Sequence[int]) -> Iterator[None]:
     """Let processes that this thread starts inside run on ``cores`` only."""
-    if not _HAS_AFFINITY:
-        yield
-        return
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

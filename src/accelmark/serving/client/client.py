@@ -32,17 +32,13 @@ _END_S: Final = 10.0
 _NO_MORE: Final = b"null\n"
 
 
-def _no_watch() -> None:
-    return
-
-
 @final
 class Client:
     """Processes that send requests to one service; a context manager, which ends them."""
 
     def __init__(self, target: Endpoint, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
         """Start the processes, on ``cores`` only if given."""
-        command = module_command(sys.executable, __package__, target.url())
+        command = module_command(sys.executable, "accelmark.serving.client.stage", target.url())
         self.target = target
         self._is_stopped = False
         self._num_ended = 0
@@ -66,7 +62,7 @@ class Client:
         self.close()
 
     def run_stage(
-        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = _no_watch
+        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = lambda: None
     ) -> LoadStage:
         """Run one stage to the end of its last request.
 

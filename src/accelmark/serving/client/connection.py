@@ -33,8 +33,6 @@ _EVENTS_AT_ONCE: Final = 64
 """Events that are read before other connections get their turn: about 0.1 ms."""
 _REASONING: Final = ("reasoning_content", "reasoning")
 """Keys of the text that a model writes before its answer."""
-_QUEUE_TIME: Final = ("metrics", "queue_time_ms")
-"""Where a server states how long a request waited before it began (vLLM, "Per-Request Metrics")."""
 
 
 @final
@@ -81,8 +79,8 @@ class Stream:
         if isinstance(usage := event.get("usage"), dict):
             self.usage_input = _count(usage, "prompt_tokens", self.usage_input)
             self.usage_output = _count(usage, "completion_tokens", self.usage_output)
-        section, name = _QUEUE_TIME
-        if isinstance(metrics := event.get(section), dict) and isinstance(waited := metrics.get(name), (int, float)):
+        metrics = event.get("metrics")  # vLLM, "Per-Request Metrics"
+        if isinstance(metrics, dict) and isinstance(waited := metrics.get("queue_time_ms"), (int, float)):
             self.queue_ms = float(waited)
 
     def add_plain(self, event: Any, arrived_ns: int) -> bool:
@@ -248,19 +246,6 @@ class WakeSelector(selectors.EpollSelector):
             if (read := readers.get(descriptor)) is not None:  # a reader before it may have closed it
                 read()
         return ready
-
-    def close(self) -> None:
-        """Close both."""
-        self._streams.close()
-        super().close()
-
-
-def allow_files() -> None:
-    """Raise the limit of open files, each connection being one, to the one allowed."""
-    import resource  # missing on Windows
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 _BUFFER_BYTES: Final = 1 << 18

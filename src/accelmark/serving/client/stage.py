@@ -1,4 +1,4 @@
-"""A stage of the load in a process of the client: its messages, its requests, and its lag.
+"""A process of the client, ``python -m accelmark.serving.client.stage URL``, carries out stages of the load.
 
 Messages are one line of JSON each. For each stage the parent sends a :class:`StageOrder` and its first requests, each a
 :class:`Request` and its body. The client answers :class:`Ready`, gets the ``time.monotonic_ns`` at which the stage
@@ -11,17 +11,29 @@ import asyncio
 import gc
 import hashlib
 import json
+import os
 import resource
+import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal, Union, final
 
 from pydantic import Field, TypeAdapter
 
-from accelmark.serving.client.connection import Connections, NotSentError, Response, Stream, has_output, read_stream
+from accelmark.serving.client.connection import (
+    Connections,
+    NotSentError,
+    Response,
+    Stream,
+    WakeSelector,
+    has_output,
+    read_stream,
+)
 from accelmark.serving.loadgen import mlperf
 from accelmark.serving.request import LoadGenRun
 from accelmark.spec.backports import pairwise
@@ -34,8 +46,6 @@ _PAUSE_S: Final = 0.1
 
 _MOST_CONNECTIONS: Final = 4096
 """Queries in progress at most: more than servers compute together, fewer than they accept, and than there are ports."""
-_HTTP_OK: Final = 200
-_SHOWN_BYTES: Final = 300
 
 
 class StageOrder(Spec):
@@ -171,10 +181,11 @@ class StageRunner:
         finally:
             gc.enable()
         lags_s.sort()
+        lags_ms = [round(1e3 * lags_s[int(share * len(lags_s))], 4) if lags_s else None for share in (0.5, 0.99)]
         return Done(
             end_s=(self._end_ns - begin_ns) / 1e9,
-            lag_p50_ms=_percentile_ms(lags_s, 0.5),
-            lag_p99_ms=_percentile_ms(lags_s, 0.99),
+            lag_p50_ms=lags_ms[0],
+            lag_p99_ms=lags_ms[1],
             cpu_s=time.process_time() - cpu_s,
         )
 
@@ -307,17 +318,10 @@ async def _sample_lag(lags_s: list[float]) -> None:
         lags_s.append((time.monotonic_ns() - due_ns) / 1e9)
 
 
-def _percentile_ms(ordered_s: list[float], share: float) -> float | None:
-    """Return a percentile of sorted seconds, in ms: the nearest rank."""
-    if not ordered_s:
-        return None
-    return round(1e3 * ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))], 4)
-
-
 async def record_of(exchange: Exchange, stage: int, begin_ns: int) -> Ended:
     """Return the record of a request, with times from ``begin_ns``, and the answer's text."""
     request, response = exchange.request, exchange.response
-    is_stream = response.status == _HTTP_OK and response.content_type.startswith("text/event-stream")
+    is_stream = response.status == HTTPStatus.OK and response.content_type.startswith("text/event-stream")
     stream = await read_stream(response.pieces, response.arrivals_ns) if is_stream else Stream()
     status, error = (exchange.status, exchange.error) if exchange.status else _status(response, stream, is_stream)
     arrivals = [round((at_ns - begin_ns) / 1e3) for at_ns in stream.arrivals_ns]
@@ -349,7 +353,7 @@ def _status(response: Response, stream: Stream, is_stream: bool) -> tuple[Reques
         return "malformed", response.error
     if response.error:
         return "dropped", response.error
-    if response.status != _HTTP_OK:
+    if response.status != HTTPStatus.OK:
         return "http_error", f"HTTP {response.status}: {_error_message(b''.join(response.pieces))}"
     if not is_stream:
         return "malformed", f"the response is {response.content_type or 'without a type'}, not text/event-stream"
@@ -370,8 +374,103 @@ def _error_message(body: bytes) -> str:
         value = body.decode("utf-8", errors="replace")
     for name in ("error", "message", "detail"):
         value = value.get(name, value) if isinstance(value, dict) else value
-    return str(value)[:_SHOWN_BYTES]
+    return str(value)[:300]
 
 
 def _seconds(duration_ns: int) -> float:
     return round(duration_ns / 1e9, 6)
+
+
+API_KEY_VARIABLE: Final = "ACCELMARK_API_KEY"
+"""Environment variable with the bearer token."""
+_SWITCH_S: Final = 0.0005
+"""Longest time for which the event loop delays LoadGen's threads, and the other way round."""
+
+
+class _Output(asyncio.BaseProtocol):
+    """Notes when everything was written."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set_result(None)
+
+
+@final
+class _Client:
+    """Carries out one stage after the other."""
+
+    def __init__(self, url: str, selector: WakeSelector) -> None:
+        self._connections = Connections(url, selector, os.environ.get(API_KEY_VARIABLE))
+        self._stage: StageRunner | None = None
+        self._running: asyncio.Task[Done] | None = None
+        self._input: asyncio.StreamReader
+        self._output: asyncio.WriteTransport
+
+    async def run(self) -> None:
+        """Carry out stages until the input ends or SIGTERM arrives; then give up the requests in progress."""
+        loop = asyncio.get_running_loop()
+        self._input = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._input), sys.stdin)
+        pipe = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # output of libraries is not a message
+        self._output, output = await loop.connect_write_pipe(_Output, pipe)
+        stages = loop.create_task(self._run_stages())
+        loop.add_signal_handler(signal.SIGTERM, stages.cancel)
+        await asyncio.wait((stages,))
+        if self._stage is not None and self._running is not None:
+            self._stage.cancel()
+            await self._running
+        self._output.close()
+        await output.closed
+        if not stages.cancelled():
+            stages.result()
+
+    async def _run_stages(self) -> None:
+        while text := await self._input.readline():
+            order = StageOrder.model_validate_json(text)
+            stage = self._stage = StageRunner(order, self._connections, self._send)
+            for _ in range(order.num_first):
+                stage.add(await self._next_request())
+            self._send(Ready())
+            running = self._running = asyncio.create_task(stage.run(int(await self._input.readline())))
+            running.add_done_callback(raise_failure)
+            running.add_done_callback(lambda ended: self._send(ended.result()))
+            while (request := await self._next_request()) is not None:
+                stage.add(request)
+            stage.add(None)
+            await asyncio.wait((running,))
+
+    async def _next_request(self) -> Sendable | None:
+        text = await self._input.readline()
+        if text == b"null\n":
+            return None
+        request = Request.model_validate_json(text)
+        return request, await self._input.readexactly(request.num_bytes)
+
+    def _send(self, message: Spec) -> None:
+        self._output.write(line(message))
+
+
+def main() -> None:
+    """Run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    sys.setswitchinterval(_SWITCH_S)
+    selector = WakeSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.set_exception_handler(_fail)
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(_Client(sys.argv[1], selector).run())
+    os._exit(0)  # a thread of LoadGen may wait for answers that were given up
+
+
+def _fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End the process after an error that nothing expects: the parent reports it."""
+    loop.default_exception_handler(context)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -99,54 +99,37 @@ FIRST_SHARE: Final = 0.5
 """First rate of a search as a share of the highest rate of answers in the stages before."""
 
 
-@final
-@dataclass(frozen=True)
-class RateSearch:
-    """Result of a search."""
-
-    rate: float | None
-    """Highest rate that was tried and holds; None if none does."""
-    failed_rate: float | None
-    """Lowest rate that was tried and does not hold; None if all do."""
-    num_steps: int
-
-    @property
-    def is_converged(self) -> bool:
-        """Whether both are within :data:`PRECISION` of each other."""
-        rate, failed = self.rate, self.failed_rate
-        return rate is not None and failed is not None and failed <= rate * (1 + PRECISION)
-
-
 def search_rate(
     holds: Callable[[float, int], bool],
     first: float,
     least: float = 0.0,
     max_steps: int = MAX_STEPS,
     held: float | None = None,
-) -> RateSearch:
+) -> float | None:
     """Search from ``first``: double (or halve) until the answer changes, then bisect in the logarithm.
 
     ``holds`` gets a rate, and how many further steps are likely. No rate is tried below ``least``. ``held`` is a rate
-    that is known to hold: the search begins at twice it.
+    that is known to hold: the search begins at twice it. Returns the highest rate that holds, None if none does.
     """
     rate = held
     failed: float | None = None
-    tried, step = first if held is None else 2 * held, 0
-    while step < max_steps:
-        step += 1
+    tried = first if held is None else 2 * held
+    for step in range(1, max_steps + 1):
         if holds(tried, min(max_steps - step, _likely_steps(rate, failed) - 1)):
             rate = tried
         else:
             failed = tried
-        if RateSearch(rate, failed, step).is_converged or (rate is None and tried / 2 < least):
-            break
         if failed is None:
             tried = 2 * tried
         elif rate is None:
             tried = tried / 2
+            if tried < least:
+                break
+        elif failed <= rate * (1 + PRECISION):
+            break
         else:
             tried = math.sqrt(rate * failed)
-    return RateSearch(rate, failed, step)
+    return rate
 
 
 def _likely_steps(rate: float | None, failed: float | None) -> int:
@@ -201,8 +184,8 @@ class LoadPlan:
             remedy = "give more, shorten the load (max_requests, duration_s), or set prompts.repeat: true"
             raise DataError(f"{settings.prompts.file}: has {left} prompts, the load needs {needed}; {remedy}")
 
-    def run(self, run_stage: RunStage) -> RateSearch | None:
-        """Run all stages; return the result of the search, if one was requested."""
+    def run(self, run_stage: RunStage) -> None:
+        """Run all stages."""
         load, timeout_s = self._settings.load, self._settings.request_timeout_s
         if load.warmup_requests:
             concurrency = min(_WARMUP_CONCURRENCY, load.warmup_requests)
@@ -217,12 +200,12 @@ class LoadPlan:
                 done = self._run(run_stage, due, pair, arrival=load.arrival, rate=rate, later_s=later_s)
                 if load.search and rate is not None and pair == self._lengths[0] and self._holds(*done):
                     self._held = max(rate, self._held or 0.0)
-        return self._search(run_stage) if load.search else None
+        if load.search:
+            self._search(run_stage)
 
-    def _search(self, run_stage: RunStage) -> RateSearch:
+    def _search(self, run_stage: RunStage) -> None:
         load = self._settings.load
         arrival: Arrival = load.arrival if load.arrival in ("constant", "gamma") else "poisson"
-
         later_s = self.begin(EXPECTED_STEPS * load.duration_s)
 
         def holds(rate: float, steps_left: int) -> bool:
@@ -232,7 +215,7 @@ class LoadPlan:
             return self._holds(*self._run(run_stage, due, self._lengths[0], **named))
 
         least = _MIN_REQUESTS / load.duration_s
-        return search_rate(holds, max(FIRST_SHARE * self.answered_rate, least), least, held=self._held)
+        search_rate(holds, max(FIRST_SHARE * self.answered_rate, least), least, held=self._held)
 
     def _holds(self, stage: LoadStage, requests: Requests) -> bool:
         return measured_stage(requests, stage, self._settings, 1, None).holds_slo is True
@@ -275,14 +258,7 @@ class LoadPlan:
         for number in count() if due is None else range(len(due)):
             at = Due(0.0) if due is None else due[number]
             prompt = self._prompts.draw(at.input_tokens or input_tokens, at.output_tokens or output_tokens)
-            yield PlannedRequest(
-                number=number,
-                prompt=prompt.number,
-                content=prompt.content,
-                requested_tokens=prompt.requested_tokens,
-                due_s=None if due is None else at.due_s,
-                input_tokens=prompt.input_tokens,
-            )
+            yield PlannedRequest(number, due_s=None if due is None else at.due_s, **prompt._asdict())
 
     def _drawn(self, arrival: Arrival, rate: float) -> list[Due]:
         """Return the times of a stage; the same rate has the same times, so that stages can be compared."""

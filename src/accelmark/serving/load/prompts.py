@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, final
 
@@ -45,12 +44,10 @@ class PromptModel(Protocol):
         """Return the text from which prompts are taken."""
 
 
-@final
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with the requested length of its answer."""
+class Prompt(NamedTuple):
+    """A prompt with its number, and the requested length of its answer."""
 
-    number: int
+    prompt: int
     content: str | tuple[Message, ...]
     input_tokens: int | None
     """None without a tokenizer, and for messages, whose template is the server's."""

@@ -26,15 +26,10 @@ _NS_IN_MS: Final = 1e6
 
 
 class Query(Protocol):
-    """One sample that LoadGen requests."""
+    """One sample that LoadGen requests: the item ``index``, by the response ``id``."""
 
-    @property
-    def id(self) -> int:
-        """Id of the response."""
-
-    @property
-    def index(self) -> int:
-        """Index of the item."""
+    id: int
+    index: int
 
 
 @final

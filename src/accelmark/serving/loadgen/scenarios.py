@@ -66,7 +66,7 @@ class TokenScenarios:
             return runs[rate].holds
 
         least = self.settings.scenario_queries / (_LONGEST * self.settings.scenario_duration_s)
-        best = search_rate(holds, max(FIRST_SHARE * self.plan.answered_rate, least), least).rate
+        best = search_rate(holds, max(FIRST_SHARE * self.plan.answered_rate, least), least)
         shown = min(runs) if best is None else best
         log = runs[shown].log
         result = self._result("server", runs[shown], log.number("result_completed_tokens_per_second"), best)

@@ -245,8 +245,7 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
         finished.write(End("cancelled", f"ended by {signal_name}; the trainer did not end in time"))
         os._exit(EXIT_CANCELLED)
 
-    if threading.current_thread() is threading.main_thread() and stop.wanted:
-        stop.install(overdue)
+    stop.install(overdue)
     end = trainer.run()
     stop.finish()
     finished.write(end)

@@ -82,7 +82,9 @@ class StopRequest:
         """Whether the first signal raises at once (outside the training loop)."""
 
     def install(self, on_overdue: Callable[[str], None], grace_s: float = GRACE_S) -> None:
-        """Install the signal handlers; call once, in the main thread."""
+        """Install the signal handlers, once; only the main thread can."""
+        if not self.wanted or threading.current_thread() is not threading.main_thread():
+            return
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         for number in _STOPPING:

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import resource
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -71,8 +70,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         finished.write(End("cancelled", f"ended by {signal_name}; the step in progress did not end in time"))
         os._exit(EXIT_CANCELLED)
 
-    if threading.current_thread() is threading.main_thread() and stop.wanted:
-        stop.install(overdue)
+    stop.install(overdue)
 
     def backend() -> Backend:
         return open_backend(job, train, log)
