@@ -43,8 +43,7 @@ def test_two_ranks_train_by_one_yaml_file(accelmark: Accelmark, tmp_path: Path) 
     assert 0 < figures["final_loss"] < 0.5
     assert figures["final_metric"] > 0.9
     assert len(result["telemetry"]) > 0
-    reason = result["figures"]["mfu"]["reason"]
-    assert reason == "the log of trainer slowgrad does not give the FLOPs of its model"
+    assert result["figures"]["mfu"]["reason"] == "the log of trainer slowgrad does not give the FLOPs of its model"
     assert result["figures"]["data_wait_share"]["value"] is None
     verdict = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"][0]
     assert verdict["verdict"] == "OPEN"

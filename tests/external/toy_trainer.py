@@ -28,7 +28,6 @@ def connect(file: Path, rank: int, world_size: int) -> list[Connection]:
 
 
 def mean(gradient: np.ndarray, rank: int, peers: list[Connection]) -> np.ndarray:
-    """Average over the ranks."""
     if rank == 0:
         total: np.ndarray = sum((peer.recv() for peer in peers), gradient) / (len(peers) + 1)
         for peer in peers:

@@ -35,8 +35,6 @@ TINY = Path(__file__).parent / "tiny"
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run of the seven steps told."""
-
     finished: InferFinished
     events: list[tuple[Event, Spec | Mapping[str, Any] | None]]
     node_dir: Path

@@ -47,8 +47,7 @@ def test_one_answer_of_zeros_or_nan_is_found(precision: str) -> None:
 
 
 def test_labels_instead_of_logits_are_found() -> None:
-    found = torch.nn.functional.one_hot(_logits().argmax(1), 10).float() * 9
-    assert "median error" in _reasons(found, "int8")
+    assert "median error" in _reasons(torch.nn.functional.one_hot(_logits().argmax(1), 10).float() * 9, "int8")
 
 
 def test_answers_that_do_not_follow_a_change_are_looked_up() -> None:

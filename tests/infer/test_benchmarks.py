@@ -47,7 +47,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Return the scores of the harness's own model."""
     found = {}
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("harness")), "OMP_WAIT_POLICY": "PASSIVE"}
     for task, metric in (("mmlu", "acc,none"), ("gsm8k", "exact_match,strict-match")):

@@ -26,7 +26,6 @@ def forked_engines() -> None:
 
 
 def _children(process: int) -> list[str]:
-    """Return the engine's processes that ``process`` started."""
     command = ["ps", "-ww", "--ppid", str(process), "-o", "pid=,args="]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return [line.split()[0] for line in found.splitlines() if "infer.worker" in line]

@@ -148,8 +148,7 @@ def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fp32_on_cuda_is_not_tf32(
     make_job: Any, tiny_onnx: Path, tmp_path: Path, gpu_build: None, precision: Any, options: dict[str, str]
 ) -> None:
-    request = _request(make_job, tiny_onnx, tmp_path, precision=precision, device_type="cuda")
-    engine_class("onnxruntime", None)(request)
+    engine_class("onnxruntime", None)(_request(make_job, tiny_onnx, tmp_path, precision=precision, device_type="cuda"))
     assert _GpuSession.given == [("CUDAExecutionProvider", options)]
 
 

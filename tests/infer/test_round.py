@@ -51,7 +51,6 @@ def run_dir(tmp_path: Path, in_a_process: Any, take: Any, make_job: Any) -> Any:
         (node_dir / "rank0.out.log").write_text(text)
         (node_dir.parent / "job.json").write_text(job.model_dump_json())
         state: Any = "succeeded" if code == 0 else "failed"
-        rank = RankExit(rank=0, local_rank=0, state=state, exit_code=code)
         ended = NodeExit(
             host="here",
             noderank=0,
@@ -59,7 +58,7 @@ def run_dir(tmp_path: Path, in_a_process: Any, take: Any, make_job: Any) -> Any:
             reason=None,
             started_at="2026-01-01T00:00:00Z",
             duration_s=1,
-            ranks=(rank,),
+            ranks=(RankExit(rank=0, local_rank=0, state=state, exit_code=code),),
         )
         (node_dir / "exit.json").write_text(ended.model_dump_json())
         return tmp_path / "runs" / "r"
@@ -87,8 +86,7 @@ def test_a_run_gives_figures_a_verdict_and_a_page(run_dir: Any) -> None:
     assert result.inference is not None
     assert len(result.inference.stages) == 7
     assert all(figure.value is not None or figure.reason for figure in result.figures.values())
-    summary = measure_run(path)
-    assert summary.cases[0].variant == "eager fp32 batch 4"
+    assert measure_run(path).cases[0].variant == "eager fp32 batch 4"
     page = render_page(load_run(path))
     assert "Inference engine" in page
     assert '<div class="chart">' in page
@@ -108,8 +106,7 @@ def test_a_vendors_settings_are_reported_and_only_unknown_names_warn(run_dir: An
 
 
 def test_a_run_with_nan_is_invalid_and_says_why(run_dir: Any) -> None:
-    path = run_dir(compiler="eager", parameters={"nan": True})
-    (case,) = measure_run(path).cases
+    (case,) = measure_run(run_dir(compiler="eager", parameters={"nan": True})).cases
     assert case.state == "succeeded"
     assert case.verdict == "INVALID"
     assert any("NaN or infinite outputs" in reason for reason in case.reasons)
@@ -120,8 +117,7 @@ def test_a_failed_run_keeps_what_was_measured_before(run_dir: Any) -> None:
     result = round_result(path / "tiny" / "round1")
     assert result.state == "failed"
     assert result.figures[FigureName.VALIDATION_CORE].value is not None
-    reason = result.figures[FigureName.INFERENCE_CORE].reason
-    assert "step compile failed" in str(reason)
+    assert "step compile failed" in str(result.figures[FigureName.INFERENCE_CORE].reason)
     assert not [name for name, figure in result.figures.items() if "training" in str(figure.reason)]
 
 

@@ -109,8 +109,7 @@ def test_each_item_of_the_data_is_compared_once_in_the_first_pass(take: Any) -> 
     assert check.num_not_compared > 0
     assert check.num_items + check.num_not_compared >= 400
     assert check.num_scored == 100, "the items of the data, also where later passes share windows"
-    first = next(window for window in ran.of(Event.FORWARD) if window.phase == "inference")
-    assert sum(first.items) == 100
+    assert sum(next(window for window in ran.of(Event.FORWARD) if window.phase == "inference").items) == 100
 
 
 def test_the_last_batch_is_prepared_for_while_warming_up(take: Any, acme: Any) -> None:
@@ -146,8 +145,7 @@ def test_synthetic_data_measures_speed_only(take: Any) -> None:
 
 def test_an_accuracy_outside_the_tolerance_makes_the_run_invalid(take: Any, make_job: Any, tiny_onnx: Path) -> None:
     # The exported model is another than the case's, as when a wrong file is named.
-    job = make_job(compiler="onnxruntime", exist_onnx_path=str(_other_model(tiny_onnx)))
-    finished = take(job).finished
+    finished = take(make_job(compiler="onnxruntime", exist_onnx_path=str(_other_model(tiny_onnx)))).finished
     assert not finished.valid
     assert "difference of more than 0.02" in finished.invalid_reasons[0]
 

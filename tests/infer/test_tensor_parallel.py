@@ -44,7 +44,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def processes() -> Iterator[list[EngineProcess]]:
-    """Engines that are ended after the test."""
     started: list[EngineProcess] = []
     yield started
     for each in started:
@@ -76,8 +75,7 @@ def answers(process: EngineProcess) -> tuple[Tensor, Tensor]:
     process.allocate_outputs(rows, len(PROMPTS))
     process.stage(0, [PROMPTS])
     window = process.run([(0, len(PROMPTS))])
-    picked = process.pick([2])[0].clone()
-    assert torch.allclose(picked, window.outputs[0][2:], atol=1e-5)
+    assert torch.allclose(process.pick([2])[0].clone(), window.outputs[0][2:], atol=1e-5)
     return tokens, window.outputs[0]
 
 

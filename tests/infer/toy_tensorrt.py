@@ -45,8 +45,6 @@ class Logger:
 
 
 class Context:
-    """An execution context: shapes and addresses by name."""
-
     def __init__(self, engine: ToyEngine) -> None:
         self.engine = engine
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -95,8 +93,7 @@ class ToyEngine:
         return str(self.tensors[index].name)
 
     def get_tensor_mode(self, name: str) -> TensorIOMode:
-        is_input = name in {each.name for each in self.session.get_inputs()}
-        return TensorIOMode.INPUT if is_input else TensorIOMode.OUTPUT
+        return TensorIOMode.INPUT if name in {each.name for each in self.session.get_inputs()} else TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Any:
         return SimpleNamespace(name="FLOAT")
@@ -149,8 +146,7 @@ class OnnxParser:
 
 def _memory(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     size = dtype.itemsize * int(torch.Size(shape).numel())
-    held = (ctypes.c_char * size).from_address(address)
-    return torch.frombuffer(held, dtype=dtype).view(shape)
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype).view(shape)
 
 
 class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]

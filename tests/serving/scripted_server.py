@@ -45,7 +45,6 @@ class Peer:
         self.send(b"0\r\n\r\n")
 
     def answer(self, *texts: str) -> None:
-        """Answer with these tokens."""
         self.begin()
         for text in texts[:-1]:
             self.token(text)
@@ -67,12 +66,10 @@ class Peer:
 
 
 def token(text: str, finish_reason: str | None = None) -> dict[str, Any]:
-    """Return an event of the completions API."""
     return {"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}]}
 
 
 def chunk(data: bytes) -> bytes:
-    """Return a chunk of HTTP."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

@@ -36,7 +36,6 @@ def run(
     until_s: float = 60.0,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[LoadStage, Records]:
-    """Run one stage."""
     records: Records = []
     load = Load(0, until_s, timeout_s, "closed" if concurrency else "constant", concurrency)
     with Client(Endpoint(url, "tiny")) as client:
@@ -45,7 +44,6 @@ def run(
 
 
 def one(handle: Handle, timeout_s: float = TIMEOUT_S) -> tuple[RequestRecord, str]:
-    """Send one request to a server."""
     with scripted_server(handle) as url:
         _, records = run(url, [planned()], timeout_s=timeout_s)
     assert len(records) == 1

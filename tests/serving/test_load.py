@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from accelmark.results.read.requests import Requests, requests_of
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, due_times, read_trace, search_rate
-from accelmark.serving.load.prompts import Decode, Encode, draw_length, open_prompts
+from accelmark.serving.load.prompts import draw_length, open_prompts
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.serving.stages import LoadReporter, Stages
@@ -33,42 +33,22 @@ from accelmark.spec.settings.serving import Arrival, Lengths, LoadSettings, Prom
 WORDS = random.Random(1).choices(["the", "king", "walks", "to", "night", "and", "ghosts", "thee"], k=1500)
 
 
-class PairModel:
+def encode_pairs(text: str) -> list[int]:
     """A tokenizer that merges: two equal letters are one token, any other letter is one; so cuts change counts."""
-
-    def __init__(self, text: str = " ".join(WORDS)) -> None:
-        self._text = text
-
-    @property
-    def tokens(self) -> Encode | None:
-        def encode(text: str) -> list[int]:
-            found, place = [], 0
-            while place < len(text):
-                is_pair = text[place : place + 2] == 2 * text[place]
-                found.append(1000 * is_pair + ord(text[place]))
-                place += 1 + is_pair
-            return found
-
-        return encode
-
-    @property
-    def text(self) -> Decode | None:
-        return lambda tokens: "".join(chr(token % 1000) * (1 + token // 1000) for token in tokens)
-
-    def prompt_text(self) -> str:
-        return self._text
+    found, place = [], 0
+    while place < len(text):
+        is_pair = text[place : place + 2] == 2 * text[place]
+        found.append(1000 * is_pair + ord(text[place]))
+        place += 1 + is_pair
+    return found
 
 
-class WordModel(PairModel):
-    """No tokenizer."""
+def decode_pairs(tokens: list[int]) -> str:
+    return "".join(chr(token % 1000) * (1 + token // 1000) for token in tokens)
 
-    @property
-    def tokens(self) -> Encode | None:
-        return None
 
-    @property
-    def text(self) -> Decode | None:
-        return None
+PAIRS: Any = SimpleNamespace(tokens=encode_pairs, text=decode_pairs, prompt_text=lambda: " ".join(WORDS))
+WITHOUT_TOKENIZER: Any = SimpleNamespace(tokens=None, text=None, prompt_text=PAIRS.prompt_text)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +58,7 @@ class WordModel(PairModel):
 def test_arrivals_have_the_rate_and_the_variation_asked_for(
     arrival: Arrival, burstiness: float, variation: float
 ) -> None:
-    rng = np.random.default_rng(7)
-    times = [due.due_s for due in due_times(arrival, 50.0, 200.0, burstiness, rng)]
+    times = [due.due_s for due in due_times(arrival, 50.0, 200.0, burstiness, np.random.default_rng(7))]
     gaps = np.diff(times)
     assert len(times) / 200 == pytest.approx(50, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-6)
@@ -105,12 +84,9 @@ def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, pre
     prefix = min(prefix, length // 2)
     lengths = Lengths(mean=length)
     settings = PromptSettings(input=lengths, shared_prefix_tokens=prefix, num_prefixes=2, repeat=length < 8)
-    model = PairModel()
-    prompts = open_prompts(settings, model, "completions", seed)
+    prompts = open_prompts(settings, PAIRS, "completions", seed)
     drawn = [prompts.draw() for _ in range(12)]
-    encode = model.tokens
-    assert encode is not None
-    assert {len(encode(str(each.content))) for each in drawn} == {length}
+    assert {len(encode_pairs(str(each.content))) for each in drawn} == {length}
     assert {each.input_tokens for each in drawn} == {length}
     if length >= 8:
         assert len({each.content for each in drawn}) == 12
@@ -119,7 +95,7 @@ def test_prompts_have_exactly_their_tokens_and_are_not_repeated(length: int, pre
 
 
 def test_a_table_of_the_answers_to_all_windows_of_the_text_has_no_prompt() -> None:
-    for model in (WordModel(), PairModel()):
+    for model in (WITHOUT_TOKENIZER, PAIRS):
         text = " ".join(model.prompt_text().split())
         prompts = open_prompts(PromptSettings(input=Lengths(mean=40)), model, "completions", 1)
         assert not [drawn for _ in range(20) if (drawn := str(prompts.draw().content)) in text]
@@ -127,7 +103,7 @@ def test_a_table_of_the_answers_to_all_windows_of_the_text_has_no_prompt() -> No
 
 def test_the_seed_decides_the_prompts_and_words_replace_tokens_without_a_tokenizer() -> None:
     def drawn(seed: int) -> list[Any]:
-        prompts = open_prompts(PromptSettings(input=Lengths(mean=20)), WordModel(), "completions", seed)
+        prompts = open_prompts(PromptSettings(input=Lengths(mean=20)), WITHOUT_TOKENIZER, "completions", seed)
         return [prompts.draw(output_tokens=5) for _ in range(4)]
 
     assert drawn(1) == drawn(1)
@@ -140,12 +116,12 @@ def test_prompts_of_a_file_keep_their_order_and_lengths(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "aab", "output_tokens": 9}\n{"prompt": "b"}\n', encoding="utf-8")
     settings = PromptSettings(source="jsonl", file=str(file), output=Lengths(mean=5))
-    prompts = open_prompts(settings, PairModel(), "completions", 1)
+    prompts = open_prompts(settings, PAIRS, "completions", 1)
     drawn = [prompts.draw(), prompts.draw(output_tokens=6)]
     assert [(each.content, each.input_tokens, each.requested_tokens) for each in drawn] == [("aab", 2, 9), ("b", 1, 6)]
     with pytest.raises(DataError, match=r"all of its 2 prompts were used; give more.*prompts.repeat"):
         prompts.draw()
-    again = open_prompts(settings.model_copy(update={"repeat": True}), PairModel(), "completions", 1)
+    again = open_prompts(settings.model_copy(update={"repeat": True}), PAIRS, "completions", 1)
     assert [again.draw().prompt for _ in range(5)] == [0, 1, 0, 1, 0]
 
 
@@ -160,14 +136,14 @@ def test_conversations_in_the_layout_of_sharegpt(tmp_path: Path) -> None:
     ]
     file.write_text(json.dumps(conversations), encoding="utf-8")
     settings = PromptSettings(source="sharegpt", file=str(file), input=Lengths(max=8))
-    prompts = open_prompts(settings, PairModel(), "chat", 1)
+    prompts = open_prompts(settings, PAIRS, "chat", 1)
     assert prompts.num_left == 1
     prompt = prompts.draw()
     assert (prompt.content, prompt.input_tokens, prompt.requested_tokens) == ("question", 8, 2)
     for wrong in ({}, {"conversations": [{"from": "human", "value": None}, turn[1]]}, {"conversations": ["a", "b"]}):
         file.write_text(json.dumps([*conversations, wrong]), encoding="utf-8")
         with pytest.raises(DataError, match=r"conversations.json: entry 4: not a conversation"):
-            open_prompts(settings, PairModel(), "chat", 1)
+            open_prompts(settings, PAIRS, "chat", 1)
 
 
 def test_a_trace_gives_times_and_lengths_and_its_bad_lines_are_named(tmp_path: Path) -> None:
@@ -208,7 +184,7 @@ def _stages(
         stages.append((load, taken))
         return done, requests_of(records)
 
-    LoadPlan(settings, PairModel()).run(run_stage)
+    LoadPlan(settings, PAIRS).run(run_stage)
     return stages
 
 
@@ -222,8 +198,7 @@ def _record(load: Load, request: PlannedRequest, took_s: float, **changes: Any) 
 
 
 def test_a_plan_has_warm_up_and_a_stage_for_each_concurrency_and_repeats_no_prompt() -> None:
-    load = LoadSettings(concurrency=(2, 8), max_requests=20, warmup_requests=3)
-    stages = _stages(ServeSettings(load=load))
+    stages = _stages(ServeSettings(load=LoadSettings(concurrency=(2, 8), max_requests=20, warmup_requests=3)))
     assert [(each.stage, each.concurrency, len(requests)) for each, requests in stages] == [
         (-1, 3, 3), (0, 2, 20), (1, 8, 20),
     ]  # fmt: skip
@@ -237,7 +212,7 @@ def test_open_stages_have_the_same_times_in_every_run() -> None:
     once, again = (_stages(ServeSettings(load=load, seed=4)) for _ in range(2))
     assert [requests for _, requests in once] == [requests for _, requests in again]
     assert [each.rate for each, _ in once] == [5, 20]
-    assert LoadPlan(ServeSettings(load=load), PairModel()).left_s == 20
+    assert LoadPlan(ServeSettings(load=load), PAIRS).left_s == 20
     assert all(request.due_s is not None and request.due_s < 10 for _, requests in once for request in requests)
 
 
@@ -342,8 +317,7 @@ class _AtOnce:
 
 def _served(emit: Callable[[Event, Any], None], watch: Callable[[], None] = lambda: None) -> Stages:
     model = SimpleNamespace(tokens=None, directory=None, has_tokenizer=False)
-    sample = AnswerSample(2, random.Random(1))
-    return Stages(_AtOnce(), cast(ServedModel, model), emit, io.StringIO(), sample, watch)
+    return Stages(_AtOnce(), cast(ServedModel, model), emit, io.StringIO(), AnswerSample(2, random.Random(1)), watch)
 
 
 def test_drawing_many_long_prompts_is_no_silence(clock: dict[str, float]) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.loadgen.scenarios import TokenScenarios
+from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint
 from accelmark.serving.stages import StageClient, Stages
 from accelmark.spec.log.serving import LoadStage, TokenScenarioResult
@@ -39,8 +40,6 @@ SETTINGS: dict[str, Any] = {
 
 
 class Words:
-    """A model whose tokens are words."""
-
     has_tokenizer = False
     directory = None
     words = tuple(TEXT.split())
@@ -67,13 +66,12 @@ def answer(peer: Peer) -> None:
 
 def run(client: StageClient, tmp_path: Path, **more: Any) -> tuple[list[TokenScenarioResult], list[LoadStage]]:
     """Run the stage of the load and the scenarios; return their results and all stages."""
-    settings, model = ServeSettings.model_validate(SETTINGS | more), Words()
+    settings, model = ServeSettings.model_validate(SETTINGS | more), cast(ServedModel, Words())
     emitted: list[tuple[str, Any]] = []
     emit = lambda event, value=None: emitted.append((event, value))  # noqa: E731
     plan = LoadPlan(settings, model)
     with (tmp_path / "requests.jsonl").open("w") as stream:
-        sample = AnswerSample(0, random.Random(1))
-        stages = Stages(client, model, emit, stream, sample, lambda: None)  # type: ignore[arg-type]
+        stages = Stages(client, model, emit, stream, AnswerSample(0, random.Random(1)), lambda: None)
         plan.run(stages.run)
         TokenScenarios(settings, plan, stages, tmp_path, emit).run()
     return (
@@ -119,9 +117,8 @@ def test_loadgen_measures_token_latencies_through_the_client(tmp_path: Path) -> 
 
 @pytest.mark.heavy
 def test_a_limit_that_no_rate_holds_has_no_figure(tmp_path: Path) -> None:
-    slow = {"ttft_ms": 1000 * FIRST_S / 2, "tpot_ms": 1000}
     with scripted_server(answer) as url, Client(Endpoint(url, "toy")) as client:
-        (result,), _ = run(client, tmp_path, slo=slow, scenarios=["server"])
+        (result,), _ = run(client, tmp_path, slo={"ttft_ms": 1000 * FIRST_S / 2, "tpot_ms": 1000}, scenarios=["server"])
     assert result.tokens_per_second is None
     assert result.reason == "no tried rate held the limits"
     assert not any(held for _, held in result.tried)

@@ -18,7 +18,6 @@ Summary = dict[str, Any]
 
 @pytest.fixture
 def servers(tmp_path: Path) -> dict[str, str]:
-    """Environment in which the toy server is a plug-in."""
     folder = tmp_path / "plugins/servers/toy"
     folder.mkdir(parents=True)
     declaration = {

@@ -151,7 +151,6 @@ def test_the_client_has_cores_of_its_own_where_there_are_enough() -> None:
 
 @pytest.fixture
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report every hundredth of a second."""
     monkeypatch.setattr("accelmark.serving.server_process._REPORT_S", 0.01)
 
 

@@ -27,8 +27,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        is_up = self.path == "/health" and MODE != "starts"
-        self.send_response(200 if is_up else 503)
+        self.send_response(200 if self.path == "/health" and MODE != "starts" else 503)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -67,7 +66,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def fail(self) -> None:
-        """Stop in the middle of an answer."""
         if MODE == "stalls":
             time.sleep(3600)
         if MODE == "garbles":

@@ -70,8 +70,6 @@ def make_job(
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that is over."""
-
     node_dir: Path
     exit_code: int
     output: str
@@ -146,7 +144,6 @@ def start(job: JobSpec, directory: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def run(job: JobSpec, directory: Path, timeout_s: float = 400) -> Ran:
-    """Run a job's only host to its end."""
     process, node_dir = start(job, directory)
     output, _ = process.communicate(timeout=timeout_s)
     return Ran(node_dir, process.returncode, output)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,7 @@ from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.language.data import TokenShards
-from accelmark.train.batches import (
-    ArrayPlace,
-    Arrays,
-    SampleBatches,
-    log_bad_samples,
-)
+from accelmark.train.batches import ArrayPlace, Arrays, SampleBatches, log_bad_samples
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
@@ -189,8 +185,6 @@ class Damaged(Noisy):
 
 
 class Log:
-    """Events that were written."""
-
     def __init__(self) -> None:
         self.messages: list[str] = []
 
@@ -262,11 +256,14 @@ def test_the_memory_of_freed_batches_is_used_again_also_after_an_epoch_that_was_
     assert used <= 4, "two batches are read ahead, one is written, one is in use"
 
 
+@dataclass
 class NoisySource:
     """Sample i is i and a random number."""
 
+    total: int
+
     def __len__(self) -> int:
-        return 40
+        return self.total
 
     def read(self, index: int, random: np.random.Generator) -> Arrays:
         if index == 39:
@@ -274,17 +271,10 @@ class NoisySource:
         return {"x": np.array([index, random.integers(1 << 30)])}
 
 
-def seen_samples(
-    workers: int, *, train: bool = True, epoch: int = 0, skip: int = 0, rank: int = 0
-) -> list[list[list[int]]]:
+def seen_samples(workers: int, skip: int = 0) -> list[list[list[int]]]:
     loader = LoaderSettings(num_workers=workers)
-    batches = SampleBatches(Short(), 4, ArrayPlace(rank, 2, 7), loader, train=train)
-    return [batch["x"].tolist() for batch in batches.epoch(epoch, skip)]
-
-
-class Short(NoisySource):
-    def __len__(self) -> int:
-        return 30
+    batches = SampleBatches(NoisySource(30), 4, ArrayPlace(0, 2, 7), loader, train=True)
+    return [batch["x"].tolist() for batch in batches.epoch(0, skip)]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -296,7 +286,7 @@ def test_threads_yield_the_same_batches(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_training_sample_is_replaced_where_it_is_tolerated(workers: int) -> None:
     loader = LoaderSettings(num_workers=workers, tolerate_bad_samples=1)
-    batches = SampleBatches(NoisySource(), 4, ArrayPlace(0, 1, 7), loader, train=True)
+    batches = SampleBatches(NoisySource(40), 4, ArrayPlace(0, 1, 7), loader, train=True)
     assert sorted(index for batch in batches.epoch(0) for index in batch["x"][:, 0].tolist()) == [0, *range(39)]
 
 

@@ -27,8 +27,6 @@ SHORT: dict[str, Any] = {
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts matrix products."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count: Counter[str] = Counter()

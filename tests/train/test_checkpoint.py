@@ -157,8 +157,7 @@ def test_a_frozen_parameter_that_is_replaced_and_a_changed_momentum_are_seen(tmp
     assert found["difference"] == pytest.approx(4 * found["replayed"])
     state["model"]["stem.weight"] += 1
     torch.save(state, file)
-    replaced = run_here(job.model_copy(update={"work": work})).finished()
-    assert "stem.weight" in str(replaced.message)
+    assert "stem.weight" in str(run_here(job.model_copy(update={"work": work})).finished().message)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
@@ -209,8 +208,7 @@ def test_a_kill_during_a_write_leaves_the_checkpoint_before(tmp_path: Path, run_
     job = job.model_copy(update={"work": job.work.model_copy(update={"killed": KilledRank(rank=0, step=8)})})
     node_dir = node_dir_of(tmp_path / "cut")
     command = [sys.executable, "-c", _SLOW_RANK, str(write_job(job, tmp_path / "cut"))]
-    killed = subprocess.run(command, env=environment(node_dir), check=False, timeout=200)
-    assert killed.returncode == -signal.SIGKILL
+    assert subprocess.run(command, env=environment(node_dir), check=False, timeout=200).returncode == -signal.SIGKILL
     names = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir())
     assert names == ["step000000003", "step000000006.tmp"]
     resumed = run_here(make_job(tmp_path / "cut", settings, resume=True))

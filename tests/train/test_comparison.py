@@ -124,8 +124,7 @@ def test_weights_of_another_model_are_named(reference: Path, tmp_path: Path, run
     weights = read_tensors(inputs / INITIAL_FILE)
     weights["blocks.0.scale"] = weights.pop("blocks.0.norm.weight")
     write_tensors(inputs / INITIAL_FILE, weights)
-    done = run_here(compare_job(tmp_path / "other", inputs))
-    message = done.finished().message or ""
+    message = run_here(compare_job(tmp_path / "other", inputs)).finished().message or ""
     assert "does not match 2 weights: blocks.0.norm.weight has shape None in the reference, (16,) here" in message
 
 

@@ -163,8 +163,7 @@ def test_out_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) -
 
 
 def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere) -> None:
-    job = make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"})
-    ran = run_here(job)
+    ran = run_here(make_job(tmp_path).model_copy(update={"device_type": "npu", "vendor": "acme"}))
     assert ran.exit_code == 2
     assert "vendor 'acme' needs a 'npu' device" in (ran.finished().message or "")
 

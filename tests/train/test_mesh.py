@@ -162,8 +162,7 @@ def trained(
     over = {**SMALL, **own, "parallelism": parallelism, "batch_size": batch_size, "end.max_steps": 6}
     over |= {"checkpoint.every_steps": 3, "checkpoint.keep": 2}
     path = job_of(case, directory, {data: tokens}, over)
-    job = JobSpec.model_validate_json(path.read_bytes())
-    path.write_text(job.model_copy(update=more).model_dump_json())
+    path.write_text(JobSpec.model_validate_json(path.read_bytes()).model_copy(update=more).model_dump_json())
     loss: float = value_of(run(path, num_ranks), Event.FINISHED)["final_metrics"]["eval_loss"]
     return loss
 
@@ -230,18 +229,11 @@ PARTS = PipelineParts("embedding", "blocks", ("head",))
 
 
 class Decoder(nn.Module):
-    def __init__(self, num_blocks: int = 4) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(8, 4)
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
         self.head = nn.Linear(4, 8, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embedding(tokens)
-        for block in self.blocks:
-            hidden = block(hidden)
-        logits: Tensor = self.head(hidden)
-        return logits
 
 
 def with_buffer() -> Decoder:
@@ -275,12 +267,7 @@ def test_a_model_that_stages_cannot_divide_is_refused_unchanged(
     assert list(model.state_dict()) == before
 
 
-__all__ = ["tokens"]
-
-heavy = pytest.mark.heavy
-
-
-@heavy
+@pytest.mark.heavy
 @pytest.mark.parametrize(("mesh", "num_ranks"), [("cp=2", 2), ("cp=4", 4)])
 def test_parts_of_plays_take_the_steps_of_whole_ones(tmp_path: Path, mesh: str, num_ranks: int) -> None:
     (tmp_path / "plays").mkdir()
@@ -289,7 +276,7 @@ def test_parts_of_plays_take_the_steps_of_whole_ones(tmp_path: Path, mesh: str, 
     takes_the_steps_of_one_rank(write_plays(tmp_path / "plays"), tmp_path, mesh, num_ranks, NUM_BATCHES, **more)
 
 
-@heavy
+@pytest.mark.heavy
 def test_weights_are_evaluated_and_steps_replayed(tokens: Path, tmp_path: Path) -> None:
     over = {**SMALL, "parallelism": "cp=2", "end.max_steps": 6, "checkpoint.every_steps": 3, "checkpoint.keep": 2}
     path = job_of("llama2_7b", tmp_path, {"llama_tokens": tokens}, over)

@@ -74,6 +74,7 @@ def test_lamb_follows_its_paper(start: float, decay: float) -> None:
         ({"name": "linear", "warmup_ratio": 0.5}, [0.5, 1.0, 1.0, 0.5]),
         ({"name": "onecycle", "warmup_steps": 2}, [0.04, 0.52, 1.0, 0.5]),
         ({"name": "tri_stage", "warmup_ratio": 0.25, "final_lr_ratio": 0.09}, [1.0, 1.0, 0.3, 0.09]),
+        ({"name": "tri_stage", "warmup_steps": 2, "final_lr_ratio": 0.09}, [0.505, 1.0, 0.3, 0.09]),
     ],
 )
 def test_schedules_have_their_shapes(settings: dict[str, float | str], expected: list[float]) -> None:
@@ -94,10 +95,7 @@ def test_a_schedule_stays_between_zero_and_peak(name: str, warmup: int, total: i
     assert 0.0 <= learning_rate_factor(ScheduleSettings.model_validate(values), total, 10)(step) <= 1.0 + 1e-12
 
 
-def test_three_stages_rise_stay_and_fall_to_a_share_above_zero() -> None:
-    factor = learning_rate_factor(ScheduleSettings(name="tri_stage", warmup_ratio=0.1, final_lr_ratio=0.05), 1000, 1)
-    found = [factor(step) for step in (0, 49, 99, 300, 499, 749, 999, 5000)]
-    assert found == pytest.approx([0.0199, 0.505, 1, 1, 1, 0.05**0.5, 0.05, 0.05])
+def test_three_stages_fall_to_a_share_above_zero() -> None:
     with pytest.raises(ValidationError, match="final_lr_ratio, which must be greater than 0"):
         ScheduleSettings(name="tri_stage")
 

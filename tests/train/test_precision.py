@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,37 +15,36 @@ from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run
 
 
-def test_bf16_trains_close_to_fp32(tmp_path: Path, run_here: RunHere) -> None:
-    full = run_here(make_job(tmp_path)).losses()
-    half = run_here(make_job(tmp_path, {"precision": "bf16"}))
-    assert half.losses() == pytest.approx(full, rel=0.1)
-    assert half.losses() != full
-    assert half.values("INIT_END")[0]["precision"] == "bf16"
+ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.01}
 
 
-def test_fp16_trains_with_a_scaler_on_the_cpu(tmp_path: Path, run_here: RunHere) -> None:
-    """The scaler's own arithmetic is the same everywhere; what fp16 does on an accelerator is not seen here."""
-    full = run_here(make_job(tmp_path)).losses()
-    settings = {"precision": "fp16", "gradient_clip_norm": 100.0}
-    assert run_here(make_job(tmp_path, settings)).losses() == pytest.approx(full, rel=0.1)
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("shared", "changed", "rel"),
+    [
+        ({}, {"precision": "bf16"}, 0.1),
+        ({}, {"precision": "fp16", "gradient_clip_norm": 100.0}, 0.1),
+        (ADAM, {"parallelism": "fsdp2"}, 1e-5),
+        ({}, {"compile": "default"}, 1e-4),
+        ({}, {"channels_last": True}, 1e-6),
+    ],
+    ids=["bf16", "fp16", "fsdp2", "compile", "channels_last"],
+)
+def test_one_rank_trains_close_to_plain_fp32(
+    tmp_path: Path, run_here: RunHere, shared: dict[str, Any], changed: dict[str, Any], rel: float
+) -> None:
+    plain = run_here(make_job(tmp_path, shared)).losses()
+    ran = run_here(make_job(tmp_path, shared | changed))
+    assert ran.losses() == pytest.approx(plain, rel=rel)
+    if changed == {"precision": "bf16"}:
+        assert ran.losses() != plain
+        assert ran.values("INIT_END")[0]["precision"] == "bf16"
 
 
 def test_tf32_on_a_cpu_computes_fp32_and_says_so(tmp_path: Path, run_here: RunHere) -> None:
     ran = run_here(make_job(tmp_path, {"precision": "tf32"}))
     assert ran.values("INIT_END")[0]["precision"] == "fp32"
     assert "tf32 is not available on cpu" in ran.values("WARNING")[0]["message"]
-
-
-def test_fsdp2_on_one_rank_trains_as_ddp(tmp_path: Path, run_here: RunHere) -> None:
-    plain = run_here(make_job(tmp_path, {"optimizer.name": "adamw", "optimizer.lr": 0.01})).losses()
-    sharded = make_job(tmp_path, {"optimizer.name": "adamw", "optimizer.lr": 0.01, "parallelism": "fsdp2"})
-    assert run_here(sharded).losses() == pytest.approx(plain, rel=1e-5)
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_compiled_model_trains_as_the_plain_one(tmp_path: Path, run_here: RunHere) -> None:
-    plain = run_here(make_job(tmp_path)).losses()
-    assert run_here(make_job(tmp_path, {"compile": "default"})).losses() == pytest.approx(plain, rel=1e-4)
 
 
 @pytest.mark.heavy
@@ -63,13 +63,7 @@ def test_a_host_without_a_compiler_trains_uncompiled_and_reports_it(
     assert "/nowhere/c++" in message
 
 
-def test_channels_last_keeps_the_losses(tmp_path: Path, run_here: RunHere) -> None:
-    plain = run_here(make_job(tmp_path)).losses()
-    assert run_here(make_job(tmp_path, {"channels_last": True})).losses() == pytest.approx(plain, rel=1e-6)
-
-
 def apart(found: Tensor | None, expected: Tensor | None) -> float:
-    """Return the relative difference by Euclidean norms."""
     assert found is not None
     assert expected is not None
     return float((found.float() - expected.float()).norm() / expected.float().norm())
@@ -130,8 +124,7 @@ def checked(ran: Ran, bf16: Ran) -> None:
 
 
 def test_a_case_trains_in_fp8_close_to_bf16(tmp_path: Path, run_here: RunHere) -> None:
-    bf16 = run_here(make_job(tmp_path, {"precision": "bf16"}))
-    checked(run_here(make_job(tmp_path, {"precision": "fp8"})), bf16)
+    checked(run_here(make_job(tmp_path, {"precision": "fp8"})), run_here(make_job(tmp_path, {"precision": "bf16"})))
 
 
 @pytest.mark.heavy

@@ -90,8 +90,7 @@ def test_sharded_ranks_train_as_replicated_ones_and_resume_to_the_bit(ddp: Ran, 
             counts = [value["metrics"]["count"] for value in ran.values("EVALUATE", rank)]
             assert counts == [101.0, 101.0], "every sample once over all ranks"
     directory = fsdp2.node_dir.parent
-    newest = directory / "checkpoints" / "step000000012"
-    newest.rename(directory / "later")
+    (directory / "checkpoints" / "step000000012").rename(directory / "later")
     resumed = run(make_job(directory, SHARDED, nproc=2, resume=True), tmp_path)
     assert resumed.exit_code == 0, resumed.output
     assert resumed.losses(0) == fsdp2.losses(0)[6:]
@@ -158,8 +157,7 @@ def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> 
 
 
 def test_a_rank_alone_ends_its_step_when_told_to(tmp_path: Path) -> None:
-    settings = {"end.max_steps": 100000, "model.sleep_ms": 2}
-    process, node_dir = start(make_job(tmp_path, settings), tmp_path)
+    process, node_dir = start(make_job(tmp_path, {"end.max_steps": 100000, "model.sleep_ms": 2}), tmp_path)
     wait_for_event(node_dir / "rank0.out.log", "STEP_END")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
@@ -195,8 +193,7 @@ def test_a_hanging_rank_still_writes_its_stacks(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_read_still_ends_with_finished(tmp_path: Path) -> None:
-    job = make_job(tmp_path)
-    path = write_job(job, tmp_path)
+    path = write_job(make_job(tmp_path), tmp_path)
     path.write_text(path.read_text().replace('"round"', '"rond"'))
     node_dir = node_dir_of(tmp_path)
     done = subprocess.run(command(path, 1), env=environment(node_dir), capture_output=True, timeout=60, check=False)

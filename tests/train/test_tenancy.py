@@ -52,12 +52,11 @@ def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None
     train = job.work
     assert isinstance(train, TrainJob)
     in_process = InProcess(Case, control)
-    totals = RunTotals(process_start=time.monotonic(), job=train)
     done = run_training(
         train,
         lambda: PyTorchBackend(job, train, RankPlace(), heard, in_process),
         heard,
-        totals,
+        RunTotals(process_start=time.monotonic(), job=train),
         StopRequest(wanted=False),
         Path("checkpoints"),
         heard.evaluated,

@@ -179,10 +179,7 @@ class InferCase(ABC):
         """Return ``size`` synthetic items with the shapes, types and value ranges of real ones."""
 
     def calibration_batch(self, size: int) -> InferBatch:
-        """Return ``size`` items for the calibration of int8, of data that the accuracy is not measured on.
-
-        Raises DataError: the case has none.
-        """
+        """Return ``size`` items to calibrate int8, of data that no accuracy is measured on. Raises DataError: none."""
         problem = "the case has no data for the calibration of int8 besides the data of its accuracy"
         raise DataError(f"{problem}: choose another precision, or define calibration_batch in its infer_pytorch.py")
 

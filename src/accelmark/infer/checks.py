@@ -132,10 +132,9 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
     """
     number = len(calls_ms)
     if number < _MIN_BATCHES:
-        reason = f"needs at least {_MIN_BATCHES} batches, {number} were computed again"
         return RepeatCheck(
             fresh_ms=None, same_ms=None, speedup=None, limit=REPEAT_LIMIT, suspicious=False, num_batches=number,
-            reason=reason,
+            reason=f"needs at least {_MIN_BATCHES} batches, {number} were computed again",
         )  # fmt: skip
     late_ms = [statistics.median(calls[2:]) for calls in calls_ms]
     speedup = statistics.median(calls[0] / late for calls, late in zip_strict(calls_ms, late_ms))
@@ -144,8 +143,7 @@ def repeat_check(calls_ms: Sequence[Sequence[float]]) -> RepeatCheck:
     for early, level in _LEVELS.items():
         slower = sum(_count_slower(calls, early, REPEAT_LIMIT) for calls in calls_ms)
         orders = _orders_by_sum(early, number)
-        at_least = Fraction(orders[slower:].sum(), orders.sum())
-        chance = min(chance, at_least * _FALSE_ALARMS / level)
+        chance = min(chance, Fraction(orders[slower:].sum(), orders.sum()) * _FALSE_ALARMS / level)
     fresh_ms, same_ms = statistics.median(calls[0] for calls in calls_ms), statistics.median(late_ms)
     return RepeatCheck(
         fresh_ms=fresh_ms,

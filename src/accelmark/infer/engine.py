@@ -69,7 +69,6 @@ class ComputeDevice:
         """Register the vendor's device with PyTorch, set the number of threads, and open the device.
 
         Of several processes, each opens one device, has a share of the threads, and joins the process group.
-
         Raises InferenceError: validation needs the device, and PyTorch cannot use it.
         """
         self.threads = max(1, self.threads // place.local_world_size)
@@ -169,8 +168,7 @@ class Engine(ABC):
         self.file: Path | None = None
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
         if request.precision not in self.precisions:
-            known = ", ".join(self.precisions)
-            problem = f"{self.name} does not support {request.precision}; it supports {known}"
+            problem = f"{self.name} does not support {request.precision}; it supports {', '.join(self.precisions)}"
             raise InferenceError(problem, "bad_request")
 
     @property
@@ -210,10 +208,7 @@ class Engine(ABC):
         return ThreadPoolExecutor(self.concurrency, "calls")
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
-        """Yield the likeliest next token of each row, ``num_tokens`` times, as soon as it is known.
-
-        ``tokens`` are prompts of the same length on the CPU, (batch, length).
-        """
+        """Yield the likeliest next token of each row of (batch, length) prompts on the CPU, ``num_tokens`` times."""
         raise NotImplementedError(f"engine {self.name}: generates no text")
 
     def logits(self, tokens: Tensor, num_last: int) -> Tensor:
@@ -270,10 +265,7 @@ class Engine(ABC):
         return self.request.model
 
     def engine_file(self) -> Path | None:
-        """Return the compiled engine to load, or None when it must be compiled.
-
-        Raises InferenceError: its fingerprint differs.
-        """
+        """Return the compiled engine to load, None if it must be compiled. Raises InferenceError: it is another's."""
         path = self.request.engine_path
         if path is None or not (file := path.with_name(f"{path.name}.json")).is_file():
             return path
@@ -285,16 +277,14 @@ class Engine(ABC):
             if recorded.get(key) != value
         ]
         if differing:
-            problem = f"{path}: built for {'; '.join(differing)}; compile it again"
-            raise InferenceError(problem, "incompatible_engine")
+            raise InferenceError(f"{path}: built for {'; '.join(differing)}; compile it again", "incompatible_engine")
         return path
 
     def named(self, kind: Literal["inputs", "outputs"], names: Sequence[str]) -> list[str]:
         """Return the compiled model's inputs or outputs, ``names``, in the order of the case's.
 
-        In a model without any of the case's names, the model's order is kept.
-
-        Raises InferenceError: only some have a name of the case's, or their numbers differ.
+        In a model without any of the case's names, the model's order is kept. Raises InferenceError: only some have a
+        name of the case's, or their numbers differ.
         """
         expected = self.request.input_names if kind == "inputs" else self.request.output_names
         if not expected or set(expected) == set(names):
@@ -439,10 +429,7 @@ class TorchEngine(Engine):
         return [output.cpu() for output in self.run_on_device(self.to_device(inputs))]
 
     def to_device(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Copy a batch to the device, and convert floating tensors there to the precision and memory format.
-
-        It converts after the copy, since the CPU converts a batch several times more slowly than it is copied.
-        """
+        """Copy a batch to the device, and convert it there: the CPU converts more slowly than it copies."""
         return [self._converted(tensor.to(self.device, non_blocking=True)) for tensor in inputs]
 
     def _converted(self, tensor: Tensor) -> Tensor:

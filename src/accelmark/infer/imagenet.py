@@ -56,8 +56,7 @@ class ImageNetCase(ClassificationCase, ImageNetwork):
                 "holds imagenet/train/<synset>/*.JPEG (--data DIR), or choose another precision"
             )
         images = self._images("train")
-        chosen = (images[len(images) * item // size][0] for item in range(size))
-        return InferBatch((torch.stack(list(chosen)),), None)
+        return InferBatch((torch.stack([images[len(images) * item // size][0] for item in range(size)]),), None)
 
     def _images(self, split: str) -> _Images:
         classes, side = self.number("num_classes"), self.number("image_size")

@@ -207,37 +207,28 @@ class _Chunk:
 
 
 @final
+@dataclass
 class CheckedPass:
-    """The measured passes of an engine over changed and reordered inputs.
+    """The measured passes of an engine over changed and reordered inputs."""
 
-    ``reference`` computes inputs in the framework, in fp32; None without it. ``iterative``: the model is an
-    ``IterativeModel``, whose steps ``reference`` computes again from the engine's.
-    """
+    case: InferCase
+    batches: InferBatches
+    process: EngineProcess
+    reference: Forward | None
+    """Computes inputs in the framework, in fp32; None without it."""
+    emit: Emit
+    iterative: bool = False
+    """Whether the model is an ``IterativeModel``, whose steps ``reference`` computes again from the engine's."""
 
-    def __init__(
-        self,
-        case: InferCase,
-        batches: InferBatches,
-        process: EngineProcess,
-        reference: Forward | None,
-        emit: Emit,
-        *,
-        iterative: bool = False,
-    ) -> None:
-        self.case = case
-        self.settings = case.settings
-        self.batches = batches
-        self.process = process
-        self.reference = reference
-        self.emit = emit
+    def __post_init__(self) -> None:
+        self.settings = self.case.settings
         self.seed = secrets.randbits(63)  # after the compilation, so that nothing was compiled for it
         self.generator = Generator().manual_seed(self.seed)
         self.chance = random.Random(self.seed)
-        self.iterative = iterative
-        self.answers = Answers(iterative=iterative)
+        self.answers = Answers(iterative=self.iterative)
         self.num_not_compared = 0
-        self.score = Score(case)
-        self.compared_score, self.expected_score = Score(case), Score(case)
+        self.score = Score(self.case)
+        self.compared_score, self.expected_score = Score(self.case), Score(self.case)
         """Of engine and framework, over the inputs of the first pass."""
         self.num_scored = 0
         self.call_s = 0.0
@@ -425,8 +416,7 @@ class CheckedPass:
                 unchanged = reference([*(tensor.index_select(0, chunk.order[rows]) for tensor in self.read), *followed])
             self.answers.add(answers, expected, unchanged)
             if whole and chunk.labels is not None:
-                reference_answers = reference(inputs) if self.iterative else expected
-                self.expected_score.add(reference_answers, chunk.labels[rows])
+                self.expected_score.add(reference(inputs) if self.iterative else expected, chunk.labels[rows])
                 self.compared_score.add(answers, chunk.labels[rows])
                 self.num_scored += len(rows)
 

@@ -97,21 +97,24 @@ def matrix_types(path: Path) -> dict[str, int] | None:
     return dict(types) or None
 
 
-def write_fp16(source: Path, target: Path) -> None:
-    """Write ``source`` with fp16 weights and arithmetic; inputs and outputs stay fp32."""
-    import onnx
+def fp16_file(engine: Engine) -> Path:
+    """Write the engine's ONNX file with fp16 weights and arithmetic; inputs and outputs stay fp32."""
+    onnx = engine.package("onnx")
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+    target = engine.request.work_dir / f"{engine.name}-fp16.onnx"
+    onnx.save(convert_float_to_float16(onnx.load(engine.onnx_file()), keep_io_types=True), target)
+    return target
 
 
-def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> dict[str, str]:
-    """Write ``source`` quantised to int8 (static, per channel), calibrated on the items of the engine's request.
+def int8_file(engine: Engine, *, on_cpu: bool) -> tuple[Path, dict[str, str]]:
+    """Write the engine's ONNX file quantised to int8 (static, per channel), calibrated on the items of its request.
 
     Weights have 8 bits; 7 for an x86 CPU without VNNI, which sums products of 8-bit numbers with saturation (remedy of
-    OpenVINO's and ONNX Runtime's documentation). Returns the bits as an engine describes them.
+    OpenVINO's and ONNX Runtime's documentation). Returns the file, and the bits as an engine describes them.
     """
-    import onnx
+    onnx = engine.package("onnx")
+    engine.package("onnxruntime")
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -128,8 +131,9 @@ def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> d
 
     saturates = on_cpu and platform.machine() == "x86_64" and not _VNNI & cpu_features()
     logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
+    target = engine.request.work_dir / f"{engine.name}-int8.onnx"
     prepared = target.with_suffix(".prepared.onnx")
-    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    quant_pre_process(str(engine.onnx_file()), str(prepared), skip_symbolic_shape=True)
     inputs = onnx.load(prepared, load_external_data=False).graph.input
     quantize_static(
         str(prepared),
@@ -142,4 +146,4 @@ def write_int8(source: Path, target: Path, engine: Engine, *, on_cpu: bool) -> d
         reduce_range=saturates,
     )
     prepared.unlink()
-    return {"weight_bits": "7 (the CPU has no VNNI)" if saturates else "8"}
+    return target, {"weight_bits": "7 (the CPU has no VNNI)" if saturates else "8"}

@@ -260,8 +260,7 @@ class InferenceRun:
         case = self.case = build_case(self.job, self.infer, self.node_dir)
         batches = self.batches = batches_of(case, pinned=self.device.device.type != "cpu")
         if batches.num_items < 1:
-            name = self.job.case.name
-            raise DataError(f"case {name}: the data has no item; check the data directory of the run")
+            raise DataError(f"case {self.job.case.name}: the data has no item; check the data directory of the run")
         if batches.num_items < self.settings.batch_size:
             problem = f"larger than the data, so that every call has {batches.num_items} items"
             self.emit(Event.WARNING, Note(severity="warning", where="settings", key="batch_size", what=problem))
@@ -287,8 +286,7 @@ class InferenceRun:
             ):
                 import_exporter()  # on this core, while the process starts on another
             self.process.wait_until_ready()
-        precision: InferPrecision = "fp32" if self.settings.precision == "int8" else self.settings.precision
-        engine = self._framework(precision)
+        engine = self._framework("fp32" if self.settings.precision == "int8" else self.settings.precision)
         try:
             with torch.inference_mode():  # entered once, not in each call
                 self.validation = measure(engine.call, self.batches, self.case, self.emit)
@@ -344,9 +342,7 @@ class InferenceRun:
         reference = None if engine is None else engine.call
         try:
             with torch.inference_mode():
-                checked = CheckedPass(
-                    self.case, self.batches, process, reference, self.emit, iterative=self.infer.iterative
-                )
+                checked = CheckedPass(self.case, self.batches, process, reference, self.emit, self.infer.iterative)
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
                 if self.settings.scenarios:
@@ -373,12 +369,11 @@ class InferenceRun:
         if precision == "int8" and settings.exist_compiler_path is None:  # synthetic data that is not measured
             make = self.case.synthetic_batch if settings.synthetic else self.case.calibration_batch
             calibration = make(max(settings.batch_size, CALIBRATION_ITEMS)).inputs
-        example = tuple(tensor[: settings.batch_size] for tensor in calibration) or self.example
         return EngineRequest(
             model=self.model,
             onnx_path=self.onnx_path or file_at(settings.exist_onnx_path),
             engine_path=Path(settings.exist_compiler_path).expanduser() if settings.exist_compiler_path else None,
-            example=example,
+            example=tuple(tensor[: settings.batch_size] for tensor in calibration) or self.example,
             calibration=calibration,
             precision=precision,
             device=device.device,
@@ -469,16 +464,13 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
         batches = [batch.pinned() for batch in made] if pinned else made
         return DerivedBatches(settings.batch_size * len(batches), lambda: batches)
     whole = case.build_dataloader()
-    shortened = most is not None and most * settings.batch_size < whole.num_items
-    if not pinned and not shortened:
-        return whole
-    num_items = (most or 0) * settings.batch_size if shortened else whole.num_items
+    num_items = whole.num_items if most is None else min(most * settings.batch_size, whole.num_items)
 
     def passed() -> Iterator[InferBatch]:
         for batch in islice(whole, most):
             yield batch.pinned() if pinned else batch  # outside of calls
 
-    return DerivedBatches(num_items, passed, is_part=shortened)
+    return DerivedBatches(num_items, passed, is_part=num_items < whole.num_items)
 
 
 def vendor_folder(job: JobSpec) -> Path | None:

@@ -92,8 +92,7 @@ class Scenarios:
             if log.long_enough:
                 break
             rate = log.number("result_samples_per_second") or rate * _HEADROOM
-        figure = log.number("result_samples_per_second")
-        return self._result("offline", log, "samples_per_second", figure, expected)
+        return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"), expected)
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
         expected = replace(self.minimum, latency_s=self._call_s(samples) / 2, samples_per_query=samples)
@@ -189,7 +188,6 @@ class Scenarios:
             self._run_loadgen(name, expected, every.take, self._log_dir(name) / "accuracy", accuracy=True)
             accuracy = every.compared()
         size = self.settings.batch_size if name in ("offline", "server") else expected.samples_per_query
-        check = self.library.repeat_check(size) if self.settings.repeat_check else None
         return ScenarioResult.model_validate(
             {
                 "scenario": name,
@@ -203,7 +201,7 @@ class Scenarios:
                 "crossing_us": self.round_trip_us,
                 "accuracy_answers": accuracy,
                 "performance_answers": samples,
-                "repeat_check": check,
+                "repeat_check": self.library.repeat_check(size) if self.settings.repeat_check else None,
             }
         )
 

@@ -83,10 +83,7 @@ class _Logits(nn.Module):
 
 
 def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype) -> Path:
-    """Write the weights of the newest checkpoint in ``round_dir`` to ``case_dir`` as ``dtype``; return the file.
-
-    Raises DataError: the round has no checkpoint or no result.
-    """
+    """Write the newest checkpoint's weights to ``case_dir``; return the file. Raises DataError: none, or no result."""
     from safetensors.torch import save_file
 
     with raising(DataError, f"{round_dir}: not a finished training round", OSError, ValueError):

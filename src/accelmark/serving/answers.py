@@ -80,9 +80,8 @@ def compare_answers(
         return None
     prompts = path.with_name("compared_prompts.jsonl")
     answers = path.with_name("framework_answers.jsonl")
-    pinned = settings.is_pinned
     lines = (
-        json.dumps({"text": answer.prompt, "max_tokens": answer.record.requested_tokens, "pinned": pinned})
+        json.dumps({"text": answer.prompt, "max_tokens": answer.record.requested_tokens, "pinned": settings.is_pinned})
         for answer in sample.answers
     )
     prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -30,16 +30,11 @@ def run_benchmarks(
     watch: Callable[[], None],
     engine: Callable[..., Any] | None = None,
 ) -> None:
-    """Run the tasks of the settings one after the other; append a :class:`BenchmarkScore` for each.
+    """Run the tasks of the settings one after the other; append a :class:`BenchmarkScore` for each in ``node_dir``.
 
-    Args:
-        settings: with the tasks and their limits.
-        model: ``url``, ``model``, ``tokenizer`` and ``num_concurrent`` of a server, or ``model_dir`` and
-            ``batch_size`` of an engine.
-        data_dirs: task -> directory of its data set, a clone of the repository on Hugging Face.
-        node_dir: for the scores, and the harness's log and cache.
-        watch: called every second; its exceptions end the task.
-        engine: executes the commands ``score`` and ``answer`` of an engine's process; None with a server.
+    ``model`` has ``url``, ``model``, ``tokenizer`` and ``num_concurrent`` of a server, or ``model_dir`` and
+    ``batch_size`` of an engine, which executes the commands ``score`` and ``answer``. ``data_dirs`` are clones of the
+    tasks' repositories on Hugging Face. ``watch`` is called every second; its exceptions end the task.
     """
     for task in settings.benchmarks:
         request = {"task": task, "data": str(data_dirs[task]), "limit": settings.benchmark_limit, "model": dict(model)}
@@ -71,8 +66,7 @@ def _run(
             try:
                 if ours.poll(_POLL_S):
                     command, values = json.loads(ours.recv_bytes())
-                    answer = None if engine is None else engine(command, **values)
-                    ours.send_bytes(json.dumps(answer).encode())
+                    ours.send_bytes(json.dumps(engine(command, **values) if engine else None).encode())
             except (EOFError, OSError):
                 break  # the harness ended
             watch()

@@ -107,20 +107,18 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
     @property
     def eot_token_id(self) -> int:
         """Token that ends a text."""
-        token: int = self.tokenizer.eos_token_id
-        return token
+        return int(self.tokenizer.eos_token_id)
 
     @property
     def prefix_token_id(self) -> int:
         """Token before a text without a context."""
-        begin: int | None = self.tokenizer.bos_token_id
-        return self.eot_token_id if begin is None else begin
+        begin = self.tokenizer.bos_token_id
+        return self.eot_token_id if begin is None else int(begin)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Return the tokens of a text, by default with its tokenizer's special tokens."""
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        tokens: list[int] = self.tokenizer.encode(string, **special)
-        return tokens
+        return list(self.tokenizer.encode(string, **special))
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Refuse: no task needs it."""
@@ -129,10 +127,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """Return (log-likelihood in nats, whether it is the greedy one) of each continuation.
-
-        Continuations of one context that differ in their last token only share a prefill.
-        """
+        """Return (nats, whether greedy) of each continuation; those that differ in the last token share a prefill."""
         shared: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
         for place, (_texts, context, continuation) in enumerate(requests):
             tokens = (context + continuation)[-(self._max_length + 1) :][:-1]

@@ -23,13 +23,9 @@ class ServedModel:
     """The model that a case serves; ``directory`` is None where the case has no weights (an endpoint)."""
 
     def __init__(self, job: JobSpec, work_dir: Path) -> None:
-        """Find the given weights, else let the case write its own below ``work_dir``.
-
-        Raises DataError: the tokenizer cannot be read.
-        """
+        """Find the given weights, or let the case write its own. Raises DataError: the tokenizer cannot be read."""
         self._job = job
-        has_module = (job.case.path / f"{_MODULE}.py").is_file()
-        self._module: Any = folder_module(job.case, _MODULE) if has_module else None
+        self._module: Any = folder_module(job.case, _MODULE) if (job.case.path / f"{_MODULE}.py").is_file() else None
         self.directory = job.data_dirs.get("weights")
         if self.directory is None and self._module is not None:
             self.directory = work_dir / "model"
@@ -56,8 +52,7 @@ class ServedModel:
         """Return the text from which prompts are taken. Raises DataError: there is none."""
         dirs = {name: path for name, path in self._job.data_dirs.items() if name not in ("weights", *BENCHMARK_DATA)}
         if self._module is not None:
-            text: str = self._module.prompt_text(dirs)
-            return text
+            return str(self._module.prompt_text(dirs))
         files = sorted(path for place in dirs.values() for path in place.rglob("*") if path.suffix in (".md", ".txt"))
         if not files:
             raise DataError(f"the case {self._job.case.name} has no text for prompts: set prompts.source and file")

@@ -49,8 +49,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
     """Run a serving job in this process; return its exit code."""
     if not isinstance(job.work, ServeJob):
         raise RequestError(f"job.json: a serving rank cannot do work of kind {job.work.kind!r}")
-    node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR", "."))
-    run = _ServingRun(job, job.work, node_dir, log)
+    run = _ServingRun(job, job.work, Path(os.environ.get("ACCELMARK_NODE_DIR", ".")), log)
 
     def finish(reason: ServeEndReason, message: str | None) -> None:
         state = "completed" if reason == "completed" else "cancelled" if reason == "cancelled" else "failed"

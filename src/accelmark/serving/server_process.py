@@ -39,10 +39,7 @@ class Cores(NamedTuple):
 
     @classmethod
     def divided(cls, num_client: int) -> Cores:
-        """Give the client the last ``num_client`` of the cores that this process may use, and the server the others.
-
-        Both have all where the server would have none.
-        """
+        """Give the client the last ``num_client`` of this process's cores; both all if the server would have none."""
         cores = tuple(sorted(os.sched_getaffinity(0)))
         if len(cores) <= num_client:
             return cls(cores, cores)
@@ -116,9 +113,8 @@ class ServerProcess:
         environment = os.environ | spec.environment
         if (threads := settings.get("threads")) is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        kind = partial(ServeError, end_reason="server_missing")
         with (
-            raising(kind, f"{self.command[0]}: cannot be started", OSError),
+            raising(partial(ServeError, end_reason="server_missing"), f"{self.command[0]}: cannot be started", OSError),
             self.log.open("wb") as stream,
             started_on(cores),
         ):
@@ -164,8 +160,7 @@ class ServerProcess:
         """Raise ServeError if the server has ended; sample its memory and CPU time."""
         code = self._process.poll()
         if code is not None:
-            problem = f"{self.spec.title} ended by itself with status {code}{self._last_lines()}"
-            raise ServeError(problem, "server_died")
+            raise ServeError(f"{self.spec.title} ended by itself with status {code}{self._last_lines()}", "server_died")
         if time.monotonic() - self._sampled_s > _SAMPLE_S:
             self._sample()
 

@@ -65,8 +65,7 @@ class LoadReporter:
         if self._part_s is not None and self._first_s is not None:
             eta_s = max(0.0, self._begun_s + self._part_s - now_s) + self._later_s
             passed_s = now_s - self._first_s
-            passed = passed_s / max(passed_s + eta_s, 1e-9)
-            share = self._share = max(self._share, min(passed, _OVERDUE))
+            share = self._share = max(self._share, min(passed_s / max(passed_s + eta_s, 1e-9), _OVERDUE))
         progress = LoadProgress(phase=self._phase, num_requests=self.num_requests, share=share, eta_s=eta_s)
         self._emit(Event.HEARTBEAT, progress)
 

@@ -31,8 +31,7 @@ R = TypeVar("R")
 
 def seed_of(*parts: int) -> int:
     """Return a seed of 56 bits that depends on the numbers in ``parts`` (seed, epoch, sample) only."""
-    digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:7], "big")
+    return int.from_bytes(hashlib.sha256(":".join(map(str, parts)).encode()).digest()[:7], "big")
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,7 @@ class Share:
     Training divides each epoch's permutation into global batches and drops an incomplete last one, so that all ranks
     take the same number of batches of the same size. Evaluation uses every sample once; all ranks take the same number
     of batches (sharded models need that), whose sizes may differ by one.
-
-    Raises:
-        DataError: there are fewer samples than one global batch, or than ranks for evaluation.
+    Raises DataError: there are fewer samples than one global batch, or than ranks for evaluation.
     """
 
     total: int

@@ -44,10 +44,7 @@ ARRAYS: Final = "arrays"
 
 
 def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[CaseT]:
-    """Return the class of a case in a framework, which derives from ``base``.
-
-    It is ``Case`` of ``<framework>.py``, the class that ``case.yaml`` declares, or ``Case`` of ``arrays.py``.
-    """
+    """Return ``Case`` of ``<framework>.py``, else the class that ``case.yaml`` declares, else that of ``arrays.py``."""
     if not folder.path.is_dir():
         raise RequestError(f"{folder.path}: the folder of the case does not exist any more; train in this checkout")
     case: Any
@@ -106,10 +103,7 @@ class ModelSettings:
         return float(value)
 
     def dimensions(self, **names: str) -> dict[str, Any]:
-        """Return those sizes of a Transformer that are settings, as arguments of a configuration of transformers.
-
-        ``names`` has the configuration's own names of sizes, such as ``hidden_size="d_model"``.
-        """
+        """Return the sizes of a Transformer as arguments of a configuration, renamed as ``hidden_size="d_model"``."""
         return {
             names.get(name, usual): self.number(name)
             for name, usual in _DIMENSIONS.items()
@@ -118,9 +112,8 @@ class ModelSettings:
 
     def numbers(self, name: str) -> list[int]:
         """Return one of the case's own settings that lists whole numbers. Raises RequestError: it is no such list."""
-        text = str(self.settings.model[name])
         with raising(RequestError, f"model.{name} is not whole numbers with commas between them", ValueError):
-            return [int(part) for part in text.split(",")]
+            return [int(part) for part in str(self.settings.model[name]).split(",")]
 
 
 Batch = Mapping[str, Any]

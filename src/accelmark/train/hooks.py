@@ -66,8 +66,7 @@ def load_hooks(ref: FolderRef | None, base: type[H], allowed: Iterable[str]) -> 
     path = ref.path / "extern" / "__init__.py"
     if not path.is_file():
         return base
-    module = file_module(f"accelmark_extern_{ref.name.replace('-', '_')}", path)
-    extern = getattr(module, "Extern", None)
+    extern = getattr(file_module(f"accelmark_extern_{ref.name.replace('-', '_')}", path), "Extern", None)
     if not (isinstance(extern, type) and issubclass(extern, base)):
         raise RequestError(f"{path}: has no class Extern({base.__module__}.{base.__name__})")
     hidden = sorted({name for cls in _own_classes(extern, base) for name in vars(cls)} & _HIDING)

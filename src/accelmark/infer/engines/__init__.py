@@ -88,8 +88,7 @@ class FlagPerfEngine(TorchEngine):
 
         # Some engines read ``config._fields``.
         config = type("Config", (namedtuple("Config", values),), {"__getattr__": absent})(**values)
-        model = self.model_on_device() if self.takes_model else None
-        self._call = type(self).made(config, path, model)
+        self._call = type(self).made(config, path, self.model_on_device() if self.takes_model else None)
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch; return its outputs on the CPU and the seconds that it reports as other than inference."""

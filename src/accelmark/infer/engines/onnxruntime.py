@@ -13,7 +13,7 @@ from accelmark.frameworks.pytorch.training.platform import device_functions
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, shortened
-from accelmark.infer.onnx_files import matrix_types, write_fp16, write_int8
+from accelmark.infer.onnx_files import fp16_file, int8_file, matrix_types
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.settings.inference import choice_option, number_option, streams_option, switch_option, text_options
@@ -69,7 +69,7 @@ class Engine(Base):
         self.providers = self._providers()
         self.quantised: dict[str, str] = {}
         existing = self.engine_file()
-        source = existing or self._in_precision(self.onnx_file())
+        source = existing or self._in_precision()
         options = self.ort.SessionOptions()
         self.concurrency = streams_option(request.options)
         options.intra_op_num_threads = max(1, request.threads // self.concurrency)
@@ -143,16 +143,11 @@ class Engine(Base):
                 raise self.incompatible(path, error) from error
             raise
 
-    def _in_precision(self, path: Path) -> Path:
-        if self.request.precision == "fp32":
+    def _in_precision(self) -> Path:
+        if self.request.precision == "int8":
+            path, self.quantised = int8_file(self, on_cpu=self.providers[0] == _CPU)
             return path
-        target = self.request.work_dir / f"{self.name}-{self.request.precision}.onnx"
-        self.package("onnx")
-        if self.request.precision == "fp16":
-            write_fp16(path, target)
-        else:
-            self.quantised = write_int8(path, target, self, on_cpu=self.providers[0] == _CPU)
-        return target
+        return fp16_file(self) if self.request.precision == "fp16" else self.onnx_file()
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, TimedCall
 from accelmark.infer.failures import InferenceError
-from accelmark.infer.onnx_files import write_int8
+from accelmark.infer.onnx_files import int8_file
 from accelmark.spec.settings.inference import InferPrecision, streams_option, text_options
 
 _HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
@@ -49,18 +48,19 @@ class Engine(Base):
         self.target = self._target()
         self.quantised: dict[str, str] = {}
         existing = self.engine_file()
-        settings = {
+        self.settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
             "PERFORMANCE_HINT": request.optimize_for.upper(),
             **({"NUM_STREAMS": streams_option(request.options)} if "streams" in request.options else {}),
             **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),
         }
-        self.settings = settings
-        self.source = None if existing else self._in_precision(self.onnx_file())
+        self.source = None if existing else self.onnx_file()
         """The ONNX file that is compiled; None where a compiled model is loaded."""
+        if self.source is not None and request.precision == "int8":
+            self.source, self.quantised = int8_file(self, on_cpu=self.target == "CPU")
         if existing:
             try:
-                self.compiled = self.core.import_model(existing.read_bytes(), self.target, settings)
+                self.compiled = self.core.import_model(existing.read_bytes(), self.target, self.settings)
             except (RuntimeError, OSError) as error:
                 raise self.incompatible(existing, error) from error
         else:
@@ -135,15 +135,6 @@ class Engine(Base):
         """Return copies of a request's outputs for the first ``size`` rows."""
         return [from_numpy(request.get_output_tensor(place).data[:size].copy()) for place in self.output_order]
 
-    def _in_precision(self, path: Path) -> Path:
-        if self.request.precision != "int8":
-            return path
-        self.package("onnx")
-        self.package("onnxruntime")
-        target = self.request.work_dir / f"{self.name}-int8.onnx"
-        self.quantised = write_int8(path, target, self, on_cpu=self.target == "CPU")
-        return target
-
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
         compiled, arguments = self._prepared(inputs)
@@ -190,12 +181,10 @@ class Engine(Base):
 
     def describe(self) -> dict[str, str]:
         """Return the version, the device, the precision that the plug-in reports, and the bits of int8 weights."""
-        computed = str(self.compiled.get_property("INFERENCE_PRECISION_HINT"))
-        name = str(self.core.get_property(self.target, "FULL_DEVICE_NAME"))
         return {
             "openvino": self.ov.__version__,
-            "ov_device": f"{self.target} {name}",
-            "precision": computed,
+            "ov_device": f"{self.target} {self.core.get_property(self.target, 'FULL_DEVICE_NAME')}",
+            "precision": str(self.compiled.get_property("INFERENCE_PRECISION_HINT")),
             "streams": str(self.compiled.get_property("NUM_STREAMS")),
             **self.quantised,
         }

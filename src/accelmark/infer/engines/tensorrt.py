@@ -42,8 +42,7 @@ class Engine(Base):
         trt = self.trt = self.package("tensorrt")
         self.logger = trt.Logger(trt.Logger.WARNING)
         self.device = request.device
-        existing = self.engine_file()
-        path = existing or self._compile(self.onnx_file(), request.work_dir / f"{self.name}.plan")
+        path = self.engine_file() or self._compile(self.onnx_file(), request.work_dir / f"{self.name}.plan")
         self.runtime = trt.Runtime(self.logger)
         try:
             self.engine = self.runtime.deserialize_cuda_engine(path.read_bytes())

@@ -472,10 +472,7 @@ class Connections:
         """Send a request and fill ``response`` as data arrive, also where the connection is lost.
 
         A kept connection that the server closes before it answers is replaced: closing idle connections is its right,
-        and no failure.
-
-        Raises:
-            NotSentError: no connection could be made.
+        and no failure. Raises NotSentError: no connection could be made.
         """
         request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
         while True:

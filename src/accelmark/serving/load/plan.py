@@ -16,7 +16,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from accelmark.results.read.requests import Requests
 from accelmark.results.rounds.load import measured_stage
-from accelmark.serving.load.prompts import PromptModel, numbered_lines, open_prompts
+from accelmark.serving.load.prompts import numbered_lines, open_prompts
+from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError, raising
 from accelmark.spec.log.serving import LoadStage
@@ -80,8 +81,7 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
             )
     if not lines:
         raise DataError(f"{file}: has no requests")
-    begin_s = lines[0].timestamp
-    due = (Due(line.timestamp - begin_s, line.input_tokens, line.output_tokens) for line in lines)
+    due = (Due(line.timestamp - lines[0].timestamp, line.input_tokens, line.output_tokens) for line in lines)
     in_stage = [arrival for arrival in due if arrival.due_s < duration_s]
     if len(in_stage) == 1 < len(lines):
         problem = f"only the first of {len(lines)} requests is due within {duration_s:g} s (load.duration_s)"
@@ -154,7 +154,7 @@ _MIN_REQUESTS: Final = 10
 class LoadPlan:
     """The load of a run, drawn from a seed that the server or engine, in another process, does not know."""
 
-    def __init__(self, settings: ServeSettings, model: PromptModel) -> None:
+    def __init__(self, settings: ServeSettings, model: ServedModel) -> None:
         """Read the files that the settings name. Raises DataError: one cannot be used, or has too few prompts."""
         self._settings = settings
         self.seed = secrets.randbits(63) if settings.seed is None else settings.seed

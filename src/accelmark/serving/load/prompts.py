@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
+from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Message
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
@@ -29,21 +30,6 @@ _MOST_END: Final = 8
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-class PromptModel(Protocol):
-    """The parts of the served model that prompts need."""
-
-    @property
-    def tokens(self) -> Encode | None:
-        """Function from a text to its tokens; None without a tokenizer."""
-
-    @property
-    def text(self) -> Decode | None:
-        """Function from tokens to their text."""
-
-    def prompt_text(self) -> str:
-        """Return the text from which prompts are taken."""
-
-
 class Prompt(NamedTuple):
     """A prompt with its number, and the requested length of its answer."""
 
@@ -54,7 +40,7 @@ class Prompt(NamedTuple):
     requested_tokens: int
 
 
-def open_prompts(settings: PromptSettings, model: PromptModel, api: str, seed: int) -> TextPrompts | FilePrompts:
+def open_prompts(settings: PromptSettings, model: ServedModel, api: str, seed: int) -> TextPrompts | FilePrompts:
     """Return the source of prompts that the settings name. Raises DataError: a file, line or entry cannot be used."""
     rng = np.random.default_rng((seed, 1))
     if settings.source == "text":
@@ -96,7 +82,7 @@ class TextPrompts:
 
     num_left: Final = None
 
-    def __init__(self, settings: PromptSettings, model: PromptModel, text: str, rng: np.random.Generator) -> None:
+    def __init__(self, settings: PromptSettings, model: ServedModel, text: str, rng: np.random.Generator) -> None:
         self._settings = settings
         self._rng = rng
         self._counts = model.tokens is not None
@@ -120,8 +106,7 @@ class TextPrompts:
         """Return a prompt that was not drawn before."""
         most = len(self._tokens) - 1
         length = min(input_tokens or draw_length(self._settings.input, self._rng, most), most)
-        prefix = self._prefixes[int(self._rng.integers(len(self._prefixes)))]
-        content = self._window(length, prefix)
+        content = self._window(length, self._prefixes[int(self._rng.integers(len(self._prefixes)))])
         if not self._counts:
             content = content.lstrip()  # words are joined by a space before each
         self._num_drawn += 1
@@ -267,10 +252,7 @@ def _read_sharegpt(file: Path, lengths: Lengths, encode: Encode | None) -> list[
 
 
 def numbered_lines(file: Path) -> list[tuple[int, str]]:
-    """Return the lines that are not empty, with their numbers from 1.
-
-    Raises DataError: the file cannot be read as UTF-8.
-    """
+    """Return the lines that are not empty, with their numbers from 1. Raises DataError: they cannot be read."""
     return [(number, text) for number, text in enumerate(read_text(file).splitlines(), 1) if text.strip()]
 
 

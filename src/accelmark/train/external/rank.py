@@ -282,8 +282,7 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -
     flags = [part for name, flag in trainer.settings.items() for part in flag.render(settings.get(name))]
     template = (*trainer.command, *trainer.cases[key.model])
     try:
-        resume = fill(trainer.resume, values) if job.resume else []
-        return [*fill(template, values), *flags, *resume]
+        return [*fill(template, values), *flags, *(fill(trainer.resume, values) if job.resume else [])]
     except KeyError as error:
         problem = f"trainer {trainer.name}: placeholder {{{error.args[0]}}} has no value"
         hint = "; set it in the environment of the cluster file" if str(error.args[0]).startswith("env:") else ""
@@ -383,8 +382,7 @@ class _Trainer:
                 self.translator.line(text, read_ns)
 
     def _failed(self, message: str) -> End:
-        fields = {"type": "TrainerError", "message": message, "last_lines": list(self._last_lines)}
-        self.log.event(Event.ERROR, fields)
+        self.log.event(Event.ERROR, {"type": "TrainerError", "message": message, "last_lines": list(self._last_lines)})
         return End("error", message)
 
 

@@ -193,8 +193,7 @@ class CheckpointWriter:
 
     def next_due(self, step: int) -> float:
         """Return the next step after ``step`` at which a checkpoint is due."""
-        resumable = math.inf if self._every is None else (step // self._every + 1) * self._every
-        return min(resumable, self._due)
+        return min(math.inf if self._every is None else (step // self._every + 1) * self._every, self._due)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due after ``step``."""
@@ -213,8 +212,7 @@ class CheckpointWriter:
         self._end_pair(name)
         if self._size is None:
             self.settle()
-        values = self._backend.mean([time.monotonic() - start, step_s, float(self._size or 0)])
-        self._schedule(step, name, *values)
+        self._schedule(step, name, *self._backend.mean([time.monotonic() - start, step_s, float(self._size or 0)]))
         self._mark = (step, self._totals.training_s())
 
     def _schedule(self, step: int, name: str, write_s: float, step_s: float, num_bytes: float) -> None:
@@ -293,14 +291,13 @@ class CheckpointWriter:
         start = time.monotonic()
         names = sorted(self._needed() & {path.name for path in self._directory.iterdir()})
         hashes = {name: hash_of(self._directory / name) for name in names}
-        sizes = [file.stat().st_size for name in names for file in (self._directory / name).iterdir()]
         value = CheckpointHashes(
             sha256=hashes,
             steps={name: step_of(name) for name in names},
             pairs=tuple(pair for pair in self._pairs if {*pair} <= {None, *hashes}),
             claimed=self._target_checkpoint if self._target_checkpoint in hashes else None,
             final=final,
-            num_bytes=sum(sizes),
+            num_bytes=sum([file.stat().st_size for name in names for file in (self._directory / name).iterdir()]),
             duration_s=round(time.monotonic() - start, 6),
             reason=self._reason,
         )

@@ -64,8 +64,7 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> En
         raise RequestError(f"{work.num_batches} batches of a step cannot be divided among {num_parts} ranks")
     if work.reference is None:
         _export(work, backend, comparison)
-    mesh = mesh_of(settings.parallelism, place.world_size, place.local_world_size)
-    first = mesh.data_rank(place.rank) * num_own
+    first = mesh_of(settings.parallelism, place.world_size, place.local_world_size).data_rank(place.rank) * num_own
     for step in range(1, work.num_steps + 1):
         if step == 1:
             before = read_tensors(work.inputs / INITIAL_FILE)

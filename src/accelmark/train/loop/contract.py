@@ -124,10 +124,7 @@ class HostLosses:
 
 
 Watch = Callable[[Callable[[Any], None]], Any]
-"""Has a function called with the gradient of one parameter in every backward pass, before it is exchanged.
-
-It returns an object whose ``remove()`` ends that.
-"""
+"""Has a function called with each gradient of a parameter before its exchange; ``remove()`` of the result ends that."""
 
 
 @final
@@ -219,13 +216,10 @@ class Backend(ABC):
 
     @abstractmethod
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
-        """Restore the checkpoint ``start``, and take ``num_steps`` optimizer steps from it.
+        """Take ``num_steps`` optimizer steps from the checkpoint ``start``, or (None) the state that ``prepare`` left.
 
-        Args:
-            start: None for the state that :meth:`prepare` left, on which no step was taken yet.
-            end: the checkpoint that training wrote after them, whose weights are compared with the replayed weights.
-
-        Raises ForeignStateError: the checkpoint has the optimizer state of another implementation.
+        The weights are compared with those of ``end``, the checkpoint that training wrote after them. Raises
+        ForeignStateError: the checkpoint has the optimizer state of another implementation.
         """
 
     @abstractmethod

@@ -45,14 +45,10 @@ def bound_reached(end: EndSettings, progress: Progress, epochs_done: int) -> End
 
 def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -> int | None:
     """Return the most optimizer steps that the bounds allow; None where only time bounds them."""
-    bounds = []
-    if end.max_steps is not None:
-        bounds.append(end.max_steps)
-    if end.max_samples is not None:
-        bounds.append(-(-end.max_samples // samples_per_step))
-    if end.max_epochs is not None:
-        bounds.append(end.max_epochs * steps_per_epoch)
-    return min(bounds, default=None)
+    samples, epochs = end.max_samples, end.max_epochs
+    by_samples = None if samples is None else -(-samples // samples_per_step)
+    by_epochs = None if epochs is None else epochs * steps_per_epoch
+    return min((steps for steps in (end.max_steps, by_samples, by_epochs) if steps is not None), default=None)
 
 
 @final

@@ -43,10 +43,8 @@ def process_start() -> float:
     """Return when this process started, on the clock of ``time.monotonic``, to 10 ms; the time now without /proc."""
     now = time.monotonic()
     try:
-        stat = Path("/proc/self/stat").read_text(encoding="utf-8")
-        ticks = int(stat.rpartition(")")[2].split()[19])
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         return now
     return now - max(0.0, age)
@@ -90,8 +88,7 @@ class StopRequest:
         for number in _STOPPING:
             signal.signal(number, self._handle)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        watcher = threading.Thread(target=_watch, args=(reader, on_overdue, grace_s), name="signals", daemon=True)
-        watcher.start()
+        threading.Thread(target=_watch, args=(reader, on_overdue, grace_s), name="signals", daemon=True).start()
 
     def finish(self) -> None:
         """Ignore further signals, while the last event is written."""
@@ -108,10 +105,7 @@ class StopRequest:
 
 
 def handle_signals_again() -> None:
-    """Set the handlers of :class:`StopRequest` again, where they were installed.
-
-    Call it after native code that may take SIGTERM for itself, as JAX, TensorFlow and Paddle do.
-    """
+    """Set the handlers of :class:`StopRequest` again, after native code (JAX, TensorFlow, Paddle) took SIGTERM."""
     for number in _STOPPING:
         handler = signal.getsignal(number)
         if isinstance(getattr(handler, "__self__", None), StopRequest):

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Final, NoReturn, final
 
@@ -41,7 +41,6 @@ _OUTLIER_RATIO: Final = 1.3
 """Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""
 
 _WORKER_END_S: Final = 5.0
-RunRank = Callable[[JobSpec, PerfLogWriter, float, StopRequest], int]
 
 
 @final
@@ -72,9 +71,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
 
     stop.install(overdue)
 
-    def backend() -> Backend:
-        return open_backend(job, train, log)
-
+    backend = partial(open_backend, job, train, log)
     if isinstance(work, EvaluateJob):
         reads = DataReads(job.data_dirs)
         outcome = run_work(backend, lambda opened: _check(work, job.checkpoint_dir, opened, log, reads), log, totals)
@@ -92,7 +89,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
     return outcome.exit_code
 
 
-def main(arguments: list[str], run: RunRank = run_rank) -> int:
+def main(arguments: list[str], run: Callable[[JobSpec, PerfLogWriter, float, StopRequest], int] = run_rank) -> int:
     """Run one rank of the job that ``arguments`` name, by default a training job; returns the exit code."""
     if len(arguments) != 1:
         print("usage: python -m accelmark.train.loop.rank JOB.json", file=sys.stderr)
@@ -166,18 +163,15 @@ def run_work(
     try:
         backend = open_backend()
         totals.backend = backend
-        started = backend.prepare()
-        log.event(Event.INIT_END, started.model_copy(update={"init_cpu_s": sum(os.times()[:4])}))
+        log.event(Event.INIT_END, backend.prepare().model_copy(update={"init_cpu_s": sum(os.times()[:4])}))
         end = body(backend)
         in_step = True
     except Cancelled as cancelled:
         end = End("cancelled", f"ended by {cancelled}")
     except Exception as error:  # noqa: BLE001 - every error must end in FINISHED
-        is_own = isinstance(error, AccelmarkError)
+        end = End("error", str(error) if isinstance(error, AccelmarkError) else f"{type(error).__name__}: {error}")
         if backend is not None:
             end = End(*backend.explain(error))
-        else:
-            end = End("error", str(error) if is_own else f"{type(error).__name__}: {error}")
         if isinstance(error, AccelmarkError):
             code = error.exit_code
         else:
@@ -206,8 +200,7 @@ def _check(work: EvaluateJob, directory: Path, backend: Backend, log: EventLog, 
     for name in work.weights:
         began = time.monotonic()
         metrics = backend.evaluate(directory / name)
-        value = Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began)
-        log.event(Event.EVALUATED, value)
+        log.event(Event.EVALUATED, Evaluated(weights=name, metrics=dict(metrics), duration_s=time.monotonic() - began))
     log.event(Event.DATA_READ, DataRead(sample=reads.sample(f"{work.draw} {rank}")))
     return End("evaluated")
 

@@ -18,10 +18,7 @@ _REMEDY: Final = "convert it with llama.cpp's convert_hf_to_gguf.py and put the 
 
 
 def write_gguf(model_dir: Path, file: Path, precision: str) -> None:
-    """Write ``file``, or link the one GGUF file of ``model_dir``.
-
-    Raises ValueError: there are several, or the model cannot be written here.
-    """
+    """Write ``file``, or link the one GGUF file of ``model_dir``. Raises ValueError: several, or an unknown model."""
     files = sorted(model_dir.glob("*.gguf"))
     if files:
         if len(files) > 1:
@@ -92,8 +89,7 @@ def _add_weights(writer: Any, model_dir: Path, config: dict[str, Any], precision
 
 def _interleaved(rows: Any, heads: int) -> Any:
     """Return a projection whose rows are in the order of llama.cpp's rotary embedding: both halves interleaved."""
-    size = rows.shape[0] // heads
-    return rows.reshape(heads, 2, size // 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def main(arguments: list[str]) -> int:
