@@ -71,7 +71,7 @@ def stage(number: int, num_tokens: int) -> dict[str, float]:
     with null_server("--step-ms", "1") as url, Client(Endpoint(url, "null")) as client:
         sample = AnswerSample(16, random.Random(1))
         stages = Stages(client, model, lambda event, value: None, io.StringIO(), sample, lambda: None)
-        stages._stream = cast(Any, SimpleNamespace(write=lambda line: None, flush=lambda: None))
+        stages.stream = cast(Any, SimpleNamespace(write=lambda line: None, flush=lambda: None))
         before_mib, before_s = peak_mib(), time.process_time()
         requests = (replace(planned(each), requested_tokens=num_tokens) for each in range(number))
         done, _ = stages.run(Load(0, 1e4, 120.0, concurrency=64), requests)

@@ -17,6 +17,7 @@ from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.job import ExternalJob
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
 from accelmark.spec.model import parse
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.runfile import RunSpec
 from accelmark.train.external.rank import LogTranslator, trainer_command
 from accelmark.train.loop.ends import End
@@ -89,7 +90,7 @@ def test_a_validation_is_no_step(tmp_path: Path) -> None:
 def command_of(planned: Plan) -> str:
     job = planned.jobs[0].job
     assert isinstance(job.work, ExternalJob)
-    return " ".join(trainer_command(job, job.work, {"rank": 0, "local_rank": 0, "world_size": 8}))
+    return " ".join(trainer_command(job, job.work, RankPlace(0, 0, 8, 8)))
 
 
 def test_a_mesh_and_the_global_batch_become_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from accelmark.spec.errors import RequestError
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, make_job, run
 
-
 ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.01}
 
 

@@ -48,20 +48,13 @@ from accelmark.spec.plugins.framework import RankPlace
 
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
-_OWN_ENGINES: Final = "accelmark.infer.engines."
 
 
 class Worker:
     """Executes commands, one at a time; each public method but ``start`` is a command, and its result is the reply."""
 
-    engine: Engine
-    calls: list[list[Tensor]]
-    """Inputs of each call of the window that was prepared."""
-    sizes: list[int]
     results: list[Any]
     """Outputs of the window's calls, until its times are reported."""
-    begins: list[float]
-    ends: list[float]
 
     def __init__(self, inputs: int, outputs: int, reply: Callable[[dict[str, Any]], None]) -> None:
         """Take the descriptors of the memory of inputs and outputs, and a function that sends a message."""
@@ -116,7 +109,7 @@ class Worker:
             hashes["onnx_sha256"] = file_hash(request.onnx_path)
         if engine.file is not None and engine.file.exists():
             hashes["engine_sha256"] = file_hash(engine.file)
-        if not self.kind.__module__.startswith(_OWN_ENGINES):
+        if not self.kind.__module__.startswith("accelmark.infer.engines."):
             path = Path(inspect.getfile(self.kind))
             lines = map(str.strip, path.read_text(encoding="utf-8", errors="replace").splitlines())
             hashes["engine_code"] = "/".join(path.parts[-2:])

@@ -194,7 +194,7 @@ class _ServingRun:
     def _started(self, model: ServedModel, server: ServerProcess | None, start_s: float | None) -> ServeStarted:
         settings = self.work.settings
         spec = self.work.server
-        divided = self.cores if self.cores is not None and self.cores.are_divided else None
+        divided = self.cores if self.cores is not None and self.cores.server != self.cores.client else None
         version = None
         if spec is not None and spec.distribution is not None:
             version = installed_version(spec.distribution)

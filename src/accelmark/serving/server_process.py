@@ -32,11 +32,6 @@ class Cores(NamedTuple):
     server: tuple[int, ...]
     client: tuple[int, ...]
 
-    @property
-    def are_divided(self) -> bool:
-        """Whether the client's cores are its own."""
-        return self.server != self.client
-
     @classmethod
     def divided(cls, num_client: int) -> Cores:
         """Give the client the last ``num_client`` of this process's cores; both all if the server would have none."""
@@ -59,13 +54,8 @@ def started_on(cores: Sequence[int]) -> Iterator[None]:
 
 HOST: Final = "127.0.0.1"
 LOG_FILE: Final = "server.log"
-_POLL_S: Final = 0.1
 _REPORT_S: Final = 1.0
-_HEALTH_TIMEOUT_S: Final = 5.0
 _STOP_S: Final = 20.0
-_KILL_S: Final = 5.0
-_LAST_LINES: Final = 5
-_SAMPLE_S: Final = 1.0
 
 
 @final
@@ -139,10 +129,10 @@ class ServerProcess:
             if waited_s - told_s > _REPORT_S:
                 told_s = waited_s
                 report()
-            time.sleep(_POLL_S)
+            time.sleep(0.1)
 
     def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=_HEALTH_TIMEOUT_S)
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=5.0)
         try:
             connection.request("GET", self.spec.health)
             return connection.getresponse().status == http.client.OK
@@ -161,7 +151,7 @@ class ServerProcess:
         code = self._process.poll()
         if code is not None:
             raise ServeError(f"{self.spec.title} ended by itself with status {code}{self._last_lines()}", "server_died")
-        if time.monotonic() - self._sampled_s > _SAMPLE_S:
+        if time.monotonic() - self._sampled_s > 1.0:
             self._sample()
 
     def _sample(self) -> None:
@@ -181,7 +171,7 @@ class ServerProcess:
     def stop(self) -> None:
         """End the server and all its children: by SIGTERM, and those left after 20 s by SIGKILL."""
         left = self._family()
-        for number, limit_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _KILL_S)):
+        for number, limit_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 5.0)):
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
@@ -208,7 +198,7 @@ class ServerProcess:
 
 
 def _last_of(lines: Sequence[str]) -> str:
-    last = [line for line in lines if line.strip()][-_LAST_LINES:]
+    last = [line for line in lines if line.strip()][-5:]
     return f": {' / '.join(last)}" if last else " without output"
 
 

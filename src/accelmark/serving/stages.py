@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol, final
 
 from accelmark.results.read.requests import Requests, RequestTable
@@ -13,7 +14,6 @@ from accelmark.serving.request import Load, PlannedRequest, Record
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import SCENARIO_PHASES, LoadPhase, LoadProgress, LoadStage, RequestRecord
 
-_EVERY_S: Final = 1.0
 _OVERDUE: Final = 0.99
 """Share of a load that takes longer than planned."""
 
@@ -56,7 +56,7 @@ class LoadReporter:
     def report(self) -> None:
         """Report, unless that was done within the last second."""
         now_s = time.monotonic()
-        if now_s - self._reported_s >= _EVERY_S:
+        if now_s - self._reported_s >= 1.0:
             self._report(now_s)
 
     def _report(self, now_s: float) -> None:
@@ -80,27 +80,21 @@ class StageClient(Protocol):
 
 
 @final
+@dataclass
 class Stages:
     """The stages of a run so far."""
 
-    def __init__(
-        self,
-        client: StageClient,
-        model: ServedModel,
-        emit: Callable[[Event, Any], None],
-        stream: IO[str],
-        sample: AnswerSample,
-        check_server: Callable[[], None],
-    ) -> None:
-        """Take the client, the model for counting tokens, and where events, records and sampled answers go."""
-        self.progress = LoadReporter(emit)
-        self._client = client
-        self._tokens = model.tokens
-        self.tokenizer_dir = model.directory if model.has_tokenizer else None
-        self._emit = emit
-        self._stream = stream
-        self._sample = sample
-        self._check_server = check_server
+    client: StageClient
+    model: ServedModel
+    emit: Callable[[Event, Any], None]
+    stream: IO[str]
+    """For the records of requests."""
+    sample: AnswerSample
+    check_server: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.progress = LoadReporter(self.emit)
+        self.tokenizer_dir = self.model.directory if self.model.has_tokenizer else None
         self._ended = RequestTable()
 
     def run(self, load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Requests]:
@@ -112,10 +106,10 @@ class Stages:
             phase = "under load" if load.loadgen is None else SCENARIO_PHASES[load.loadgen.scenario]
             self.progress.begin(phase, load.until_s, load.later_s)
         begun = {"stage": load.stage, "arrival": load.arrival, "concurrency": load.concurrency, "rate": load.rate}
-        self._emit(Event.LOAD_BEGIN, begun)
-        done = self._client.run_stage(self._watched(requests), load, self._record, self._watch)
-        self._stream.flush()
-        self._emit(Event.LOAD_END, done)
+        self.emit(Event.LOAD_BEGIN, begun)
+        done = self.client.run_stage(self._watched(requests), load, self._record, self._watch)
+        self.stream.flush()
+        self.emit(Event.LOAD_END, done)
         return done, self._ended.requests()
 
     def _watched(self, requests: Iterable[PlannedRequest]) -> Iterator[PlannedRequest]:
@@ -126,14 +120,14 @@ class Stages:
 
     def _record(self, request: PlannedRequest, record: RequestRecord, text: str) -> None:
         """Write the record of a request that ended, with the tokens of its answer."""
-        if self._tokens is not None and record.status == "ok" and record.output_tokens is None:
-            record = record.model_copy(update={"output_tokens": len(self._tokens(text))})
-        self._stream.write(record.model_dump_json() + "\n")
+        if self.model.tokens is not None and record.status == "ok" and record.output_tokens is None:
+            record = record.model_copy(update={"output_tokens": len(self.model.tokens(text))})
+        self.stream.write(record.model_dump_json() + "\n")
         self._ended.add(record)
         self.progress.num_requests += 1
         if record.stage >= 0 and record.status == "ok":
-            self._sample.add(request, record, text)
+            self.sample.add(request, record, text)
 
     def _watch(self) -> None:
-        self._check_server()
+        self.check_server()
         self.progress.report()

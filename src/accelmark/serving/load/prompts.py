@@ -24,10 +24,8 @@ Decode = Callable[[list[int]], str]
 
 _TRIES: Final = 200
 """Windows that are drawn before the text is found too short for another prompt."""
-_CORRECTIONS: Final = 8
 _MOST_END: Final = 8
 """Most tokens at the end of a prompt that come from a second place in the text."""
-_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Prompt(NamedTuple):
@@ -48,10 +46,10 @@ def open_prompts(settings: PromptSettings, model: ServedModel, api: str, seed: i
         return TextPrompts(settings, model, text, rng)
     file = Path(str(settings.file))
     if settings.source == "jsonl":
-        return FilePrompts(settings, _read_jsonl(file, api, model.tokens), rng, f"{file}")
+        return FilePrompts(settings, _read_jsonl(file, api, model.tokens), rng)
     entries = _read_sharegpt(file, settings.input, model.tokens)
     rng.shuffle(entries)
-    return FilePrompts(settings, entries, rng, f"{file}")
+    return FilePrompts(settings, entries, rng)
 
 
 def draw_length(lengths: Lengths, rng: np.random.Generator, most: int | None = None) -> int:
@@ -140,9 +138,9 @@ class TextPrompts:
     def _extended(self, prefix: str, num_prefix: int, length: int, begin: int) -> str | None:
         """Return ``prefix`` and tokens from ``begin``, ``length`` in all; None where that is not possible."""
         num_taken = max(1, length - num_prefix)
-        for _ in range(_CORRECTIONS):
+        for _ in range(8):
             text = prefix + self._decode(self._tokens[begin : begin + num_taken])
-            if _REPLACEMENT in text:  # begins or ends within a character
+            if "\N{REPLACEMENT CHARACTER}" in text:  # begins or ends within a character
                 return None
             excess = len(self._encode(text)) - length
             if excess == 0:
@@ -163,16 +161,13 @@ class _Entry(NamedTuple):
 class FilePrompts:
     """Prompts of a file, in their order."""
 
-    def __init__(
-        self, settings: PromptSettings, entries: Sequence[_Entry], rng: np.random.Generator, where: str
-    ) -> None:
+    def __init__(self, settings: PromptSettings, entries: Sequence[_Entry], rng: np.random.Generator) -> None:
         self._settings = settings
         self._entries = entries
         places: dict[str, int] = {}
         self._numbers = [places.setdefault(json.dumps(entry.content), place) for place, entry in enumerate(entries)]
         """Number of each entry's prompt: the number of the first entry with the same content."""
         self._rng = rng
-        self._where = where
         self._next = 0
 
     @property
@@ -184,7 +179,7 @@ class FilePrompts:
         """Return the next prompt; its own length of the answer counts before the given one."""
         if self._next >= len(self._entries) and not self._settings.repeat:
             remedy = "give more, shorten the load (max_requests, duration_s), or set prompts.repeat: true"
-            raise DataError(f"{self._where}: all of its {len(self._entries)} prompts were used; {remedy}")
+            raise DataError(f"{self._settings.file}: all of its {len(self._entries)} prompts were used; {remedy}")
         place = self._next % len(self._entries)
         self._next += 1
         entry = self._entries[place]

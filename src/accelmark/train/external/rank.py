@@ -25,6 +25,7 @@ from accelmark.spec.log.events import EndReason, Evaluation, Event, StepWindow
 from accelmark.spec.log.perflog import PERFLOG_PREFIX, EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.catalog import find
+from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.plugins.trainer import fill
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
@@ -216,8 +217,6 @@ def _numbers(match: re.Match[str]) -> dict[str, float]:
     return numbers
 
 
-_MAX_LINE_CHARACTERS: Final = 2**16
-_LAST_LINES: Final = 20
 _HEARTBEAT_S: Final = 5.0
 _TERMINATE_S: Final = 10.0
 """Time between SIGTERM and SIGKILL for the trainer; shorter than the rank's own grace period."""
@@ -231,11 +230,11 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     if not isinstance(work, ExternalJob):
         raise RequestError(f"job.json: an external trainer cannot do work of kind {work.kind!r}")
     work = work if job.seed is None else work.with_seed(job.seed)
-    place = {name: int(os.environ.get(name.upper(), default)) for name, default in _PLACE.items()}
+    place = RankPlace.from_environment()
     command = trainer_command(job, work, place)
     totals = RunTotals(process_start=process_start, job=work)
     finished = FinishedEvent(log, totals)
-    counted = place["rank"] == (0 if work.trainer.log.rank == "first" else place["world_size"] - 1)
+    counted = place.rank == (0 if work.trainer.log.rank == "first" else place.world_size - 1)
     translator = LogTranslator(work, job.key.world_size, log, totals, resumed=job.resume) if counted else None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}
     trainer = _Trainer(command, environment, translator, log, job.resume)
@@ -252,18 +251,14 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     return EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else EXIT_FAILED
 
 
-_PLACE: Final = {"rank": 0, "local_rank": 0, "world_size": 1}
-"""Placeholder of a rank's position -> its value where the launch sets no variable of that name."""
-
-
-def trainer_command(job: JobSpec, work: ExternalJob, place: Mapping[str, int]) -> list[str]:
+def trainer_command(job: JobSpec, work: ExternalJob, place: RankPlace) -> list[str]:
     """Return the command of one rank: the template, and the arguments of the case and of the settings."""
     trainer, key = work.trainer, job.key
     folder = find("trainers", trainer.name, "job.json").path
     settings = flatten(work.settings.model_dump(mode="json"))
     mesh = mesh_of(work.settings.parallelism, key.world_size, key.nproc)
     values = {
-        **{name: str(value) for name, value in place.items()},
+        **{name: str(value) for name, value in asdict(place).items()},
         "python": sys.executable,
         "nnodes": str(key.nnodes),
         "nproc": str(key.nproc),
@@ -299,7 +294,7 @@ class _Trainer:
     translator: LogTranslator | None
     log: EventLog
     resumed: bool
-    _last_lines: deque[str] = field(default_factory=partial(deque, maxlen=_LAST_LINES))
+    _last_lines: deque[str] = field(default_factory=partial(deque, maxlen=20))
     _process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> End:
@@ -371,7 +366,7 @@ class _Trainer:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         # Universal newlines: progress bars end lines with a carriage return.
         output = TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline=None)
-        while line := output.readline(_MAX_LINE_CHARACTERS):
+        while line := output.readline(2**16):
             if not (text := line.rstrip("\n")):
                 continue
             read_ns = time.monotonic_ns()

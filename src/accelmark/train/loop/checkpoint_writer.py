@@ -137,7 +137,6 @@ _LARGEST_SHARE: Final = 0.003
 """Share of training time that writing the pairs may take."""
 _FEWEST: Final = 4
 """Distances into which training is divided at least, however short it is."""
-_CHUNK: Final = 1 << 20
 
 
 @final
@@ -345,6 +344,6 @@ def hash_of(directory: Path) -> str:
     for path in sorted(each for each in directory.rglob("*") if each.is_file()):
         digest.update(f"{path.relative_to(directory).as_posix()}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
