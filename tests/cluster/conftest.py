@@ -14,7 +14,6 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.run.controller.coordinator import stop
-from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
@@ -86,10 +85,6 @@ def nothing_left_on_any_host(request: pytest.FixtureRequest) -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail(f"left running: {left}")
         time.sleep(0.1)
-
-
-def status_of(run: Path) -> list[JobStatus]:
-    return list(RunDirectory.open(run).statuses().values())
 
 
 def record_fault(what: str, expected: str, status: JobStatus, noticed_s: float | None = None, left: int = 0) -> None:

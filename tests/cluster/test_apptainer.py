@@ -17,7 +17,7 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import mounts, write_rootfs
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.cluster.test_containers import in_container, tiny, train_adapted
 from tests.cluster.test_images import FAKES
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -99,13 +99,13 @@ def test_a_job_runs_in_an_image_and_ends_with_ctrl_c(
     process = drive("start", run, plan=fakes_here(image, (), ("steps=100000",)))
     second_log = "toy1*/round1/*/rank0.out.log"
     wait_for(lambda: list(run.glob(second_log)) or process.poll() is not None, "the second job", 120)
-    assert process.poll() is None, f"{done(process)}{status_of(run)}{logs(run)}"
+    assert process.poll() is None, f"{done(process)}{statuses(run)}{logs(run)}"
     ranks = [pid for pid in left_running(run) if str(FAKES / "fake_rank.py") in psutil.Process(pid).cmdline()]
     assert ranks
     assert all("OF_THE_HOST" not in psutil.Process(pid).environ() for pid in ranks)
     process.send_signal(signal.SIGINT)
     code, out, err = done(process)
-    first, second = status_of(run)
+    first, second = statuses(run)
     assert (code, first.state, second.state) == (130, "succeeded", "cancelled"), f"{out}{err}{first}{second}{logs(run)}"
     assert left_running(run) == []
     information = json.loads(next(run.rglob("sys_info.json")).read_text())
@@ -119,12 +119,12 @@ def test_what_a_killed_agent_leaves_is_ended_from_another_container(
     image, run = request.getfixturevalue(kind), tmp_path / "run"
     process = drive("start", run, plan=fakes_here(image, ("steps=100000", "grandchild")))
     wait_for(lambda: stepping(run) or process.poll() is not None, "a step", 120)
-    assert process.poll() is None, f"{done(process)}{status_of(run)}{logs(run)}"
+    assert process.poll() is None, f"{done(process)}{statuses(run)}{logs(run)}"
     agents = [pid for pid in left_running(run) if "accelmark.run.agent.agent" in psutil.Process(pid).cmdline()]
     for pid in agents:
         psutil.Process(pid).kill()
     code, out, err = done(process)
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     assert (code, status.state) == (1, "lost"), f"{out}{err}{status}{logs(run)}"
     assert left_running(run) == [], [psutil.Process(p).cmdline() for p in left_running(run)]
     assert "processes that it left behind were killed" in (status.reason or ""), logs(run)

@@ -15,7 +15,7 @@ from accelmark.results.read.reevaluation import read_reevaluation, reevaluation_
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import status_of
+from tests.cluster.conftest import statuses
 from tests.cluster.test_containers import CASE, accelmark, run_file, write_tiny
 from tests.frameworks.environments import framework_environment
 from tests.frameworks.rank_jobs import SMALL_LLAMA
@@ -55,7 +55,7 @@ def test_weights_are_evaluated_and_steps_replayed_on_hosts_that_share_nothing(
     given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     ended = accelmark("run", str(file), "--open", *given, "--out", str(run), "--json")
     said = ended.stdout + ended.stderr + "".join(log.read_text() for log in run.rglob("rank*.out.log"))
-    assert status_of(run)[0].state == "succeeded", said
+    assert statuses(run)[0].state == "succeeded", said
     (round_dir,) = run.glob("*/round1")
     found = read_reevaluation(round_dir)
     assert found is not None, said

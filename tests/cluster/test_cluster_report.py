@@ -16,7 +16,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.log.records import Collective
 from accelmark.spec.plugins.catalog import load_vendor
-from tests.cluster.conftest import status_of
+from tests.cluster.conftest import statuses
 from tests.cluster.test_containers import CASE, accelmark, write_tiny
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -50,7 +50,7 @@ def test_all_parts_are_measured_on_two_hosts(cluster: MakeCluster, plugins: Path
     kill = next(event.reason for event in RunDirectory.open(out / "recovery").events() if event.state == "failed")
     assert "rank 1: killed by SIGKILL" in (kill or "")
     assert "rank 1 is killed on purpose after step" in ended.stderr
-    (status,) = status_of(out / "recovery")
+    (status,) = statuses(out / "recovery")
     assert (status.state, status.attempt) == ("succeeded", 2)
     (first,) = (out / "recovery").glob("*/round1/attempt1/n2_noderank1/exit.json")
     assert "killed by SIGKILL" in first.read_text()

@@ -19,7 +19,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import ADAPTED, dockerd, mounts, podman, served, write_adaptation, write_index, write_rootfs
-from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
+from tests.cluster.conftest import done, drive, record_fault, statuses, stepping
 from tests.run.fakes import make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
@@ -101,7 +101,7 @@ def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp
     # The two hosts share this machine's cores: each rank may not take them all.
     ended = accelmark("run", str(file), "--set", "threads=1", "--out", str(run), "--json")
     result = json.loads((run / "resnet_mini-pytorch-CPUx2x1" / "round1" / "result.json").read_text())
-    assert status_of(run)[0].state == "succeeded", ended.stdout + ended.stderr + str(status_of(run))
+    assert statuses(run)[0].state == "succeeded", ended.stdout + ended.stderr + str(statuses(run))
     assert result["converged"] is True
     logs = sorted(run.glob("*/round1/*/rank*.out.log"))
     assert [log.parent.name for log in logs] == ["n1_noderank0", "n2_noderank1"]
@@ -117,7 +117,7 @@ def train_adapted(
         file = run_file(directory, spec, f"tiny:pytorch:X1:{num_hosts}:1:1")
         ended = accelmark("run", str(file), "--out", str(run), "--json")
     agent_log = "".join(log.read_text()[-3000:] for log in run.rglob("agent.log"))
-    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{agent_log}"
+    assert statuses(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{statuses(run)}{agent_log}"
     (result,) = run.glob("*/round1/result.json")
     assert json.loads(result.read_text())["converged"] is True
     for rank, node in enumerate(sorted(run.glob("*/round1/*_noderank*"))):
@@ -153,12 +153,12 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
     name = podman(bed, "ps", "--format", "{{.Names}}", number=2)
     removed = time.monotonic()
     podman(bed, "rm", "--force", "--time", "0", name, number=2)
-    wait_for(lambda: status_of(run)[0].ended, "the end of the first job", 60)
+    wait_for(lambda: statuses(run)[0].ended, "the end of the first job", 60)
     noticed_s = time.monotonic() - removed
     wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "the second job", 60)
     process.terminate()
     done(process)
-    first, second = status_of(run)
+    first, second = statuses(run)
     record_fault("podman: the container of a host is removed", "lost, names n2", first, noticed_s)
     assert (first.state, second.state) == ("lost", "cancelled"), (first, second)
     assert "n2" in (first.reason or "")

@@ -21,7 +21,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.record.directory import RunDirectory
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, record_fault, status_of, stepping
+from tests.cluster.conftest import done, drive, record_fault, statuses, stepping
 from tests.cluster.test_connections import drop_connections
 from tests.run.fakes import wait_for
 
@@ -291,7 +291,7 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
     finally:
         fault.repair(bed)
     run = running.run
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     deadline = time.monotonic() + 60
     while (left := bed.processes()) and time.monotonic() < deadline:
         time.sleep(0.1)

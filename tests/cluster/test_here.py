@@ -20,7 +20,7 @@ from accelmark.run.sandboxes.sandbox import ModuleCommand, job_sandbox
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed, podman_environment
 from tests.cluster.boxed import dockerd, mounts
-from tests.cluster.conftest import done, drive, status_of, stepping
+from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_images import FAKES, recipe
 from tests.run.fakes import make_plan, wait_for
@@ -88,7 +88,7 @@ def test_a_local_container_gets_the_settings_of_cluster_file_and_vendor_only(
     assert cached_bytes(extra / "file") > 0
     process = drive("start", run, plan=fakes_here(engine, "steps=100000", clear_caches=True, **wishes))
     wait_for(lambda: stepping(run) or process.poll() is not None, "a step", 90)
-    assert stepping(run), f"{done(process)}{status_of(run)}"
+    assert stepping(run), f"{done(process)}{statuses(run)}"
     assert cached_bytes(extra / "file") == 0, "dropped on the host, from inside"
     (found,) = json.loads(asked(engine, "inspect", asked(engine, "ps", "--quiet")))
     host = found["HostConfig"]
@@ -102,7 +102,7 @@ def test_a_local_container_gets_the_settings_of_cluster_file_and_vendor_only(
     assert {place for place, (_, writable) in mounted.items() if writable} == {str(run), "/run/accelmark-drop-caches"}
     process.send_signal(signal.SIGINT)
     assert done(process)[0] == 130
-    assert [status.state for status in status_of(run)] == ["cancelled"]
+    assert [status.state for status in statuses(run)] == ["cancelled"]
     assert asked(engine, "ps", "--all", "--quiet") == ""
     ended = json.loads(next(run.rglob("exit.json")).read_text())
     assert ended["warnings"] == []

@@ -15,7 +15,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import mounts, podman, write_rootfs
-from tests.cluster.conftest import done, drive, record_fault, status_of
+from tests.cluster.conftest import done, drive, record_fault, statuses
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
 
@@ -71,7 +71,7 @@ def test_an_image_is_built_only_when_absent_or_changed(
     assert [name for name in images(bed) if "accelmark-acme-pytorch_2.1:" in name]
     (versioned / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nCOPY nothing /\n")
     assert done(drive("start", tmp_path / "run5", plan=fakes_in(cluster, "2.1")))[0] == 1
-    reason = status_of(tmp_path / "run5")[0].reason or ""
+    reason = statuses(tmp_path / "run5")[0].reason or ""
     assert reason.startswith("n1: the image accelmark-acme-pytorch_2.1:")
     assert "could not be built: " in reason
     assert "nothing" in reason
@@ -83,12 +83,12 @@ def test_an_image_is_loaded_from_a_file(cluster: MakeCluster, bed: Bed, recipe: 
     podman(bed, "save", "--output", str(archive), "boxed:1")
     podman(bed, "rmi", "--force", "boxed:1")
     plan = fakes_in(cluster, image="boxed:1", image_file=str(archive))
-    assert done(drive("start", tmp_path / "run", plan=plan))[0] == 0, status_of(tmp_path / "run")
+    assert done(drive("start", tmp_path / "run", plan=plan))[0] == 0, statuses(tmp_path / "run")
     assert "localhost/boxed:1" in images(bed)
 
     def reason(name: str, **container: str) -> str:
         done(drive("start", tmp_path / name, plan=fakes_in(cluster, **container)))
-        (status,) = status_of(tmp_path / name)
+        (status,) = statuses(tmp_path / name)
         assert status.state == "failed"
         return status.reason or ""
 
@@ -128,7 +128,7 @@ def test_a_full_storage_of_podman_is_named(cluster: MakeCluster, bed: Bed, recip
     finally:
         subprocess.run(bed.inside(1, "umount", "-l", storage[-1]), check=True)
         podman(bed, "rmi", "--force", "large:1")
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     record_fault("podman's storage is full", "failed, names the disk", status)
     reason = (status.reason or "").lower()
     assert (status.state, "no space left on device" in reason, "the disk is full" in reason) == ("failed", True, True)

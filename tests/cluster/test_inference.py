@@ -17,7 +17,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import podman, write_rootfs
-from tests.cluster.conftest import status_of
+from tests.cluster.conftest import statuses
 from tests.cluster.test_containers import accelmark, in_container
 from tests.cluster.test_here import asked, podman_here
 from tests.cluster.test_slurm import slurm_conf
@@ -50,7 +50,7 @@ def infer(cluster: ClusterSpec, tmp_path: Path) -> Path:
     ended = accelmark("run", str(tmp_path / "file.yaml"), "--out", str(run), "--json")
     assert run.exists(), ended.stdout + ended.stderr
     said = "".join(log.read_text() for log in run.rglob("agent.log"))
-    assert status_of(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{status_of(run)}{said}"
+    assert statuses(run)[0].state == "succeeded", f"{ended.stdout}{ended.stderr}{statuses(run)}{said}"
     (summary,) = json.loads((run / "summary.json").read_text())["cases"]
     # All rules hold but the one about caches, whose check is left out: it compares times, on a machine full of tests.
     assert summary["verdict"] == "OPEN", summary

@@ -15,7 +15,7 @@ from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import podman, write_rootfs
-from tests.cluster.conftest import status_of
+from tests.cluster.conftest import statuses
 from tests.cluster.test_containers import CASE, accelmark, run_file, write_tiny
 
 PYTHON = os.environ.get("ACCELMARK_OLD_PYTHON", "")
@@ -72,7 +72,7 @@ def test_agents_and_ranks_run_on_the_python_of_hosts_and_containers(
     file = run_file(tmp_path, cluster(num_hosts, **values), f"tiny:pytorch:CPU:{num_hosts}:1:1", vendor="cpu")
     ended = accelmark("run", str(file), "--set", "threads=1", "--out", str(run), "--json")
     said = ended.stdout + ended.stderr + "".join(log.read_text() for log in run.rglob("*.log"))
-    assert status_of(run)[0].state == "succeeded", said
+    assert statuses(run)[0].state == "succeeded", said
     (round_dir,) = run.glob("*/round1")
     found = read_reevaluation(round_dir)
     assert found is not None, said

@@ -27,7 +27,7 @@ from accelmark.spec.errors import Problem
 from accelmark.spec.plugins.requirements import Need
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import mounts, write_rootfs
-from tests.cluster.conftest import done, drive, status_of, statuses, stepping
+from tests.cluster.conftest import done, drive, statuses, stepping
 from tests.run.fakes import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -116,8 +116,8 @@ def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Pa
     process.terminate()
     done(process)
     assert any("is in use by first-" in what for what in found), found
-    assert (code, status_of(second)[0].state) == (1, "failed"), out
-    assert "is in use by first-" in (status_of(second)[0].reason or "")
+    assert (code, statuses(second)[0].state) == (1, "failed"), out
+    assert "is in use by first-" in (statuses(second)[0].reason or "")
 
 
 def test_shell_metacharacters_are_literal(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_spare_replaces_a_host_that_is_not_ready(plan: MakePlan, bed: Bed, tmp
     finally:
         bed.sshd(2)
         bed.sshd(3)
-    assert [status.state for status in status_of(tmp_path / "run")] == ["succeeded"], out + err
+    assert [status.state for status in statuses(tmp_path / "run")] == ["succeeded"], out + err
     used = RunDirectory.open(tmp_path / "run").plan
     assert [host.name for host in used.cluster.hosts] == ["n1", "n4"]
     assert [node.host for node in used.jobs[0].nodes] == ["n1", "n4"]

@@ -23,7 +23,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import options_of, parse_cluster
-from tests.cluster.conftest import done, drive, running, status_of, stepping
+from tests.cluster.conftest import done, drive, running, statuses, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import accelmark, write_tiny
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -67,7 +67,7 @@ def run_tiny(
 def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended = run_tiny(plugins, run, 2)
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     assert status.state == "succeeded", f"{ended.stdout}{ended.stderr}{status}"
     assert '"converged":true' in (run / "tiny-pytorch-X1x2x1" / "round1" / "result.json").read_text()
     found = verify_run(run)
@@ -82,7 +82,7 @@ def test_a_submitted_run_ends_in_its_own_job(plugins: Path, tmp_path: Path) -> N
     assert queue().split()[0] == job
     wait_for(lambda: not queue(), "the job's end")
     log = (tmp_path / "run.sbatch.log").read_text()
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     assert status.state == "succeeded", f"{log}{status}"
     script = (tmp_path / "run.sbatch").read_text()
     assert "#SBATCH --time=17\n" in script
@@ -111,7 +111,7 @@ def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins:
     wait_for(lambda: (third / "agent.pid").exists(), "the agent's number")
     os.kill(json.loads((third / "agent.pid").read_text())["pid"], signal.SIGKILL)
     code, out, err = done(process)
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     assert placed == ["n[1-4]"], steps
     assert (code, status.state) == (1, "lost"), out + err + str(status)
     assert (status.reason or "").startswith("n3: node agent exited without writing exit.json"), status
@@ -128,7 +128,7 @@ def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path
     assert err.strip().startswith("error: n1: port 29501 is in use")
     wait_for(lambda: not queue(), "the allocation given back")
     code, out, err = done(drive("start", run, "--look", plan=plan))
-    assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded"]), out + err
+    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err
 
 
 def test_nodes_that_slurm_does_not_know_are_named_before_anything_is_submitted(plugins: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_inside_an_allocation_a_killed_coordinator_is_resumed(
         process.send_signal(signal.SIGKILL)
         done(process)
         code, out, err = done(drive("resume", run))
-        assert (code, [status.state for status in status_of(run)]) == (0, ["succeeded", "succeeded"]), out + err
+        assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
         assert queue().startswith(job_id)
     finally:
         subprocess.run(["scancel", job_id], check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelmark.spec.cluster import ClusterSpec
-from tests.cluster.conftest import done, drive, status_of
+from tests.cluster.conftest import done, drive, statuses
 from tests.cluster.slurm import slurm
 from tests.run.fakes import make_plan
 
@@ -31,7 +31,7 @@ def placed(run: Path, *options: str) -> list[str]:
     }  # fmt: skip
     plan = make_plan(("place",), hosts=("n1", "n2"), cluster=ClusterSpec.model_validate(values))
     _, out, err = done(drive("start", run, plan=plan))
-    assert [status.state for status in status_of(run)] == ["succeeded"], out + err + str(status_of(run))
+    assert [status.state for status in statuses(run)] == ["succeeded"], out + err + str(statuses(run))
     logs = sorted(run.glob("*/round1/*/rank*.out.log"))
     return [line for log in logs for line in log.read_text().splitlines() if line.startswith("cores ")]
 

@@ -11,7 +11,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.boxed import mounts
-from tests.cluster.conftest import done, drive, status_of
+from tests.cluster.conftest import done, drive, statuses
 from tests.cluster.test_apptainer import container, directory, logs, sif, sqsh
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_here import asked, podman_here
@@ -42,7 +42,7 @@ def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path,
     shutil.copytree(recipe, recipe.with_name("bare"))  # jobs of several hosts use the framework "bare"
     run = tmp_path / "run"
     code, out, err = done(drive("start", run, plan=fakes_on(("n1", "n2"), (), ("steps=100000", "1:die"))), 200)
-    first, second = status_of(run)
+    first, second = statuses(run)
     assert (code, first.state, second.state) == (1, "succeeded", "failed"), f"{out}{err}{first}{second}"
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")
     assert asked("podman", "ps", "--all", "--quiet") == ""
@@ -57,6 +57,6 @@ def test_two_nodes_run_a_job_in_an_image_file_and_a_dead_rank_ends_it(
     spec = ClusterSpec.model_validate(values | {"container": container(image)})
     plan = make_plan((), ("steps=100000", "1:die"), hosts=("n1", "n2"), cluster=spec)
     code, out, err = done(drive("start", run, plan=plan), 250)
-    first, second = status_of(run)
+    first, second = statuses(run)
     assert (code, first.state, second.state) == (1, "succeeded", "failed"), f"{out}{err}{first}{second}{logs(run)}"
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")

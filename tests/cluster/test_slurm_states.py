@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import done, drive, record_fault, running, status_of
+from tests.cluster.conftest import done, drive, record_fault, running, statuses
 from tests.cluster.test_containers import accelmark
 from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -78,7 +78,7 @@ def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Pa
     (job_id,) = numbers("RUNNING")
     subprocess.run(["scancel", job_id], check=True)
     code, out, err = done(process)
-    first, second = status_of(run)
+    first, second = statuses(run)
     assert (code, first.state, second.state) == (130, "cancelled", "cancelled"), out + err + str((first, second))
     assert (first.reason, first.attempt) == (f"Slurm job {job_id} was cancelled (scancel)", 1)
     assert second.reason == f"not started: Slurm job {job_id} was cancelled (scancel)"
@@ -92,11 +92,11 @@ def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_p
     (job_id,) = numbers("RUNNING")
     down = ["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test"]
     subprocess.run(down, check=True)
-    wait_for(lambda: status_of(run)[0].attempt == 2, "the second attempt")
+    wait_for(lambda: statuses(run)[0].attempt == 2, "the second attempt")
     # The node returns by itself as soon as it registers again, or by this.
     subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False, capture_output=True)
     code, out, err = done(process)
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
     events = (run / "events.jsonl").read_text()
     assert f"Slurm job {job_id} ended because a node failed" in events
@@ -119,7 +119,7 @@ def test_who_ended_a_job_or_a_step_of_slurm_is_named(
     (job,) = numbers("RUNNING")
     subprocess.run([part.format(job=job, run=run) for part in command], check=True)
     code, out, err = done(process)
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     record_fault(f"Slurm: {' '.join(command)}", "lost, names who", status)
     assert (code, status.state) == (1, "lost"), out + err
     assert reason.format(job=job) in (status.reason or ""), status
@@ -137,7 +137,7 @@ def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(p
         code, out, err = done(process)
     finally:
         os.kill(controller, signal.SIGCONT)
-    record_fault("Slurm: its controller stops before the run ends", "succeeded, exit code 1", status_of(run)[0])
+    record_fault("Slurm: its controller stops before the run ends", "succeeded, exit code 1", statuses(run)[0])
     assert (code, f"Slurm job {job} could not be cancelled" in err) == (1, True), out + err
     assert (run / "slurm.job").read_text() == job
     assert done(drive("end", run))[0] == 0
@@ -150,7 +150,7 @@ def test_slurms_time_limit_makes_the_job_timed_out(plugins: Path, tmp_path: Path
     limited = cluster(1).model_copy(update={"slurm_options": ["--time=1"]})
     process = drive("start", run, plan=make_plan(ENDLESS, hosts=("n1",), cluster=limited))
     code, out, err = done(process)
-    (status,) = status_of(run)
+    (status,) = statuses(run)
     assert (code, status.state) == (1, "timed_out"), out + err + str(status)
     assert "reached its time limit of 00:01:00: raise --time" in (status.reason or "")
 
