@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
@@ -38,7 +38,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory, measure_run
 from accelmark.run.record.registry import record_start, register_end, register_plan, require_original, require_unchanged
-from accelmark.run.record.states import JobStatus, RunEventLog
+from accelmark.run.record.states import JobStatus
 from accelmark.run.sandboxes.sandbox import recipe_of
 from accelmark.spec.errors import (
     EXIT_CANCELLED,
@@ -154,23 +154,17 @@ def _library_log(path: Path, level: str) -> Iterator[None]:
 
 
 @final
-@dataclass(slots=True)
 class Coordinator:
     """Carries out the plan of a run directory that the caller has locked."""
 
-    directory: RunDirectory
-    fetch: FetchData
-    preflight: PreflightCheck
-    observer: RunObserver
-    """Receives progress."""
-    stop: Cancellation = field(default_factory=Cancellation)
-    """Requests to stop the run early."""
-    _launcher: Launcher = field(init=False)
-    _event_log: RunEventLog = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, directory: RunDirectory, fetch: FetchData, preflight: PreflightCheck, observer: RunObserver
+    ) -> None:
+        self.directory, self.fetch, self.preflight, self.observer = directory, fetch, preflight, observer
+        self.stop = Cancellation()
+        """Requests to stop the run early."""
         self._launcher = self._create_launcher()
-        self._event_log = self.directory.event_log()
+        self._event_log = directory.event_log()
 
     async def run(self) -> Summary:
         """Carry out every job that has not ended. Raises AccelmarkError: hosts are not ready; nothing was started."""

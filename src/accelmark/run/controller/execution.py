@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from accelmark.plan.adaptation import requirements_file
-from accelmark.plan.plan import PlannedJob, PlannedNode
+from accelmark.plan.plan import PlannedJob
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import NodeState, classify_job
@@ -20,7 +20,6 @@ from accelmark.run.controller.cancellation import Cancellation, run_in_daemon_th
 from accelmark.run.host import ConnectionLostError, HostError, UnreachableError
 from accelmark.run.launchers.launcher import AgentHandle, Launcher
 from accelmark.run.record.directory import RunDirectory
-from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import EvaluateJob, ExternalJob, JobSpec, NodeExit, RankStall, TrainingWork
 from accelmark.spec.log.records import DATA_FILE, DataRecord
@@ -196,11 +195,8 @@ async def node_jobs(
     vendor, folder = load_vendor(plan.vendor), find("vendors", plan.vendor)
     environment = dict(plan.cluster.environment)
     if servers:
-        of_servers = {
-            "FLAGPERF_HOSTS": ",".join(server.address for server in servers),
-            "FLAGPERF_HOSTS_PORTS": ",".join(str(server.port) for server in servers),
-        }
-        environment = of_servers | environment
+        environment.setdefault("FLAGPERF_HOSTS", ",".join(server.address for server in servers))
+        environment.setdefault("FLAGPERF_HOSTS_PORTS", ",".join(str(server.port) for server in servers))
     is_evaluation = isinstance(spec.work, EvaluateJob)
     if not is_evaluation or folder.origin == "accelmark":
         environment = {**vendor.environment, **environment}
@@ -212,8 +208,9 @@ async def node_jobs(
         timeout_s=plan.timeout_s, stall_timeout_s=plan.stall_timeout_s, host_wait_s=_HOST_WAIT_S if has_begun else 0.0
     )
 
-    def task_on(host: HostSpec, node: PlannedNode) -> AgentTask:
-        return AgentTask(
+    nodes = []
+    for host, node in zip(mine, job.nodes, strict=True):
+        task = AgentTask(
             run=str(directory.path),
             host=host.name,
             noderank=node.noderank,
@@ -240,11 +237,8 @@ async def node_jobs(
             telemetry=None if is_evaluation else telemetry,
             limits=limits,
         )
-
-    return [
-        NodeJob(host=host, node_dir=directory.node_dir(job, node), job=spec, task=task_on(host, node))
-        for host, node in zip(mine, job.nodes, strict=True)
-    ]
+        nodes.append(NodeJob(host=host, node_dir=directory.node_dir(job, node), job=spec, task=task))
+    return nodes
 
 
 def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:

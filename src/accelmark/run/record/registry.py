@@ -237,24 +237,20 @@ def require_unchanged(plan: Plan, where: str) -> None:
     hint = "start a new run"
     problems: list[Problem] = []
     whole = partial(tree_hash, whole=True)
-    folders: dict[tuple[Path, str], tuple[str, Callable[[Path], str]]] = {
-        (ref.path, ref.sha256): (str(ref.path), whole)
-        for job in plan.jobs
-        for ref in (job.job.extern, job.job.adaptation)
-        if ref is not None
-    }
-    for job in plan.jobs:
-        case = job.job.case
-        folders[case.path, case.sha256] = str(case.path), partial(case_hash, task=job.job.work.task)
+    source = Path(accelmark.__file__).parent
+    folders: dict[tuple[Path, str], Callable[[Path], str]] = {}
+    for job in (planned.job for planned in plan.jobs):
+        folders |= {(ref.path, ref.sha256): whole for ref in (job.extern, job.adaptation) if ref is not None}
+        folders[job.case.path, job.case.sha256] = partial(case_hash, task=job.work.task)
     try:
-        vendor = find("vendors", plan.vendor).path
-        folders[vendor, plan.vendor_sha256] = str(vendor), whole
+        folders[find("vendors", plan.vendor).path, plan.vendor_sha256] = whole
     except AccelmarkError as error:
         problems.append(Problem(where, plan.vendor, str(error)))
-    folders[Path(accelmark.__file__).parent, plan.source_sha256] = "AccelMark", tree_hash
-    for (path, sha256), (name, hashed) in folders.items():
+    folders[source, plan.source_sha256] = tree_hash
+    for (path, sha256), hashed in folders.items():
         if not path.is_dir() or hashed(path) != sha256:
             what = "has changed" if path.is_dir() else "was removed"
+            name = "AccelMark" if path == source else str(path)
             problems.append(Problem(where, name, f"{what} since the run was planned", hint))
     if problems:
         raise SpecError(problems)
