@@ -27,7 +27,6 @@ from accelmark.run.preflight.checks import (
     HostsNotReadyError,
     HostState,
     PackageFacts,
-    devices,
     package_facts,
     package_problems,
     problems_between,
@@ -165,16 +164,6 @@ def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     assert "--set threads=1" in problems[-1].hint, "the one idle core"
 
 
-def test_too_few_and_busy_devices_are_reported(plugins: Path) -> None:
-    plan = make_plan((), num_hosts=1)
-    needs_two = plan.jobs[0].nodes[0].model_copy(update={"host": "a", "nproc": 2})
-    job = plan.jobs[0].model_copy(update={"nodes": (needs_two,)})
-    device = DeviceFacts(name="X1", utilisation=0.9, memory_used_mib=5000.0)
-    found = list(devices(replace(state(), plan=plan, jobs=[job], devices=[device])))
-    assert whats(found, "error") == ["has 1 devices of acme, 2 are needed"]
-    assert whats(found, "warning") == ["device 0 (X1) is not idle: 90\u202f% busy, 5000 MiB used"]
-
-
 def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path) -> None:
     hosts = [
         replace(state(name), devices=[DeviceFacts(name="X1", driver=driver)])
@@ -185,11 +174,6 @@ def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path
     require_ready(found, make_plan(()))
     with pytest.raises(HostsNotReadyError, match=r"has driver 2\.0"):
         require_ready(found, make_plan((), strict=True))
-
-
-def test_one_machine_under_two_names_is_an_error() -> None:
-    (problem,) = problems_between([state("a"), replace(state("a"), name="b")])
-    assert (problem.where, problem.what, problem.severity) == ("b", "is the same machine as a", "error")
 
 
 @pytest.mark.parametrize(

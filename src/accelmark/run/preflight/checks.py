@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -141,9 +141,9 @@ class HostState:
     is_localhost: bool = False
     devices: Sequence[DeviceFacts] | None = None
     """The vendor's devices; None where they were not read."""
-    packages: Mapping[str, PackageFacts] = field(default_factory=dict)
+    packages: dict[str, PackageFacts] = field(default_factory=dict)
     """Framework -> the packages of the Python of its ranks."""
-    images: Mapping[str, str] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)
     """Framework -> the container image in which they were read."""
 
     @property

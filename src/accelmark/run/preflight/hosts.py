@@ -225,15 +225,14 @@ class Preflight:
         is_contained, problems = self._cluster.container is not None, []
         if is_contained and state.facts.engine_problem is not None:
             return []
-        packages, images = dict(state.packages), dict(state.images)
         for framework, (needs, _) in checks.packages_of(state.jobs, self._cluster.environments).items():
             environment = self._cluster.environments.get(framework) if not is_contained else None
             wanted = distributions([*(checks.RANK_NEEDS if environment or is_contained else ()), *needs])
             spec = load_framework(framework)
-            modules = () if self.is_dry_run else spec.checked_imports
             own = [Need(requirement=item, needed_by="") for item in (*base_requirements(), *spec.requires)]
             # Of cases, engines and servers, also the packages are tried: their own requirements may be lacking.
             tried = sorted({*distributions(needs)} - {*distributions([*own, *checks.RANK_NEEDS])})
+            modules = () if self.is_dry_run else spec.checked_imports
             imports = [] if self.is_dry_run else tried
             path = python_path() if state.is_localhost and not is_contained else ()
             enter, python = None, ""
@@ -245,17 +244,18 @@ class Preflight:
                         continue
                     inside = await self._inside(host, job)
                     enter, python = partial(inside, _CHECKS_MODULE, "packages"), f"the image {image.name}"
-                    images[framework] = image.name
+                    state.images[framework] = image.name
                 else:
                     python = self.launcher.python_of(framework)
-                packages[framework] = await checks.package_facts(host, python, wanted, modules, path, imports, enter)
+                state.packages[framework] = await checks.package_facts(
+                    host, python, wanted, modules, path, imports, enter
+                )
             except UnreachableError:
                 raise
             except HostError as error:
                 create = checks.create_command(framework, environment, is_here=state.is_localhost)
                 hint = create if environment is not None else error.advice
                 problems.append(Problem(host.name, "", error.problem, hint))
-        state.packages, state.images = packages, images
         return problems
 
     async def _image_of(self, host: Host, job: PlannedJob | None) -> ImageRecipe | None:
