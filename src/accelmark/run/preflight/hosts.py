@@ -247,9 +247,8 @@ class Preflight:
                     state.images[framework] = image.name
                 else:
                     python = self.launcher.python_of(framework)
-                state.packages[framework] = await checks.package_facts(
-                    host, python, wanted, modules, path, imports, enter
-                )
+                facts = await checks.package_facts(host, python, wanted, modules, path, imports, enter)
+                state.packages[framework] = facts
             except UnreachableError:
                 raise
             except HostError as error:
