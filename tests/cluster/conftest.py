@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from accelmark.plan.plan import Plan
-from accelmark.run.controller.coordinator import stop
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.run.fakes import make_plan
-from tests.run.test_session import done, drive, running, statuses, stepping
+from tests.run.test_session import done, drive, running, signalled, statuses, stepping
 
 NUM_HOSTS = 4
-__all__ = ["done", "drive", "running", "statuses", "stepping", "stop"]
+__all__ = ["done", "drive", "running", "signalled", "statuses", "stepping"]
 
 
 @pytest.fixture(scope="session")

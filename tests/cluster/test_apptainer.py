@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import mounts, write_rootfs
-from tests.cluster.conftest import done, drive, statuses, stepping
+from tests.cluster.conftest import done, drive, signalled, statuses, stepping
 from tests.cluster.test_containers import in_container, tiny, train_adapted
 from tests.cluster.test_images import FAKES
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -103,8 +102,7 @@ def test_a_job_runs_in_an_image_and_ends_with_ctrl_c(
     ranks = [pid for pid in left_running(run) if str(FAKES / "fake_rank.py") in psutil.Process(pid).cmdline()]
     assert ranks
     assert all("OF_THE_HOST" not in psutil.Process(pid).environ() for pid in ranks)
-    process.send_signal(signal.SIGINT)
-    code, out, err = done(process)
+    code, out, err = signalled(process)
     first, second = statuses(run)
     assert (code, first.state, second.state) == (130, "succeeded", "cancelled"), f"{out}{err}{first}{second}{logs(run)}"
     assert left_running(run) == []

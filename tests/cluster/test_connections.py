@@ -18,7 +18,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
-from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, statuses, stepping
+from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, signalled, statuses, stepping
 from tests.run.fakes import wait_for
 
 ENDLESS = "steps=100000"
@@ -171,8 +171,7 @@ def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, 
     wait_for(lambda: not alive(bed, 2, "toy0"), "the end of what was given up", 90)
     wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "a step of the other case")
     assert statuses(run)[1].state == "running"
-    process.send_signal(signal.SIGINT)
-    done(process)
+    signalled(process)
     first, second = statuses(run)
     assert (first.state, second.state) == ("lost", "cancelled")
     assert "processes still running there are ended once it can be reached" in (first.reason or "")
@@ -234,8 +233,7 @@ def test_a_copy_on_another_machine_takes_no_job_over_while_the_original_follows_
         assert (refused.returncode, where in refused.stderr) == (2, True), refused
     assert (process.poll(), statuses(run)[0].state) == (None, "running")
     assert statuses(copy)[0].state == "running"
-    process.kill()
-    done(process)
+    signalled(process, signal.SIGKILL)
     stopped = with_copy("stop")  # as after a move to another machine
     assert (stopped.returncode, statuses(copy)[0].state) == (0, "cancelled"), stopped
     assert not bed.processes()
@@ -244,13 +242,11 @@ def test_a_copy_on_another_machine_takes_no_job_over_while_the_original_follows_
 def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, plan((ENDLESS, "first=hang"), num_hosts=2, on={"abandon_s": 8.0}))
-    process.send_signal(signal.SIGKILL)
-    done(process)
+    signalled(process, signal.SIGKILL)
     wait_for(lambda: not bed.processes(), "the end of the agent", 60)
     process = drive("resume", run)
     wait_for(lambda: statuses(run)[0].attempt == 2 and stepping(run), "the second attempt", 60)
-    process.send_signal(signal.SIGINT)
-    done(process)
+    signalled(process)
     ended = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
     assert "no coordinator heartbeat for 8 s" in ended
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import ADAPTED, dockerd, mounts, podman, served, write_adaptation, write_index, write_rootfs
-from tests.cluster.conftest import done, drive, record_fault, statuses, stepping
+from tests.cluster.conftest import drive, record_fault, signalled, statuses, stepping
 from tests.run.fakes import make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
@@ -156,8 +157,7 @@ def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
     wait_for(lambda: statuses(run)[0].ended, "the end of the first job", 60)
     noticed_s = time.monotonic() - removed
     wait_for(lambda: list(run.glob("toy1*/round1/*/rank0.out.log")), "the second job", 60)
-    process.terminate()
-    done(process)
+    signalled(process, signal.SIGTERM)
     first, second = statuses(run)
     record_fault("podman: the container of a host is removed", "lost, names n2", first, noticed_s)
     assert (first.state, second.state) == ("lost", "cancelled"), (first, second)

@@ -21,7 +21,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.record.directory import RunDirectory
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, record_fault, statuses, stepping
+from tests.cluster.conftest import done, drive, record_fault, signalled, statuses, stepping
 from tests.cluster.test_connections import drop_connections
 from tests.run.fakes import wait_for
 
@@ -120,8 +120,7 @@ def pause_coordinator(running: Running) -> None:
 
 
 def replace_coordinator(running: Running) -> None:
-    running.coordinator.kill()
-    running.coordinator.communicate()
+    signalled(running.coordinator, signal.SIGKILL)
     running.coordinator = drive("resume", running.run)
 
 
@@ -209,8 +208,7 @@ def close_terminal(running: Running) -> None:
 
 
 def move_and_resume(running: Running) -> None:
-    running.coordinator.kill()
-    running.coordinator.communicate()
+    signalled(running.coordinator, signal.SIGKILL)
     running.run = running.run.rename(running.run.with_name("moved"))
     running.coordinator = drive("resume", running.run)
 
@@ -285,8 +283,7 @@ def test_a_run_ends_right_and_leaves_nothing(fault: Fault, plan: MakePlan, bed: 
         _, out, err = done(running.coordinator)
         noticed_s = time.monotonic() - began
     except BaseException:
-        running.coordinator.kill()
-        running.coordinator.communicate()
+        signalled(running.coordinator, signal.SIGKILL)
         raise
     finally:
         fault.repair(bed)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from accelmark.run.sandboxes.sandbox import ModuleCommand, job_sandbox
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed, podman_environment
 from tests.cluster.boxed import dockerd, mounts
-from tests.cluster.conftest import done, drive, statuses, stepping
+from tests.cluster.conftest import done, drive, signalled, statuses, stepping
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_images import FAKES, recipe
 from tests.run.fakes import make_plan, wait_for
@@ -100,8 +99,7 @@ def test_a_local_container_gets_the_settings_of_cluster_file_and_vendor_only(
     assert mounted["/extra"] == (str(extra), False)
     assert mounted[str(run)] == (str(run), True)
     assert {place for place, (_, writable) in mounted.items() if writable} == {str(run), "/run/accelmark-drop-caches"}
-    process.send_signal(signal.SIGINT)
-    assert done(process)[0] == 130
+    assert signalled(process)[0] == 130
     assert [status.state for status in statuses(run)] == ["cancelled"]
     assert asked(engine, "ps", "--all", "--quiet") == ""
     ended = json.loads(next(run.rglob("exit.json")).read_text())

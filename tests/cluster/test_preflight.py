@@ -27,7 +27,7 @@ from accelmark.spec.errors import Problem
 from accelmark.spec.plugins.requirements import Need
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import mounts, write_rootfs
-from tests.cluster.conftest import done, drive, statuses, stepping
+from tests.cluster.conftest import done, drive, signalled, statuses, stepping
 from tests.run.fakes import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -113,8 +113,7 @@ def test_a_second_coordinator_finds_the_host_in_use(plan: MakePlan, tmp_path: Pa
     made = plan((), on=changed)
     found = [problem.what for problem in look(made)]
     code, out, _ = done(drive("start", second, plan=made))
-    process.terminate()
-    done(process)
+    signalled(process, signal.SIGTERM)
     assert any("is in use by first-" in what for what in found), found
     assert (code, statuses(second)[0].state) == (1, "failed"), out
     assert "is in use by first-" in (statuses(second)[0].reason or "")
@@ -317,8 +316,7 @@ def test_a_refused_run_leaves_nothing_and_resume_repeats_preflight(plan: MakePla
     assert (code, err.strip(), statuses(run)[0].state) == (1, f"error: {taken()}", "lost")
     process = drive("resume", run, "--look")
     wait_for(lambda: statuses(run)[0].state == "running" and stepping(run), "the second attempt", 60)
-    process.send_signal(signal.SIGINT)
-    done(process)
+    signalled(process)
     assert statuses(run)[0].attempt == 2
 
 

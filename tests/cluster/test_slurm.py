@@ -23,7 +23,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import options_of, parse_cluster
-from tests.cluster.conftest import done, drive, running, statuses, stepping
+from tests.cluster.conftest import done, drive, running, signalled, statuses, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import accelmark, write_tiny
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -190,8 +190,7 @@ def test_inside_an_allocation_a_killed_coordinator_is_resumed(
         hosts = ("n1", "n2")
         process = drive("start", run, plan=make_plan(("steps=100", "pace=0.05"), (), hosts=hosts, cluster=cluster(2)))
         wait_for(lambda: stepping(run), "a step")
-        process.send_signal(signal.SIGKILL)
-        done(process)
+        signalled(process, signal.SIGKILL)
         code, out, err = done(drive("resume", run))
         assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
         assert queue().startswith(job_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import done, drive, record_fault, running, statuses
+from tests.cluster.conftest import done, drive, record_fault, running, signalled, statuses
 from tests.cluster.test_containers import accelmark
 from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -51,8 +51,7 @@ def test_a_run_that_ends_while_slurm_queues_it_leaves_no_request(
         process = drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=cluster(1)))
         wait_for(lambda: numbers("PENDING"), "the request in the queue")
         wait_for(lambda: (run / "slurm.job").exists(), "its number on disk")
-        process.send_signal(number)
-        code, out, err = done(process)
+        code, out, err = signalled(process, number)
         if number == signal.SIGKILL:
             assert numbers("PENDING"), "nobody could cancel it"
             done(drive("end", run))

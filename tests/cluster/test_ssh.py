@@ -17,12 +17,13 @@ import pytest
 from accelmark.audit.verify import verify_run
 from accelmark.plan.plan import Plan
 from accelmark.results.store.bundle import check_manifest
+from accelmark.run.controller.coordinator import stop
 from accelmark.run.host import HostError
 from accelmark.run.launchers.ssh import launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
-from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, statuses, stepping, stop
+from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, signalled, statuses, stepping
 from tests.run.fakes import make_plan, wait_for
 
 ENDLESS = "steps=100000"
@@ -122,8 +123,7 @@ def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_pat
 def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, plan(("steps=120", "pace=0.05"), (), num_hosts=2))
-    process.send_signal(signal.SIGINT)
-    assert done(process)[0] == 130
+    assert signalled(process)[0] == 130
     code, out, err = done(drive("resume", run))
     assert (code, [status.attempt for status in statuses(run)]) == (0, [2, 2]), out + err
     jobs = [json.loads((run / job / "job.json").read_text()) for job in RunDirectory.open(run).statuses()]
@@ -133,8 +133,7 @@ def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan,
 def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, plan((ENDLESS, "grandchild"), (), num_hosts=2))
-    process.send_signal(signal.SIGINT)
-    code, *_ = done(process)
+    code, *_ = signalled(process)
     assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"])
     assert check_manifest(run) == []
 
@@ -226,8 +225,7 @@ def test_of_two_coordinators_at_once_one_starts_or_resumes_a_run(plan: MakePlan,
     second = tmp_path / "second"
     process = drive("start", second, plan=plan(("steps=100000", "pace=0.1")))
     wait_for(lambda: stepping(second), "a step")
-    process.kill()
-    process.communicate()
+    signalled(process, signal.SIGKILL)
     resumed = [drive("resume", second) for _ in range(2)]
     wait_for(lambda: any(each.poll() is not None for each in resumed), "the refusal")
     time.sleep(1)
@@ -267,8 +265,7 @@ def test_hosts_write_to_a_shared_run_directory_also_when_it_is_resumed(
     made = plan(("steps=120", "pace=0.05"), ("1:die",), num_hosts=2, on={"shared_directory": str(tmp_path / "shared")})
     run.parent.mkdir(parents=True)
     process = running(run, made)
-    process.send_signal(signal.SIGKILL)
-    done(process)
+    signalled(process, signal.SIGKILL)
     code, out, err = done(drive("resume", run))
     first, second = statuses(run)
     assert (code, first.state, first.attempt, second.state) == (1, "succeeded", 1, "failed"), f"{out}{err}{first}"

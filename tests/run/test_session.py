@@ -57,6 +57,12 @@ def done(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, s
     return process.returncode, out, err
 
 
+def signalled(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
+    """Send a signal to a coordinator, and wait for its end."""
+    process.send_signal(number)
+    return done(process)
+
+
 def states(run: Path) -> list[str]:
     return [status.state for status in statuses(run)]
 
@@ -112,8 +118,7 @@ def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
 def test_ctrl_c_once_stops_cleanly_and_keeps_results(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, make_plan((ENDLESS,), ()))
-    process.send_signal(signal.SIGINT)
-    code, out, err = done(process)
+    code, out, err = signalled(process)
     assert (code, states(run)) == (130, ["cancelled", "cancelled"]), out + err
     result = json.loads((run / "toy0-pytorch-X1x1x1" / "round1" / "result.json").read_text())
     assert (result["state"], result["marks"][0]) == ("cancelled", "partial")
@@ -128,8 +133,7 @@ def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
     wait_for(lambda: list(run.glob(f"*/*/*/{STOP_FILES[False]}")), "the request to end")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
-    process.send_signal(signal.SIGINT)
-    code, *_ = done(process)
+    code, *_ = signalled(process)
     assert (code, states(run)) == (130, ["cancelled"])
     assert list(run.glob(f"*/*/*/{STOP_FILES[True]}")), "the time for ending was not cut short"
     assert left_running(run) == []
@@ -138,8 +142,7 @@ def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
 def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, make_plan(("steps=100",), ()))
-    process.kill()
-    process.communicate()
+    signalled(process, signal.SIGKILL)
     assert agent_of(run).alive
     code, out, err = done(drive("resume", run))
     assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
@@ -167,8 +170,7 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
 def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, make_plan(("first=hang",)))
-    process.send_signal(signal.SIGINT)
-    assert (done(process)[0], states(run)) == (130, ["cancelled"])
+    assert (signalled(process)[0], states(run)) == (130, ["cancelled"])
     code, out, err = done(drive("resume", run))
     assert (code, states(run)) == (0, ["succeeded"]), out + err
     assert (
@@ -236,8 +238,7 @@ def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_st
 def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: bool) -> None:
     run = tmp_path / "run"
     process = running(run, make_plan((ENDLESS, "deaf") if at_once else (ENDLESS,), ()))
-    process.kill()
-    process.communicate()
+    signalled(process, signal.SIGKILL)
     assert stop(run, at_once=at_once)
     assert states(run) == ["cancelled", "cancelled"]
     assert left_running(run) == []
@@ -246,8 +247,7 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
 def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = running(run, make_plan((ENDLESS,)))
-    process.send_signal(signal.SIGINT)
-    assert done(process)[0] == 130
+    assert signalled(process)[0] == 130
     assert [(one.path, one.problems) for one in open_sources([run])[0]] == [(run, ())]
     process = drive("resume", run)
     wait_for(lambda: states(run) == ["running"] and stepping(run), "a step after the run was resumed")
@@ -264,8 +264,7 @@ def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Pa
             RunError, match=r"was resumed and has not ended again: it is in progress; see 'accelmark status"
         ):
             read()
-    process.kill()
-    done(process)
+    signalled(process, signal.SIGKILL)
     assert "it is in progress, or was interrupted" in open_sources([run])[1][0]
     assert stop(run, at_once=True)
     assert open_sources([run])[1] == []
@@ -290,8 +289,7 @@ def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Pa
         code, _, err = done(drive(verb, copy))
         assert (code, f"is a copy of the run {run}" in err) == (2, True), err
     assert states(run) == ["running"]
-    process.send_signal(signal.SIGINT)
-    assert done(process)[0] == 130
+    assert signalled(process)[0] == 130
     run.rename(tmp_path / "moved")
     assert not stop(tmp_path / "moved", at_once=False), "a moved run is no copy"
 
