@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from accelmark.audit.verdict import audit_case
-from accelmark.cli.tuning import write_settings_file
+from accelmark.cli.runs import write_settings_file
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import Budget, settings_of
 from accelmark.report.run_page import render_page

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.cli.help import Output, Verb, group
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from accelmark.automl.journal import SearchDirectory
     from accelmark.results.rounds.search import SearchSummary
 
-app = typer.Typer(
-    name="automl",
-    cls=Verbs,
-    help="Search networks; score the operations per second.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = group("automl", "Search networks; score the operations per second.")
 
 _KEY_WIDTH: Final = 32
 _RESUME: Final = "Continue with: accelmark automl resume"

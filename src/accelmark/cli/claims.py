@@ -14,7 +14,6 @@ from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.number_format import quantity
 
 if TYPE_CHECKING:
-    from accelmark.plan.plan import Plan
     from accelmark.results.claims import Claim
     from accelmark.results.store.loaded_run import LoadedRun
 
@@ -52,18 +51,30 @@ def reproduce(
 
     if claim is None:
         listed = {name: load_claim(name)[1] for name in claim_files()}
-        rows = [
-            (name, quantity(claim.value, claim.unit), f"{claim.num_devices} x {claim.hardware}")
-            for name, claim in listed.items()
-        ]
+        rows = [(name, quantity(of.value, of.unit), f"{of.num_devices} x {of.hardware}") for name, of in listed.items()]
         return Output(listed, lambda: options.print_table(("claim", "figure", "on"), rows))
     name, content = load_claim(claim)
     if check is not None:
         return _compared(name, content, _run_at(check), output)
-    from accelmark.cli.runs import execute
+    from accelmark.cli.machine import detect_devices
+    from accelmark.cli.runs import execute, plan_request
     from accelmark.results.claims import planned_differences
+    from accelmark.spec.runfile import CaseRequest, RunSpec
 
-    plan = _planned(content, rounds, data, vendor, settings or [], synthetic=synthetic, dry_run=dry_run)
+    here = detect_devices(vendor)
+    is_here = here.hardware == content.hardware
+    if not is_here and not dry_run:
+        what = f"this machine has {here.hardware}, the claim is about {content.hardware}: a run would be NOT COMPARABLE"
+        raise RequestError(f"{what}; compare a run of such a machine with --check")
+    nproc = min(content.nproc, here.num_devices or content.nproc) if is_here else content.nproc
+    stated = {name: value for name, value in content.settings.items() if value is not None}
+    if content.task == "train" and content.precision is not None:
+        stated["precision"] = content.precision
+    key = f"{content.case}:{content.framework}:{content.hardware}:1:{nproc}:{rounds}"
+    case = CaseRequest(key=key, task=content.task, data=data, settings=stated | content.run)
+    request = RunSpec(name=f"reproduce-{content.case}", vendor=vendor, open=bool(content.run), cases=(case,))
+    synthetic = synthetic or (content.data == "synthetic" and content.task != "serve")
+    plan = plan_request(request, settings or (), synthetic=synthetic, where="the claim", allow_missing_data=dry_run)
     if not as_json:
         job = plan.jobs[0].job
         values = {name: setting.value for name, setting in job.provenance.items()}
@@ -111,10 +122,8 @@ def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> O
         for title, text in figures_text(reproduction):
             options.echo_wrapped(f"  {title}: {text}")
         options.echo_wrapped(f"  Source: {reproduction.source.document}")
-        differs = (
-            "what differs, by expected cost:" if reproduction.differences else "nothing differs that the source states"
-        )
-        typer.echo(differs)
+        same = "nothing differs that the source states"
+        typer.echo("what differs, by expected cost:" if reproduction.differences else same)
         for difference in reproduction.differences:
             options.echo_wrapped(f"  {difference.text}")
         for text in reproduction.not_stated:
@@ -123,38 +132,3 @@ def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> O
             typer.echo(str(output))
 
     return Output(reproduction, show, EXIT_OK if reproduction.verdict in ("REPRODUCED", "BETTER") else EXIT_FAILED)
-
-
-def _planned(
-    claim: Claim,
-    rounds: int,
-    data: Path | None,
-    vendor: str | None,
-    settings: list[str],
-    *,
-    synthetic: bool,
-    dry_run: bool,
-) -> Plan:
-    """Return the plan of the run that comes closest to a claim on this machine, which needs the claim's chip."""
-    from accelmark.cli.machine import detect_devices
-    from accelmark.cli.runs import plan_request
-    from accelmark.spec.runfile import CaseRequest, RunSpec
-
-    here = detect_devices(vendor)
-    is_here = here.hardware == claim.hardware
-    if not is_here and not dry_run:
-        what = f"this machine has {here.hardware}, the claim is about {claim.hardware}: a run would be NOT COMPARABLE"
-        raise RequestError(f"{what}; compare a run of such a machine with --check")
-    nproc = min(claim.nproc, here.num_devices or claim.nproc) if is_here else claim.nproc
-    stated = {name: value for name, value in claim.settings.items() if value is not None}
-    if claim.task == "train" and claim.precision is not None:
-        stated["precision"] = claim.precision
-    case = CaseRequest(
-        key=f"{claim.case}:{claim.framework}:{claim.hardware}:1:{nproc}:{rounds}",
-        task=claim.task,
-        data=data,
-        settings=stated | claim.run,
-    )
-    request = RunSpec(name=f"reproduce-{claim.case}", vendor=vendor, open=bool(claim.run), cases=(case,))
-    synthetic = synthetic or (claim.data == "synthetic" and claim.task != "serve")
-    return plan_request(request, settings, synthetic=synthetic, where="the claim", allow_missing_data=dry_run)

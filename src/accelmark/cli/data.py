@@ -11,15 +11,13 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.cli.help import Output, Verb, group
 from accelmark.spec.number_format import percent, quantity
 
 if TYPE_CHECKING:
     from accelmark.datasets.catalogue import Known
 
-app = typer.Typer(
-    name="data", cls=Verbs, help="Data sets and weights of the cases.", no_args_is_help=True, rich_markup_mode=None
-)
+app = group("data", "Data sets and weights of the cases.")
 _WIDE: Final = 110
 """Columns of a terminal from which the list of data sets shows licences; ``--json`` always has them."""
 

@@ -15,11 +15,11 @@ import typer
 from typer import Option
 
 from accelmark.cli import options
-from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.cli.help import Output, Verb, group
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import digits
 
-app = typer.Typer(cls=Verbs, help="Show a cheat that the audit finds.", no_args_is_help=True)
+app = group("demo", "Show a cheat that the audit finds.")
 
 _TEMPLATES: Final = Path(__file__).with_name("templates") / "demo"
 _CASE: Final = "audit_demo"
@@ -27,12 +27,7 @@ _CHEAT: Final = "demo_cheat"
 _NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_000}
 
 
-@app.callback()
-def _group() -> None:
-    """Show a cheat that the audit finds."""
-
-
-@app.command("audit", cls=Verb)
+@app.command(cls=Verb)
 def audit(
     out: Annotated[Path | None, Option(metavar="DIR", help="Directory; default: a new one in runs/.")] = None,
     as_json: options.AsJson = False,

@@ -14,8 +14,8 @@ from typing import Any
 import typer
 
 from accelmark.cli import options
-from accelmark.cli.tuning import search_lines
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.results.figures import FigureName, title_of, unit_of
 from accelmark.run.controller.evaluate import MOST_REPLAYED
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
@@ -93,7 +93,7 @@ def _print_outline(plan: Plan) -> None:
     }
     for name, values in lines.items():
         options.echo_wrapped(f"  {name:<8}{', '.join(values) or '-'}")
-    for line in search_lines(plan):
+    for line in _search_lines(plan):
         options.echo_wrapped(f"  {line}")
     typer.echo("  --commands prints every command and setting")
 
@@ -122,7 +122,7 @@ def _print_commands_and_settings(plan: Plan, dry: Mapping[str, Any]) -> None:
         typer.echo("".join(f"  {line}\n" for line in dry["batch_script"].splitlines()), nl=False)
     typer.secho("\npreflight", bold=True)
     _print_commands({"here": dry["first"]} | dry["preflight"])
-    if search := search_lines(plan):
+    if search := _search_lines(plan):
         typer.secho("\nsearch", bold=True)
     for line in search:
         options.echo_wrapped(f"  {line}")
@@ -165,3 +165,36 @@ def _settings(job: PlannedJob, given: Container[Path]) -> Iterator[str]:
         )
         mark = "  OPEN" if provenance.forced else ""
         yield f"{key:<{width}}  {options.setting_text(provenance.value):<12}  {provenance.layer}{replaced}{mark}"
+
+
+def _search_lines(plan: Plan) -> list[str]:
+    """Return the settings that a search tries, in its order, and its limits."""
+    tuning = plan.tuning
+    if tuning is None:
+        return []
+    figure, unit, limits = FigureName(tuning.figure), plan.jobs[0].job.work.unit, []
+    if tuning.budget_s is not None:
+        limits = [f"trials while they and all other rounds fit into {duration(tuning.budget_s)}"]
+    limits += [f"at most {tuning.max_trials} trials"] if tuning.max_trials is not None else []
+    limits += [f"a round at most {duration(plan.timeout_s)}"] if plan.timeout_s is not None else []
+    lines = [
+        f"search for the best {title_of(figure, unit)} ({unit_of(figure, unit)}, {tuning.better} is better): "
+        + ", ".join(limits),
+        "one setting after the other from the settings as shipped, until no change is better by more than 1 %; "
+        "results beyond the case's accuracy tolerance cannot be chosen",
+    ]
+    for choice in tuning.choices:
+        tried = ", ".join(" ".join(map(_tried, settings.values())) for settings in choice.values)
+        names = " and ".join(choice.values[0])
+        lines.append(f"  {f'{choice.engine}: ' if choice.engine else ''}{names}: {tried}")
+    rounds = tuning.num_rounds
+    lines.append(f"then {rounds} rounds as shipped and {rounds} tuned in turn (the first as shipped begins the search)")
+    if tuning.budget_s is not None:
+        lines.append(f"without time for a trial, the {rounds} rounds as shipped only, which may exceed the limit")
+    if tuning.settings_file is not None:
+        lines.append(f"writes the best settings to {tuning.settings_file}")
+    return lines
+
+
+def _tried(value: Any) -> str:
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

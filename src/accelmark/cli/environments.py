@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.cli.help import Output, Verb, group
 from accelmark.spec.errors import Problem, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from accelmark.run.launchers.launcher import Launcher
     from accelmark.spec.cluster import ClusterSpec
 
-app = typer.Typer(
-    name="env", cls=Verbs, help="Virtual environments of frameworks.", no_args_is_help=True, rich_markup_mode=None
-)
+app = group("env", "Virtual environments of frameworks.")
 Framework = Annotated[
     str, Argument(metavar="FRAMEWORK", help="A framework, such as jax.", autocompletion=completion.frameworks)
 ]

@@ -87,6 +87,11 @@ class Verb(TyperCommand):
                 formatter.write(f"  {line}\n")
 
 
+def group(name: str, text: str) -> typer.Typer:
+    """Return an application for verbs below the verb ``name``."""
+    return typer.Typer(name=name, cls=Verbs, help=text, no_args_is_help=True, rich_markup_mode=None)
+
+
 class Verbs(TyperGroup):
     """A group of verbs, listed with their whole first sentence."""
 

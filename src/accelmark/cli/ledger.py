@@ -9,20 +9,18 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import options
-from accelmark.cli.help import Output, Verb, Verbs
+from accelmark.cli.help import Output, Verb, group
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import counted
 
-app = typer.Typer(
-    cls=Verbs, help="Publish verified results in a directory that anyone can check.", no_args_is_help=True
-)
+app = group("ledger", "Publish verified results in a directory that anyone can check.")
 
 _DEFAULT: Final = Path("ledger")
 Directory = Annotated[Path, Option("--ledger", metavar="DIR", help="Directory of the ledger.")]
 By = Annotated[str, Option("--by", metavar="NAME", help="Who you are: a person or an organisation.")]
 
 
-@app.command("add", cls=Verb)
+@app.command(cls=Verb)
 def add(
     bundle: Annotated[Path, Argument(metavar="BUNDLE", help="A bundle of 'accelmark bundle'.")],
     by: By,
@@ -43,7 +41,7 @@ def add(
     return Output({"record": path.stem, "path": str(path)}, lambda: typer.echo(str(path)))
 
 
-@app.command("check", cls=Verb)
+@app.command(cls=Verb)
 def check(
     ledger: Directory = _DEFAULT,
     since: Annotated[
@@ -73,7 +71,7 @@ def check(
     return Output(checked._asdict(), show, EXIT_FAILED if checked.problems else EXIT_OK)
 
 
-@app.command("site", cls=Verb)
+@app.command(cls=Verb)
 def site(
     out: Annotated[Path, Argument(metavar="OUT", help="File of the page, or a directory for index.html.")],
     ledger: Directory = _DEFAULT,
@@ -93,7 +91,7 @@ def site(
     return Output({"page": str(page)}, lambda: typer.echo(str(page)))
 
 
-@app.command("withdraw", cls=Verb)
+@app.command(cls=Verb)
 def withdraw(
     record: Annotated[str, Argument(metavar="RECORD", help="Name of the record.")],
     by: By,

@@ -66,8 +66,8 @@ app = typer.Typer(
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_name(_verb), cls=Verb)(_verb)
-for _group, _title in ((automl, "automl"), (ledger, "ledger"), (demo, "demo"), (data, "data"), (environments, "env")):
-    app.add_typer(_group, name=_title)
+for _group in (automl, ledger, demo, data, environments):
+    app.add_typer(_group)
 
 
 def _print_version(wanted: bool) -> None:

@@ -355,8 +355,10 @@ def results(
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
+    from accelmark.report.tables import markdown, plain_markdown, write_readme_table
     from accelmark.results.sources import open_sources
-    from accelmark.results.table import column, matching, rows_of
+    from accelmark.results.store.files import write_atomic
+    from accelmark.results.table import COLUMNS, column, matching, rows_of, run_query, to_csv, write_parquet
 
     forms = {"--readme": readme, "--json": as_json, "--format": output_format}
     if len(given := [form for form, value in forms.items() if value]) > 1:
@@ -376,8 +378,6 @@ def results(
     if wanted and not runs:
         options.warn("no result matches --where")
     if readme:
-        from accelmark.report.tables import write_readme_table
-
         measured = {case.key.model for run in runs for case in run.summary.cases}
         for page in readme:
             if (model := page.resolve().parent.name) not in measured:
@@ -385,18 +385,7 @@ def results(
             write_readme_table(page, runs, model)
             typer.echo(str(page))
         return
-    _write(rows_of(runs), problems, groups, sql, output_format, output, as_json=as_json)
-
-
-def _write(
-    rows: list[Row], problems: list[str], groups: list[str], sql: str | None, output_format: Format | None,
-    output: Path | None, *, as_json: bool,
-) -> None:  # fmt: skip
-    """Print or write rows, or the answer of a query on them."""
-    from accelmark.report.tables import markdown, plain_markdown
-    from accelmark.results.store.files import write_atomic
-    from accelmark.results.table import COLUMNS, run_query, to_csv, write_parquet
-
+    rows = rows_of(runs)
     answer = run_query(rows, sql) if sql is not None else None
     if output_format == "parquet" and output is not None and answer is None:
         write_parquet(rows, output)
@@ -412,11 +401,11 @@ def _write(
         text = to_csv(list(COLUMNS), cells) if answer is None else to_csv(answer.columns, answer.rows)
     elif output_format == "markdown":
         text = markdown(rows, groups) if answer is None else plain_markdown(answer.columns, answer.rows)
+    elif answer is None:
+        _show_rows(rows, groups)
+        return
     else:
-        if answer is None:
-            _show_rows(rows, groups)
-        else:
-            _console().print(_table(answer.columns, answer.rows))
+        _console().print(_table(answer.columns, answer.rows))
         return
     text = text if text.endswith("\n") else f"{text}\n"
     if output is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,12 +16,13 @@ import typer
 from typer import Argument, Option
 
 import accelmark
-from accelmark.cli import completion, options, tuning
+from accelmark.cli import completion, options
 from accelmark.cli.help import Output
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, Problem, RequestError, SpecError
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
+    from accelmark.plan.tuning import Budget
     from accelmark.run.controller.coordinator import RunOutcome
     from accelmark.run.launchers import SubmittedJob
     from accelmark.spec.runfile import RunSpec
@@ -161,11 +163,38 @@ def infer(
     if compiler is not None:
         named["compiler"] = None if compiler == "none" else compiler
     request = _request(key, "infer", named, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
-    limits = tuning.read_budget(tune, budget, tuned_file)
+    limits = _budget(tune, budget, tuned_file)
     plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run or commands)
     if limits is not None:
-        plan = tuning.with_search(plan, limits)
+        from accelmark.cli.machine import detect_devices
+        from accelmark.plan.tuning import Machine, tuned_plan
+        from accelmark.spec.plugins.catalog import engine_specs, find
+
+        engines = engine_specs(find("vendors", plan.vendor).path)
+        machine = Machine(len(os.sched_getaffinity(0)), detect_devices(plan.vendor).capabilities, engines)
+        plan = tuned_plan(plan, machine, limits)
     execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
+
+
+def _budget(is_search: bool, text: str | None, settings_file: Path | None) -> Budget | None:
+    """Return the limits of a search: a time as ``20m`` or ``1.5h``, or a number of trials; None without a search."""
+    if not is_search:
+        if text is not None or settings_file is not None:
+            raise RequestError("--budget and --tuned-file have no effect without --tune")
+        return None
+    from accelmark.plan.tuning import Budget
+    from accelmark.spec.number_format import duration_s
+
+    if settings_file is not None and not settings_file.expanduser().absolute().parent.is_dir():
+        raise RequestError(f"--tuned-file {settings_file}: there is no directory {settings_file.parent}")
+    text = text or "15m"
+    trials = int(text) if text.isdecimal() else None
+    time_s = None
+    with contextlib.suppress(ValueError):
+        time_s = duration_s(text) if trials is None else None
+    if not (trials or time_s or 0) > 0:
+        raise RequestError(f"--budget {text}: neither a number of trials nor a time such as 90s, 20m or 1.5h")
+    return Budget(time_s, trials, settings_file)
 
 
 def run(
@@ -445,11 +474,44 @@ def finish(outcome: RunOutcome, *, as_json: bool, is_judged: bool = False) -> No
 
         print_summary(outcome.summary, outcome.directory, page)
     if outcome.summary.tuning is not None:
-        from accelmark.cli.tuning import write_settings_file
-
         write_settings_file(outcome.directory, as_json=as_json)
     if outcome.exit_code and not (is_judged and outcome.exit_code == EXIT_FAILED):
         raise typer.Exit(outcome.exit_code)
+
+
+def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
+    """Write the best settings of a search to the file that its plan names, or why they are not recommended."""
+    from accelmark.results.store.files import write_atomic
+    from accelmark.results.store.loaded_run import load_run
+    from accelmark.results.tuning import tuned_result
+    from accelmark.run.record.directory import RunDirectory
+
+    plan = RunDirectory.open(run_dir).plan
+    if plan.tuning is None or plan.tuning.settings_file is None:
+        return
+    file, run = plan.tuning.settings_file, load_run(run_dir, curves=False)
+    search = tuned_result(run.summary, run.rounds)
+    if search is None or not search.is_better:
+        if not as_json:
+            why = "the search did not end" if search is None else search.conclusion
+            options.warn(f"{file}: not written: {why}")
+        return
+    import yaml
+
+    from accelmark.plan.tuning import vendor_values
+    from accelmark.spec.layers import nest
+
+    shipped = plan.jobs[0].job
+    tuned = next(job.job for job in plan.jobs if job.job.role == "tuned")
+    key = shipped.key
+    name = f"infer_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
+    place = f"vendors/{plan.vendor}/cases/{key.model}-{key.framework}/{name}"
+    origin = f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}"
+    lines = (f"{origin}, AccelMark {plan.accelmark_version}", search.conclusion, f"To ship it: {place}")
+    head = "".join(f"# {line}.\n" for line in lines)
+    write_atomic(file, head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False))
+    if not as_json:
+        typer.echo(f"Settings  {file}")
 
 
 def plan_request(

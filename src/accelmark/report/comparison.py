@@ -10,7 +10,7 @@ from accelmark.report.charts import Chart, LoadCurve, LoadPoint, tradeoff_chart
 from accelmark.report.run_page import limits_of, scale_text
 from accelmark.report.templating import page
 from accelmark.results.claims import Reproduction
-from accelmark.results.comparison import Area, FigureDifference, LoadCurvePoint, Pair, RunComparison, Side
+from accelmark.results.comparison import Area, FigureDifference, Pair, RunComparison, Side
 from accelmark.results.figures import RATES, FigureName, in_groups
 from accelmark.results.prices import Prices, costs_of
 from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, quantity, scale_of, signed_percent
@@ -51,43 +51,37 @@ class BuyerLine(NamedTuple):
 
 def buyer_lines(comparison: RunComparison, prices: Prices | None = None) -> list[BuyerLine]:
     """Return a line for each pair of different chips, or at the reader's ``prices`` for each pair."""
-    return [
-        _buyer_line(pair, prices)
-        for pair in comparison.pairs
-        if prices is not None or pair.baseline.key.hardware != pair.other.key.hardware
-    ]
-
-
-def _buyer_line(pair: Pair, prices: Prices | None) -> BuyerLine:
-    by_name = {difference.figure: difference for difference in pair.differences}
-    before, after = ({name: getattr(one, place) for name, one in by_name.items()} for place in ("baseline", "other"))
-    costs = [
-        costs_of(prices, side.task, side.unit, side.key.hardware, side.key.world_size, values.get, side.units_per_epoch)
-        for side, values in ((pair.baseline, before), (pair.other, after))
-    ]
-    both = [(one, two) for one in costs[0] for two in costs[1] if one.title == two.title]
-    rate, energy = by_name.get(RATES[pair.baseline.task]), by_name.get(FigureName.ENERGY_PER_UNIT)
-    faster = "not measured"
-    if pair.not_comparable:
-        faster = f"not comparable: {'; '.join(pair.not_comparable)}"
-    elif rate is not None:
-        interval = _interval(rate)
-        faster = _change(rate) + (f" ({interval})" if interval != NOTHING else " (one round: no interval)")
-    changed = [
-        f"{side.key.hardware}: {'; '.join(side.changed)}" for side in (pair.baseline, pair.other) if side.changed
-    ]
-    names = [side.key.hardware for side in (pair.other, pair.baseline)]
-    if names[0] == names[1]:
-        names = [pair.other.run, pair.baseline.run]
-    return BuyerLine(
-        case=pair.baseline.key.model,
-        chips=" against ".join(names),
-        faster=faster,
-        energy=_change(energy) if energy is not None and not pair.not_comparable else NOTHING,
-        cost=signed_percent(both[0][1].value / both[0][0].value - 1) if both and both[0][0].value else NOTHING,
-        costs=tuple((one.title, one.text, two.text) for one, two in both),
-        changed="; ".join(dict.fromkeys(changed)) or "nothing",
-    )
+    lines = []
+    for pair in comparison.pairs:
+        sides = (pair.baseline, pair.other)
+        names = [pair.other.key.hardware, pair.baseline.key.hardware]
+        if names[0] == names[1]:
+            if prices is None:
+                continue
+            names = [pair.other.run, pair.baseline.run]
+        by_name = {difference.figure: difference for difference in pair.differences}
+        costs = []
+        for side, place in zip(sides, ("baseline", "other"), strict=True):
+            values, key = {name: getattr(figure, place) for name, figure in by_name.items()}, side.key
+            epoch = side.units_per_epoch
+            costs.append(costs_of(prices, side.task, side.unit, key.hardware, key.world_size, values.get, epoch))
+        both = [(one, two) for one in costs[0] for two in costs[1] if one.title == two.title]
+        rate, energy = by_name.get(RATES[pair.baseline.task]), by_name.get(FigureName.ENERGY_PER_UNIT)
+        faster = "not measured"
+        if pair.not_comparable:
+            faster = f"not comparable: {'; '.join(pair.not_comparable)}"
+        elif rate is not None:
+            interval = _interval(rate)
+            faster = f"{_change(rate)} ({interval if interval != NOTHING else 'one round: no interval'})"
+        changed = [f"{side.key.hardware}: {'; '.join(side.changed)}" for side in sides if side.changed]
+        lines.append(BuyerLine(
+            case=pair.baseline.key.model, chips=" against ".join(names), faster=faster,
+            energy=_change(energy) if energy is not None and not pair.not_comparable else NOTHING,
+            cost=signed_percent(both[0][1].value / both[0][0].value - 1) if both and both[0][0].value else NOTHING,
+            costs=tuple((one.title, one.text, two.text) for one, two in both),
+            changed="; ".join(dict.fromkeys(changed)) or "nothing",
+        ))  # fmt: skip
+    return lines
 
 
 def render_comparison(comparison: RunComparison, *, served: bool = False, prices: Prices | None = None) -> str:
@@ -96,15 +90,11 @@ def render_comparison(comparison: RunComparison, *, served: bool = False, prices
     pairs = []
     for pair in comparison.pairs:
         areas = {title: [fact for fact in pair.differing if fact.area == area] for area, title in _AREA_TITLES.items()}
-        pairs.append(
-            {
-                "pair": pair,
-                "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
-                "summary": summary_line(pair),
-                "groups": list(_groups(pair)),
-                "areas": [(title, facts) for title, facts in areas.items() if facts],
-            }
-        )
+        pairs.append({
+            "pair": pair, "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
+            "summary": summary_line(pair), "groups": list(_groups(pair)),
+            "areas": [(title, facts) for title, facts in areas.items() if facts],
+        })  # fmt: skip
     return page(
         "runs/compare.html", charts=bool(load), served=served, title="Comparison", comparison=comparison,
         buyer=buyer_lines(comparison, prices), pairs=pairs, load=load,
@@ -118,39 +108,29 @@ def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]
         if pair.baseline.load_curve:
             sides.setdefault(f"{pair.baseline.key} {pair.baseline.variant}", [pair.baseline]).append(pair.other)
     for compared in sides.values():
-        latency, pareto = (
-            [
-                LoadCurve(f"{side.run}: {scale_of_side(side)}", number, "solid", list(points_of(side)))
-                for number, side in enumerate(compared)
-            ]
-            for points_of in (_latency_points, _pareto_points)
-        )
+        latencies: list[LoadCurve] = []
+        rates: list[LoadCurve] = []
+        for number, side in enumerate(compared):
+            by_latency: list[LoadPoint] = []
+            by_user: list[LoadPoint] = []
+            for point in side.load_curve:
+                ttft, rate, end = point.ttft_p50_ms, point.output_token_rate, (point.is_open, point.lengths)
+                load = f"{side.run}, {point.load}" + (f" ({point.lengths} tokens)" if point.lengths else "")
+                if ttft is not None and ttft.value is not None:
+                    text = f"{load}: {digits(ttft.value)} ms at {digits(rate)} tokens/s"
+                    by_latency.append(LoadPoint(rate, ttft.value, limits_of(ttft), point.load, text, *end))
+                per_user, per_device = point.token_rate_per_user, point.token_rate_per_device
+                if per_user is not None and per_device is not None:
+                    text = f"{load}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
+                    by_user.append(LoadPoint(per_user, per_device, None, point.load, text, *end))
+            label = f"{side.run}: {scale_of_side(side)}"
+            latencies.append(LoadCurve(label, number, "solid", by_latency))
+            rates.append(LoadCurve(label, number, "solid", by_user))
         charts = (
-            tradeoff_chart(latency, "output tokens/s", "Median TTFT", is_latency=True),
-            tradeoff_chart(pareto, "output tokens/s per user", "Output tokens/s per device", is_latency=False),
+            tradeoff_chart(latencies, "output tokens/s", "Median TTFT", is_latency=True),
+            tradeoff_chart(rates, "output tokens/s per user", "Output tokens/s per device", is_latency=False),
         )
         yield compared[0].key.model, [chart for chart in charts if chart is not None]
-
-
-def _latency_points(side: Side) -> Iterator[LoadPoint]:
-    for point in side.load_curve:
-        ttft, rate = point.ttft_p50_ms, point.output_token_rate
-        if ttft is not None and ttft.value is not None:
-            text = f"{side.run}, {_load(point)}: {digits(ttft.value)} ms at {digits(rate)} tokens/s"
-            yield LoadPoint(rate, ttft.value, limits_of(ttft), point.load, text, point.is_open, point.lengths)
-
-
-def _pareto_points(side: Side) -> Iterator[LoadPoint]:
-    for point in side.load_curve:
-        per_user, per_device = point.token_rate_per_user, point.token_rate_per_device
-        if per_user is not None and per_device is not None:
-            rates = f"{digits(per_user)} tokens/s per user, {digits(per_device)} per device"
-            text = f"{side.run}, {_load(point)}: {rates}"
-            yield LoadPoint(per_user, per_device, None, point.load, text, point.is_open, point.lengths)
-
-
-def _load(point: LoadCurvePoint) -> str:
-    return f"{point.load} ({point.lengths} tokens)" if point.lengths else point.load
 
 
 def lines_of(pair: Pair) -> list[Line]:
@@ -192,15 +172,11 @@ def _line(found: FigureDifference) -> Line:
     scale = scale_of(found.baseline, found.unit)
     unit = f"\u202f{scale.unit}" if scale.unit else ""
     return Line(
-        title=found.title,
-        explanation=found.figure.info.explanation,
-        baseline=f"{scale.number(found.baseline)}{unit}",
-        other=f"{scale.number(found.other)}{unit}",
-        change=_change(found),
-        interval=_interval(found),
-        css_class=found.effect.replace(" ", "-"),
+        title=found.title, explanation=found.figure.info.explanation,
+        baseline=f"{scale.number(found.baseline)}{unit}", other=f"{scale.number(found.other)}{unit}",
+        change=_change(found), interval=_interval(found), css_class=found.effect.replace(" ", "-"),
         effect="unknown (one round)" if found.effect == "unknown" else found.effect,
-    )
+    )  # fmt: skip
 
 
 def _change(found: FigureDifference) -> str:
