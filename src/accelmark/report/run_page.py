@@ -29,7 +29,7 @@ from accelmark.results.schema import (
     ServingRound,
     ServingStage,
     Spread,
-)  # fmt: skip
+)
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
@@ -37,7 +37,6 @@ from accelmark.results.tuning import tuned_result
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.serving import TokenScenarioResult
 from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent, quantity, scale_of, subtracted
-from accelmark.spec.settings.serving import Slo
 
 F = FigureName
 _STAMP: Final = re.compile(r"^\d{8}T\d{6}Z-")
@@ -64,11 +63,8 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
     title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
     columns = [name for name in HEADLINES if any(entry.value_of(name) is not None for entry in rounds)][:_NUM_TILES]
-    tiles = [
-        name
-        for name in HEADLINES
-        if name in known and not (result.is_timing_unreliable and name.info.unit.endswith("/s"))
-    ]
+    is_unreliable = result.is_timing_unreliable
+    tiles = [name for name in HEADLINES if name in known and not (is_unreliable and name.info.unit.endswith("/s"))]
     missing: dict[str, list[str]] = {}
     for name in sorted(result.figures.keys() - known.keys(), key=list(FigureName).index):
         missing.setdefault(result.figures[name].reason or "no round succeeded", []).append(title(name))
@@ -85,40 +81,31 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
     for setting_name, setting in sorted(first.settings.items()) if first else ():
         is_changed = setting.layer != "default" and Path(setting.layer).name != "case.yaml"
         settings[is_changed].append((setting_name, setting))
+    listed = [
+        {
+            "result": entry, "cells": [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
+            "failed_ranks": [
+                (node.host, rank) for node in entry.nodes for rank in node.ranks if rank.state != "succeeded"
+            ],
+        }
+        for entry in rounds
+    ]  # fmt: skip
+    hosts = [
+        (str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"])
+        for info in (first.environment.hosts if first else ())
+    ]
     return {
-        "anchor": anchor,
+        "anchor": anchor, "result": result, "first": first, "scale": scale_text(key, result.variant),
         "label": key.model if alone else f"{key.model} {result.role or result.variant or f'{key.nnodes}x{key.nproc}'}",
-        "result": result,
-        "first": first,
-        "scale": scale_text(key, result.variant),
-        "marks": [_MARKS[mark] for mark in result.marks],
-        "target": first.target.text if first and first.target else "",
-        "tiles": [_tile(title(name), name, result) for name in tiles[:_NUM_TILES]],
-        "groups": [(group, rows) for group, rows in groups if rows],
-        "missing": missing,
+        "marks": [_MARKS[mark] for mark in result.marks], "target": first.target.text if first and first.target else "",
+        "tiles": [_tile(title(name), name, result) for name in tiles[:_NUM_TILES]], "missing": missing,
+        "groups": [(group, rows) for group, rows in groups if rows], "ranks": _rank_table(rounds), "hosts": hosts,
         "notes": [(title(name), spread.reason) for name, spread in known.items() if spread.reason],
-        "round_heads": [title(name) for name in columns],
-        "rounds": [
-            {
-                "result": entry,
-                "cells": [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
-                "failed_ranks": [
-                    (node.host, rank) for node in entry.nodes for rank in node.ranks if rank.state != "succeeded"
-                ],
-            }
-            for entry in rounds
-        ],
+        "round_heads": [title(name) for name in columns], "rounds": listed, "settings": list(settings.items()),
         "peak": getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
-        "hosts": [
-            (str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"])
-            for info in (first.environment.hosts if first else ())
-        ],
-        "ranks": _rank_table(rounds),
-        "serving": _serving_view(first),
-        "settings": list(settings.items()),
+        "serving": _serving_view(first), "plots": charts.plots_of(rounds),
         "adaptation": adaptation_rows(result.adaptation) if result.adaptation else [],
-        "plots": charts.plots_of(rounds),
-    }
+    }  # fmt: skip
 
 
 def scale_text(key: CaseKey, variant: str | None) -> str:
@@ -486,63 +473,40 @@ def _shown(quantile: Quantile) -> tuple[str, str]:
 def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, charts.Chart]]:
     """Yield title, explanation and chart."""
     kinds = " Filled: open load." if len({stage.concurrency is None for stage in stages}) > 1 else ""
-    stages = sorted(stages, key=_load)
+    stages = sorted(stages, key=lambda stage: (stage.concurrency is None, stage.concurrency or stage.rate or 0.0))
+    last = {stage.lengths: stage for stage in stages}
+    by_latency: dict[tuple[str, str], list[charts.LoadPoint]] = {(name, share): [] for name, share, *_ in _TRADEOFF}
+    by_user: list[charts.LoadPoint] = []
+    for stage in stages:
+        load, rate, end = stage.short_label, stage.output_token_rate, (stage.concurrency is None, stage.lengths)
+        if stage.lengths and len(last) > 1 and last[stage.lengths] is stage:
+            load = f"{load} ({stage.lengths})"  # at the last point of each line
+        highest = "p99" if stage.quantile("ttft", "p99") is not None else "p50"
+        for (name, share), points in by_latency.items():
+            quantile = stage.latencies[name].quantiles.get(share) if name in stage.latencies else None
+            if quantile is not None and quantile.value is not None and rate is not None:
+                text = f"{stage.label}: {_TITLES[name]} {share} {digits(quantile.value)} ms at {digits(rate)} tokens/s"
+                label = load if (name, share) == ("ttft", highest) else ""
+                points.append(charts.LoadPoint(rate, quantile.value, limits_of(quantile), label, text, *end))
+        per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
+        if per_user is not None and per_device is not None:
+            text = f"{stage.label}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
+            by_user.append(charts.LoadPoint(per_user, per_device, None, load, text, *end))
     latencies = [
-        charts.LoadCurve(f"{_TITLES[name]} {share}", number, dash, list(_latency_points(stages, name, share)))
+        charts.LoadCurve(f"{_TITLES[name]} {share}", number, dash, by_latency[name, share])
         for name, share, number, dash in _TRADEOFF
     ]
     if latency := charts.tradeoff_chart(latencies, "output tokens/s", "Latency", is_latency=True):
         lead = f"One point per stage, with 95 % intervals; better to the lower right.{kinds}"
         yield "Throughput and latency", lead, latency
-    rates = [charts.LoadCurve("stages", 0, "solid", list(_pareto_points(stages)))]
-    if pareto := charts.tradeoff_chart(
-        rates, "output tokens/s per user", "Output tokens/s per device", is_latency=False
-    ):
+    rates, x = [charts.LoadCurve("stages", 0, "solid", by_user)], "output tokens/s per user"
+    if pareto := charts.tradeoff_chart(rates, x, "Output tokens/s per device", is_latency=False):
         yield "Speed for one user and for the device", f"One point per stage; better to the upper right.{kinds}", pareto
-
-
-def _latency_points(stages: Sequence[ServingStage], name: str, share: str) -> Iterator[charts.LoadPoint]:
-    for stage in stages:
-        quantile = stage.latencies[name].quantiles.get(share) if name in stage.latencies else None
-        rate = stage.output_token_rate
-        if quantile is None or quantile.value is None or rate is None:
-            continue
-        text = f"{stage.label}: {_TITLES[name]} {share} {digits(quantile.value)} ms at {digits(rate)} tokens/s"
-        highest = "p99" if stage.quantile("ttft", "p99") is not None else "p50"
-        label = _name(stage, stages) if (name, share) == ("ttft", highest) else ""
-        is_open = stage.concurrency is None
-        yield charts.LoadPoint(rate, quantile.value, limits_of(quantile), label, text, is_open, stage.lengths)
 
 
 def limits_of(quantile: Quantile) -> tuple[float, float] | None:
     """Return the interval of a percentile; None where it has no limit on a side."""
     return (quantile.low, quantile.high) if quantile.low is not None and quantile.high is not None else None
-
-
-def _name(stage: ServingStage, stages: Sequence[ServingStage]) -> str:
-    """Return the load of a stage, for its point; the last point of each line also has the lengths, if they differ."""
-    alike = [other for other in stages if other.lengths == stage.lengths]
-    is_last = len(alike) < len(stages) and alike[-1] is stage
-    return f"{stage.short_label} ({stage.lengths})" if is_last and stage.lengths else stage.short_label
-
-
-def _pareto_points(stages: Sequence[ServingStage]) -> Iterator[charts.LoadPoint]:
-    for stage in stages:
-        per_user, per_device = stage.token_rate_per_user, stage.token_rate_per_device
-        if per_user is not None and per_device is not None:
-            text = f"{stage.label}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
-            label, is_open = _name(stage, stages), stage.concurrency is None
-            yield charts.LoadPoint(per_user, per_device, None, label, text, is_open, stage.lengths)
-
-
-def _load(stage: ServingStage) -> tuple[bool, float]:
-    return stage.concurrency is None, stage.concurrency or stage.rate or 0.0
-
-
-def _slo_text(slo: Slo) -> str:
-    named = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "end to end": slo.e2e_ms}
-    limits = [f"{title} ≤ {limit:g} ms" for title, limit in named.items() if limit is not None]
-    return f"{', '.join(limits)} for {percent(slo.share, 3)} of the requests" if limits else "none"
 
 
 def _scenario_text(result: TokenScenarioResult) -> str:
@@ -576,7 +540,10 @@ def _facts(serving: ServingRound) -> Iterator[tuple[str, str]]:
     is_pinned = serving.output_length == "pinned"
     yield "Length of answers", "pinned to the requested number of tokens" if is_pinned else "natural"
     yield "Tokens counted by", "the model's own tokenizer" if serving.has_tokenizer else "the server (usage)"
-    yield "SLO", _slo_text(serving.slo)
+    slo = serving.slo
+    named = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "end to end": slo.e2e_ms}
+    limits = ", ".join(f"{title} ≤ {limit:g} ms" for title, limit in named.items() if limit is not None)
+    yield "SLO", f"{limits} for {percent(slo.share, 3)} of the requests" if limits else "none"
     if answers.agreement is not None:
         least = f"at least {percent(answers.min_agreement, 4)} required"
         agreeing = f"{percent(answers.agreement, 4)} of the tokens of {answers.num_compared} answers under load"
