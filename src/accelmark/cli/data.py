@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -54,21 +54,21 @@ def list_(
 
         return Output(row, show)
     datasets = known_datasets()
-    return Output([_row(known) for known in datasets], lambda: _list(datasets))
 
+    def list_all() -> None:
+        from rich.console import Console
 
-def _list(datasets: Sequence[Known]) -> None:
-    from rich.console import Console
+        console = Console()
+        licence = ["licence"] if console.width >= _WIDE else []
+        table = options.plain_table("data set", "obtained", "size", "cases", *licence, fixed=3)
+        table.columns[3].min_width = 20
+        for known in datasets:
+            size = "-" if known.bytes is None else quantity(known.bytes / 2**20, "MiB", 3)
+            more = [known.spec.licence] if licence else []
+            table.add_row(known.spec.name, known.obtained, size, ", ".join(known.cases), *more)
+        console.print(table)
 
-    console = Console()
-    licence = ["licence"] if console.width >= _WIDE else []
-    table = options.plain_table("data set", "obtained", "size", "cases", *licence, fixed=3)
-    table.columns[3].min_width = 20
-    for known in datasets:
-        size = "-" if known.bytes is None else quantity(known.bytes / 2**20, "MiB", 3)
-        more = [known.spec.licence] if licence else []
-        table.add_row(known.spec.name, known.obtained, size, ", ".join(known.cases), *more)
-    console.print(table)
+    return Output([_row(known) for known in datasets], list_all)
 
 
 def _row(known: Known) -> dict[str, Any]:

@@ -41,13 +41,9 @@ _USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__
 """Wrong arguments and options, whose class typer does not export."""
 
 
-def _name(verb: Callable[..., object]) -> str:
-    return verb.__name__.removesuffix("_files")
-
-
 class _GroupedVerbs(Verbs):
     titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **{title: tuple(_name(verb) for verb in verbs) for title, verbs in _GROUPS.items()},
+        **{title: tuple(verb.__name__.removesuffix("_files") for verb in verbs) for title, verbs in _GROUPS.items()},
         "Publish results": ("ledger", "demo"),
         "Search networks": ("automl",),
         "Install frameworks": ("env",),
@@ -65,7 +61,7 @@ app = typer.Typer(
 )
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
-    app.command(_name(_verb), cls=Verb)(_verb)
+    app.command(_verb.__name__.removesuffix("_files"), cls=Verb)(_verb)
 for _group in (automl, ledger, demo, data, environments):
     app.add_typer(_group)
 
@@ -96,22 +92,18 @@ def main() -> None:
         options.echo_error(text.getvalue().replace("Value error, ", "").rstrip())
         sys.exit(int(usage.exit_code))
     except AccelmarkError as error:
-        _print_error(error)
+        if "--json" in sys.argv:
+            problems = [str(problem) for problem in error.problems] if isinstance(error, SpecError) else [str(error)]
+            typer.echo(json.dumps({"error": type(error).__name__, "problems": problems}))
+            sys.exit(error.exit_code)
+        lines = printable(str(error)).splitlines() or [type(error).__name__]
+        many = len(lines) > 1 and isinstance(error, SpecError)
+        options.echo_error(f"error: {len(lines)} problems" if many else f"error: {lines[0]}", fg="red")
+        for line in lines if many else lines[1:]:
+            options.echo_error(f"  {line}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_CANCELLED)
     except BrokenPipeError:  # the reader of the output has exited (``accelmark … | head``)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-def _print_error(error: AccelmarkError) -> None:
-    if "--json" in sys.argv:
-        problems = [str(problem) for problem in error.problems] if isinstance(error, SpecError) else [str(error)]
-        typer.echo(json.dumps({"error": type(error).__name__, "problems": problems}))
-        return
-    lines = printable(str(error)).splitlines() or [type(error).__name__]
-    many = len(lines) > 1 and isinstance(error, SpecError)
-    options.echo_error(f"error: {len(lines)} problems" if many else f"error: {lines[0]}", fg="red")
-    for line in lines if many else lines[1:]:
-        options.echo_error(f"  {line}")

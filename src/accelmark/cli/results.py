@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from accelmark.audit.verify import CheckedAgain, Verification
     from accelmark.results.comparison import Pair
-    from accelmark.results.table import Row
 
 _PIPE_WIDTH: Final = 260
 """Columns of a table of runs in output that is not a terminal."""
@@ -160,14 +159,10 @@ def verify(
             options.echo_error(f"error: the run is not signed as {required} requires", fg="red")
 
     content = {
-        "intact": verification.is_intact,
-        "changed": verification.changed,
-        "differences": verification.differences,
-        "num_figures": verification.num_figures,
-        "signature": verified.signature._asdict(),
-        "cases": verification.summary.cases,
-        "replayed": [again.values() for again in checked],
-    }
+        "intact": verification.is_intact, "changed": verification.changed, "differences": verification.differences,
+        "num_figures": verification.num_figures, "signature": verified.signature._asdict(),
+        "cases": verification.summary.cases, "replayed": [again.values() for again in checked],
+    }  # fmt: skip
     return Output(content, show, EXIT_OK if reproduced and is_trusted and not invalid else EXIT_FAILED)
 
 
@@ -355,10 +350,10 @@ def results(
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
-    from accelmark.report.tables import markdown, plain_markdown, write_readme_table
+    from accelmark.report.tables import group_title, markdown, plain_markdown, shown_table, write_readme_table
     from accelmark.results.sources import open_sources
     from accelmark.results.store.files import write_atomic
-    from accelmark.results.table import COLUMNS, column, matching, rows_of, run_query, to_csv, write_parquet
+    from accelmark.results.table import COLUMNS, column, grouped, matching, rows_of, run_query, to_csv, write_parquet
 
     forms = {"--readme": readme, "--json": as_json, "--format": output_format}
     if len(given := [form for form, value in forms.items() if value]) > 1:
@@ -401,11 +396,17 @@ def results(
         text = to_csv(list(COLUMNS), cells) if answer is None else to_csv(answer.columns, answer.rows)
     elif output_format == "markdown":
         text = markdown(rows, groups) if answer is None else plain_markdown(answer.columns, answer.rows)
-    elif answer is None:
-        _show_rows(rows, groups)
-        return
     else:
-        _console().print(_table(answer.columns, answer.rows))
+        console = _console()
+        if answer is not None:
+            console.print(_table(answer.columns, answer.rows))
+        elif not rows:
+            typer.echo("no results")
+        else:
+            for values, part in grouped(rows, groups).items():
+                if groups:
+                    typer.secho(printable(group_title(groups, values)), bold=True)
+                console.print(_table(*shown_table(part)))
         return
     text = text if text.endswith("\n") else f"{text}\n"
     if output is None:
@@ -413,21 +414,6 @@ def results(
     else:
         write_atomic(output, text)
         typer.echo(str(output))
-
-
-def _show_rows(rows: Sequence[Row], group_by: Sequence[str]) -> None:
-    """Print rows with a heading for each group."""
-    from accelmark.report.tables import group_title, shown_table
-    from accelmark.results.table import grouped
-
-    if not rows:
-        typer.echo("no results")
-        return
-    console = _console()
-    for values, part in grouped(rows, group_by).items():
-        if group_by:
-            typer.secho(printable(group_title(group_by, values)), bold=True)
-        console.print(_table(*shown_table(part)))
 
 
 def _console(pipe_width: int = _PIPE_WIDTH) -> Console:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -404,7 +404,8 @@ def execute(
     The run directory is ``out``, or a new one in ``runs``. ``is_judged``: the caller judges a run that failed or is
     INVALID. Returns the run directory, or None where nothing was started.
     """
-    from accelmark.run.record.directory import default_path
+    from accelmark.run.launchers import submit_module
+    from accelmark.run.record.directory import default_path, require_empty
 
     path = out or default_path(plan.name, datetime.now(UTC), runs or Path("runs"))
     # The same command in a batch job, which names the run directory.
@@ -414,15 +415,11 @@ def execute(
         raise RequestError("\n".join(["not started: --strict is set and there are warnings:", *plan.warnings]))
     if dry_run or with_commands:
         from accelmark.cli.dry_run import print_plan
-        from accelmark.run.launchers import submit_module
 
         script = submit_module(plan).batch_script(plan, path.absolute(), inside) if submit else None
         print_plan(plan, path, as_json=as_json, with_commands=with_commands, script=script)
         return None
     if submit:
-        from accelmark.run.launchers import submit_module
-        from accelmark.run.record.directory import require_empty
-
         place = path.absolute()
         require_empty(place)
         number = submit_module(plan).submit(plan, place, inside)
@@ -533,8 +530,9 @@ def plan_request(
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.environments.create import with_environments
-    from accelmark.spec.plugins.catalog import find
+    from accelmark.spec.plugins.catalog import find, load_vendor
     from accelmark.spec.plugins.launcher import read_cluster
+    from accelmark.telemetry.forms import telemetry_of
 
     cluster = request.cluster
     if isinstance(cluster, Path):
@@ -543,17 +541,17 @@ def plan_request(
     if vendor is not None:
         find("vendors", vendor, where)
     plan = build_plan(
-        request,
-        cluster=cluster,
-        detected=detect_devices(vendor),
-        data_dirs=data_dirs,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        where=where,
-        command_line=setting_values(settings, synthetic=synthetic),
-        allow_missing_data=allow_missing_data,
-    )
+        request, cluster=cluster, detected=detect_devices(vendor), data_dirs=data_dirs,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), where=where,
+        command_line=setting_values(settings, synthetic=synthetic), allow_missing_data=allow_missing_data,
+    )  # fmt: skip
     plan = with_environments(plan)
-    return plan.model_copy(update={"warnings": (*plan.warnings, *_telemetry_warnings(plan.vendor))})
+    unread: list[str] = []
+    try:
+        telemetry_of(load_vendor(plan.vendor), str(find("vendors", plan.vendor).path / "vendor.yaml"))
+    except SpecError as error:  # devices are not sampled then, but ranks run
+        unread = [f"no telemetry of devices: {problem}" for problem in error.problems]
+    return plan.model_copy(update={"warnings": (*plan.warnings, *unread)})
 
 
 def setting_values(settings: Sequence[str], *, synthetic: bool) -> dict[str, Any]:
@@ -593,18 +591,6 @@ def read_run_file(path: Path) -> RunSpec:
     cluster = values.get("cluster")
     problems = launcher_problems(cluster, str(path), "cluster.") if isinstance(cluster, dict) else []
     return parse(RunSpec, {"name": path.stem} | values, str(path), problems)
-
-
-def _telemetry_warnings(vendor: str) -> Iterator[str]:
-    """Yield problems of a vendor's telemetry declaration: its devices are not sampled then, but ranks run."""
-    from accelmark.spec.plugins.catalog import find, load_vendor
-    from accelmark.telemetry.forms import telemetry_of
-
-    try:
-        telemetry_of(load_vendor(vendor), str(find("vendors", vendor).path / "vendor.yaml"))
-    except SpecError as error:
-        for problem in error.problems:
-            yield f"no telemetry of devices: {problem}"
 
 
 def run_name(key: str) -> str:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
-from typing import Final, final, get_args
+from typing import Final, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -43,15 +41,15 @@ def probe_matmul(precision: str, device: torch.device, budget_s: float) -> Rate:
     unit = "TOP/s" if precision == "int8" else "TFLOP/s"
     best = Rate(value=None, unit=unit, reason="no size could be timed")
     try:
-        with _float32_products(precision):
-            for side in SIZES:
-                timing = time_operation(_product(precision, side, device), device, budget_s / len(SIZES))
-                rate = 2 * side**3 / timing.seconds / 1e12
-                if best.value is None or rate > best.value:
-                    size = f"{side} x {side} x {side}"
-                    best = Rate(value=rate, unit=unit, size=size, repetitions=timing.repetitions)
-                if timing.seconds * 8 > budget_s:
-                    break
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        for side in SIZES:
+            timing = time_operation(_product(precision, side, device), device, budget_s / len(SIZES))
+            rate = 2 * side**3 / timing.seconds / 1e12
+            if best.value is None or rate > best.value:
+                size = f"{side} x {side} x {side}"
+                best = Rate(value=rate, unit=unit, size=size, repetitions=timing.repetitions)
+            if timing.seconds * 8 > budget_s:
+                break
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if best.value is None:
             return Rate(value=None, unit=unit, reason=first_line(error))
@@ -65,32 +63,17 @@ def _product(precision: str, side: int, device: torch.device) -> Callable[[], ob
         left = torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device)
         right = torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device).t()
         return lambda: torch._int_mm(left, right)
+    if precision == "fp8" and device.type == "cpu":
+        raise ValueError("CPUs do not support fp8 matrix products")
     if precision == "fp8":
-        if device.type == "cpu":
-            raise ValueError("CPUs do not support fp8 matrix products")
-        return _scaled_product(side, device)
+        scale, out_dtype = torch.ones((), device=device), torch.bfloat16
+        a, b = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        b = b.t()
+        return lambda: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=out_dtype, use_fast_accum=True)
     dtype = _FLOATS[precision]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty(side, side, dtype=dtype, device=device)
     return lambda: torch.mm(a, b, out=out)
-
-
-def _scaled_product(side: int, device: torch.device) -> Callable[[], object]:
-    scale = torch.ones((), device=device)
-    a = torch.randn(side, side, device=device).to(torch.float8_e4m3fn)
-    b = torch.randn(side, side, device=device).to(torch.float8_e4m3fn).t()
-    return lambda: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-
-@contextmanager
-def _float32_products(precision: str) -> Iterator[None]:
-    """Allow tf32 in products of fp32 tensors if it is the ``precision``."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def probe_memory(device: torch.device, budget_s: float) -> dict[str, Rate]:
@@ -136,9 +119,7 @@ def _bandwidth(operation: Callable[[], object], moved: int, size: int, device: t
     return Rate(value=rate, unit="GB/s", size=f"{size // 2**20} MiB", repetitions=timing.repetitions)
 
 
-@final
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Duration of one operation in s, and the number of repetitions that were timed."""
 
     seconds: float
@@ -216,13 +197,9 @@ def _sweep(name: Collective, sizes: Sequence[int], device: torch.device, share_s
         last_s = timing.seconds
         rate = 4 * count / timing.seconds / 1e9
         yield CollectiveTiming(
-            operation=name,
-            size_bytes=4 * count,
-            time_us=timing.seconds * 1e6,
-            algorithm_gb_s=rate,
-            bus_gb_s=rate * factors.get(name, (num_ranks - 1) / num_ranks),
-            repetitions=timing.repetitions,
-        )
+            operation=name, size_bytes=4 * count, time_us=timing.seconds * 1e6, algorithm_gb_s=rate,
+            bus_gb_s=rate * factors.get(name, (num_ranks - 1) / num_ranks), repetitions=timing.repetitions,
+        )  # fmt: skip
 
 
 def _operation(name: Collective, count: int, device: torch.device) -> Callable[[], object]:

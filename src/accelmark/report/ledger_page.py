@@ -39,15 +39,10 @@ def render_ledger(ledger: Ledger, prices: Prices | None = None) -> str:
         "currency": prices and prices.currency,
     }
     return page(
-        "ledger/ledger.html",
-        charts=True,
-        title="Ledger",
-        num_records=len(ledger.entries),
-        num_cases=len(rows),
+        "ledger/ledger.html", charts=True, title="Ledger", num_records=len(ledger.entries), num_cases=len(rows),
         num_made_up=sum(entry.record.evidence.kind == "made up" for entry in ledger.entries),
-        num_withdrawn=len(ledger.withdrawn),
-        data=embed_json(data),
-    )
+        num_withdrawn=len(ledger.withdrawn), data=embed_json(data),
+    )  # fmt: skip
 
 
 def _row(ledger: Ledger, entry: Entry, case: RecordedCase, num_parties: int, prices: Prices | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from accelmark.results.schema import (
     ServingRound,
     ServingStage,
     Spread,
-)
+)  # fmt: skip
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run

@@ -71,15 +71,11 @@ def _trials(state: SearchState) -> Table:
     for record in reversed(latest):
         totals = state.totals_of(record)
         table.add_row(
-            str(record.trial),
-            str(record.worker),
-            str(record.round),
-            Text(record.status, style=_STYLES.get(record.status, "red")),
-            f"{totals.complete}/{record.epochs_planned}",
-            _ratio(totals.accuracy),
-            _ratio(record.held_out_accuracy),
+            str(record.trial), str(record.worker), str(record.round),
+            Text(record.status, style=_STYLES.get(record.status, "red")), f"{totals.complete}/{record.epochs_planned}",
+            _ratio(totals.accuracy), _ratio(record.held_out_accuracy),
             ", ".join(map(str, reversed(record.morphs))) or "seed",
-        )
+        )  # fmt: skip
     return table
 
 

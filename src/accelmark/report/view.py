@@ -144,14 +144,12 @@ def _live_jobs(run: RunStatus) -> tuple[bool, list[dict[str, Any]]]:
             share = progress.share
             total = f" of {progress.total_steps:,}" if progress.total_steps else ""
             facts = {
-                "phase": progress.phase,
-                "step": f"{progress.step:,}{total}" if progress.step else NOTHING,
+                "phase": progress.phase, "step": f"{progress.step:,}{total}" if progress.step else NOTHING,
                 "loss": NOTHING if progress.loss is None else digits(progress.loss),
                 "throughput": quantity(progress.throughput, units[directory]),
                 "remaining": NOTHING if progress.eta_s is None else duration(progress.eta_s),
-                "power": quantity(progress.devices.power_w, "W"),
-                "utilisation": percent(progress.devices.utilisation),
-            }
+                "power": quantity(progress.devices.power_w, "W"), "utilisation": percent(progress.devices.utilisation),
+            }  # fmt: skip
             if progress.metric is not None:
                 facts[progress.metric[0].replace("_", " ")] = progress.metric_text
         shown = {name: value for name, value in facts.items() if value != NOTHING}

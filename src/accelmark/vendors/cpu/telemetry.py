@@ -59,15 +59,10 @@ class Source:
         energy, power = self._power()
         return (
             DeviceSample(
-                index=0,
-                utilisation=self._meter.busy(),
-                memory_total_mib=psutil.virtual_memory().total / _MIB,
-                power_w=power,
-                energy_j=energy,
-                temperature_c=self._hottest(),
-                sm_clock_mhz=thousandths(self._clock),
+                index=0, utilisation=self._meter.busy(), memory_total_mib=psutil.virtual_memory().total / _MIB,
+                power_w=power, energy_j=energy, temperature_c=self._hottest(), sm_clock_mhz=thousandths(self._clock),
             ),
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
