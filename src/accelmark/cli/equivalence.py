@@ -73,10 +73,8 @@ def compare_frameworks(
     train = load_case(name).train
     if train is None:
         raise RequestError(f"case {name!r} does not support training: nothing can be compared")
-    names, own = (
-        list(dict.fromkeys(filter(None, map(str.strip, frameworks.split(","))))),
-        frameworks_of(load_case(name)),
-    )
+    names = list(dict.fromkeys(filter(None, map(str.strip, frameworks.split(",")))))
+    own = frameworks_of(load_case(name))
     if unknown := [framework for framework in names if framework not in own]:
         hint = f"it has: {', '.join(own) or 'none'}"
         raise RequestError(f"--frameworks: the case {name!r} has no framework {unknown[0]!r} ({hint})")

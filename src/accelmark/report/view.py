@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from urllib.parse import parse_qs
@@ -79,9 +79,13 @@ class RunIndex:
             unfinished = {self._name(path): path for path, stamp in stamps.items() if stamp is None}
             before, self._known = self._known, {}
             for path, stamp in stamps.items():
-                if stamp is not None:
-                    known = before.get(path)
-                    self._known[path] = known if known is not None and known[0] == stamp else (stamp, _load(path))
+                if stamp is not None and (known := before.get(path)) is not None and known[0] == stamp:
+                    self._known[path] = known
+                elif stamp is not None:
+                    try:
+                        self._known[path] = (stamp, load_source(path, curves=False))
+                    except AccelmarkError as error:
+                        self._known[path] = (stamp, str(error))
             read = [run for _, run in self._known.values() if not isinstance(run, str)]
             problems += [problem for _, problem in self._known.values() if isinstance(problem, str)]
             kept = without_copies(read)
@@ -98,13 +102,6 @@ class RunIndex:
 
     def _name(self, path: Path) -> str:
         return self.directory.name if path == self.directory else path.relative_to(self.directory).as_posix()
-
-
-def _load(path: Path) -> LoadedRun | str:
-    try:
-        return load_source(path, curves=False)
-    except AccelmarkError as error:
-        return str(error)
 
 
 def _stamp(path: Path) -> _Stamp | None:
@@ -215,10 +212,6 @@ class Pages:
 
     def __init__(self, index: RunIndex) -> None:
         self._index = index
-        self.endpoints: dict[str, Callable[[Request], Response]] = {
-            "/": self.runs, "/live": self.live, "/compare": self.compare, "/scaling": self.scaling,
-            "/trend": self.trend, "/results.json": self.results_json, "/metrics": self.metrics,
-        }  # fmt: skip
 
     def runs(self, request: Request) -> Response:
         """Return the list of runs, filtered."""
@@ -255,12 +248,20 @@ class Pages:
     def run(self, request: Request) -> Response:
         """Return the page of one run, or its progress until it ends."""
         name, snapshot = request.path_params["name"], self._index.snapshot()
-        if name in snapshot.runs:
-            return respond(_run_page(snapshot.runs[name]), inline=True)
-        if name not in snapshot.unfinished:
+        if name in snapshot.unfinished:
+            live = _live_runs({name: snapshot.unfinished[name]})
+            return respond(page("run/progress.html", served=True, title=name, name=name, live=live))
+        if name not in snapshot.runs:
             raise HTTPException(404)
-        live = _live_runs({name: snapshot.unfinished[name]})
-        return respond(page("run/progress.html", served=True, title=name, name=name, live=live))
+        path = snapshot.runs[name].path
+        if not is_search(path):
+            from accelmark.report.run_page import render_page
+
+            return respond(render_page(load_source(path)), inline=True)
+        from accelmark.automl.journal import SearchDirectory
+        from accelmark.report.search_page import render_search
+
+        return respond(render_search(SearchDirectory(path)), inline=True)
 
     def compare(self, request: Request) -> Response:
         """Compare the chosen runs with the oldest of them."""
@@ -353,18 +354,6 @@ def _minute(row: Row) -> str:
     return str(row["started_at"])[:16].replace("T", " ")
 
 
-def _run_page(run: LoadedRun) -> str:
-    """Return the page of a run or of a search, rendered from its records."""
-    if not is_search(run.path):
-        from accelmark.report.run_page import render_page
-
-        return render_page(load_source(run.path))
-    from accelmark.automl.journal import SearchDirectory
-    from accelmark.report.search_page import render_search
-
-    return render_search(SearchDirectory(run.path))
-
-
 _COOKIE: Final = "accelmark_token"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 _STATIC: Final = {
@@ -449,7 +438,13 @@ def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
             Route("/static/{name:path}", _static),
             Route("/sign-in", sign_in, methods=["POST"]),
             Route("/run/{name:path}", pages.run),
-            *(Route(path, endpoint) for path, endpoint in pages.endpoints.items()),
+            Route("/", pages.runs),
+            Route("/live", pages.live),
+            Route("/compare", pages.compare),
+            Route("/scaling", pages.scaling),
+            Route("/trend", pages.trend),
+            Route("/results.json", pages.results_json),
+            Route("/metrics", pages.metrics),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={
