@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:
@@ -33,24 +33,18 @@ _PHRASE: Final = re.compile(rf"(?<![\w-])({'|'.join(sorted(_CHINESE, key=len, re
 
 
 def accept(
-    vendor: Annotated[
-        str, Argument(metavar="VENDOR", help="Name in 'accelmark vendors'.", autocompletion=completion.vendors)
-    ],
-    case: Annotated[str, Argument(metavar="CASE", help="model[:framework]", autocompletion=completion.cases)],
-    scales: Annotated[str | None, Option(metavar="SCALES", help="1x1,1x8,2x8; default: scales of the runs.")] = None,
-    runs: Annotated[Path, Option(metavar="DIR", help="Directory of runs.")] = Path("runs"),
-    efficiency: Annotated[float | None, Option(help="Expected speed-up over the ideal one, 0 to 1.")] = None,
-    readme: Annotated[
-        Path | None, Option(metavar="FILE", help="README that gets the table, English and Chinese.")
-    ] = None,
+    vendor: Annotated[str, argument("VENDOR", "Name in 'accelmark vendors'.", completion.vendors)],
+    case: Annotated[str, argument("CASE", "model[:framework]", completion.cases)],
+    scales: Annotated[str | None, option("SCALES", "1x1,1x8,2x8; default: scales of the runs.")] = None,
+    runs: Annotated[Path, option("DIR", "Directory of runs.")] = Path("runs"),
+    efficiency: Annotated[float | None, typer.Option(help="Expected speed-up over the ideal one, 0 to 1.")] = None,
+    readme: Annotated[Path | None, option("FILE", "README that gets the table, English and Chinese.")] = None,
     train: Annotated[
-        bool, Option("--run", help="First train what is missing: at each scale, rounds that last ten minutes together.")
+        bool, flag("--run", "First train what is missing: at each scale, rounds that last ten minutes together.")
     ] = False,
-    cluster: Annotated[
-        Path | None, Option(metavar="FILE", help="Cluster file for --run; default: this machine.")
-    ] = None,
+    cluster: Annotated[Path | None, option("FILE", "Cluster file for --run; default: this machine.")] = None,
     data: options.Data = None,
-    hardware: Annotated[str | None, Option(metavar="CHIP", help="Chip for --run; default: the detected one.")] = None,
+    hardware: Annotated[str | None, option("CHIP", "Chip for --run; default: the detected one.")] = None,
     dry_run: options.DryRun = False,
     commands: options.Commands = False,
     as_json: options.AsJson = False,

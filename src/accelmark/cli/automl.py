@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output, Verb, group
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -27,22 +27,18 @@ app = group("automl", "Search networks; score the operations per second.")
 _KEY_WIDTH: Final = 32
 _RESUME: Final = "Continue with: accelmark automl resume"
 _HELP_OF_CONFIG: Final = "Search file, AIPerf's config.yml, or a shipped search: fashion."
-RunName = Annotated[str, Argument(metavar="RUN", help="A search's directory, its name below --runs, or 'latest'.")]
-Runs = Annotated[Path, Option("--runs", metavar="DIR", help="Directory of runs.")]
+RunName = Annotated[str, argument("RUN", "A search's directory, its name below --runs, or 'latest'.")]
+Runs = Annotated[Path, option("DIR", "Directory of runs.", "--runs")]
 
 
 @app.command(cls=Verb)
 def run(
-    config: Annotated[
-        Path, Option("--config", "-c", metavar="FILE", help=_HELP_OF_CONFIG, autocompletion=completion.searches)
-    ],
+    config: Annotated[Path, option("FILE", _HELP_OF_CONFIG, "--config", "-c", complete=completion.searches)],
     runs: Runs = Path("runs"),
-    data: Annotated[Path | None, Option(metavar="DIR", help="Directory of the data set.")] = None,
-    cluster: Annotated[
-        Path | None, Option(metavar="FILE", help="Hosts: a cluster file, or AIPerf's servers.json.")
-    ] = None,
+    data: Annotated[Path | None, option("DIR", "Directory of the data set.")] = None,
+    cluster: Annotated[Path | None, option("FILE", "Hosts: a cluster file, or AIPerf's servers.json.")] = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Check the request and its data, which are fetched once; start nothing.")
+        bool, flag("--dry-run", "Check the request and its data, which are fetched once; start nothing.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -128,7 +124,7 @@ def stop(name: RunName = "latest", runs: Runs = Path("runs")) -> None:
 def report(
     name: RunName = "latest",
     runs: Runs = Path("runs"),
-    logs: Annotated[bool, Option("--logs", help="Also write an archive of the search's logs.")] = False,
+    logs: Annotated[bool, flag("--logs", "Also write an archive of the search's logs.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Write a search's report: HTML, JSON and CSV."""
@@ -156,11 +152,9 @@ def verify(name: RunName = "latest", runs: Runs = Path("runs"), as_json: options
 
 @app.command(cls=Verb)
 def count(
-    network: Annotated[
-        str, Argument(metavar="NETWORK", help="A network's JSON file, or a seed network's name such as resnet50.")
-    ],
-    mode: Annotated[str, Option(help="aiperf-v1 or accelmark.")] = "accelmark",
-    layers: Annotated[bool, Option("--layers", help="Print every layer too.")] = False,
+    network: Annotated[str, argument("NETWORK", "A network's JSON file, or a seed network's name such as resnet50.")],
+    mode: Annotated[str, typer.Option(help="aiperf-v1 or accelmark.")] = "accelmark",
+    layers: Annotated[bool, flag("--layers", "Print every layer too.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Count the operations of one image: forward, backward and update."""

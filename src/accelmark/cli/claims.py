@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.number_format import quantity
 
@@ -24,16 +24,12 @@ _ROUNDS = 3
 def reproduce(
     claim: Annotated[
         str | None,
-        Argument(
-            metavar="CLAIM",
-            help="Name of a claim or a YAML file; without one, claims are listed.",
-            autocompletion=completion.claims,
-        ),
+        argument("CLAIM", "Name of a claim or a YAML file; without one, claims are listed.", completion.claims),
     ] = None,
     check: Annotated[
-        Path | None, Option(metavar="RUN|BUNDLE|RESULT", help="Compare this run, bundle or result.json; start nothing.")
+        Path | None, option("RUN|BUNDLE|RESULT", "Compare this run, bundle or result.json; start nothing.")
     ] = None,
-    rounds: Annotated[int, Option(min=1, help="Rounds to run.")] = _ROUNDS,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = _ROUNDS,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -41,7 +37,7 @@ def reproduce(
     out: options.Out = None,
     offline: options.Offline = False,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Page of the comparison; default: in the run.")
+        Path | None, option("FILE", "Page of the comparison; default: in the run.", "--output", "-o")
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,

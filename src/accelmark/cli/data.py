@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output, Verb, group
+from accelmark.cli.options import argument, option
 from accelmark.spec.number_format import percent, quantity
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ _WIDE: Final = 110
 def list_(
     name: Annotated[
         str | None,
-        Argument(
-            metavar="NAME",
-            help="Show this data set: licence, layout and how to obtain it.",
-            autocompletion=completion.datasets,
-        ),
+        argument("NAME", "Show this data set: licence, layout and how to obtain it.", completion.datasets),
     ] = None,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -82,11 +78,9 @@ def _row(known: Known) -> dict[str, Any]:
 
 @app.command(cls=Verb)
 def prepare(
-    name: Annotated[
-        str, Argument(metavar="NAME", help="Data set in 'accelmark data list'.", autocompletion=completion.prepared)
-    ],
-    source: Annotated[Path, Option("--from", metavar="DIR", help="Directory with the published archives.")],
-    to: Annotated[Path, Option(metavar="DIR", help="Directory to write the data set to.")],
+    name: Annotated[str, argument("NAME", "Data set in 'accelmark data list'.", completion.prepared)],
+    source: Annotated[Path, option("DIR", "Directory with the published archives.", "--from")],
+    to: Annotated[Path, option("DIR", "Directory to write the data set to.")],
 ) -> None:
     """Make a data set from its published archives: verify, unpack, sort and convert them.
 
@@ -109,12 +103,12 @@ def prepare(
 
 @app.command(cls=Verb)
 def pack(
-    name: Annotated[str, Argument(metavar="NAME", help="Data set in 'accelmark data list', such as imagenet.")],
-    source: Annotated[Path, Option("--from", metavar="DIR", help="Directory with the prepared data set.")],
-    to: Annotated[Path, Option(metavar="DIR", help="Directory to write the shards to.")],
+    name: Annotated[str, argument("NAME", "Data set in 'accelmark data list', such as imagenet.")],
+    source: Annotated[Path, option("DIR", "Directory with the prepared data set.", "--from")],
+    to: Annotated[Path, option("DIR", "Directory to write the shards to.")],
     shard_format: Annotated[
         Literal["webdataset", "tfrecord"],
-        Option("--format", help="'webdataset': tar archives; 'tfrecord': as build_imagenet_data.py writes them."),
+        typer.Option("--format", help="'webdataset': tar archives; 'tfrecord': as build_imagenet_data.py writes them."),
     ] = "webdataset",
 ) -> None:
     """Pack a prepared data set of images in class folders into shards, which cases read as well.

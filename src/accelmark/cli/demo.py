@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from typer import Option
 
 from accelmark.cli import options
 from accelmark.cli.help import Output, Verb, group
+from accelmark.cli.options import option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import digits
 
@@ -29,7 +29,7 @@ _NUM_IMAGES: Final = {"train": 6_400, "t10k": 1_000}
 
 @app.command(cls=Verb)
 def audit(
-    out: Annotated[Path | None, Option(metavar="DIR", help="Directory; default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, option("DIR", "Directory; default: a new one in runs/.")] = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Train a case honestly, then with a vendor's hook that skips steps. Shows both speeds and the findings."""

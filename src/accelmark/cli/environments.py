@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output, Verb, group
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import Problem, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -25,24 +25,22 @@ if TYPE_CHECKING:
     from accelmark.spec.cluster import ClusterSpec
 
 app = group("env", "Virtual environments of frameworks.")
-Framework = Annotated[
-    str, Argument(metavar="FRAMEWORK", help="A framework, such as jax.", autocompletion=completion.frameworks)
-]
-Place = Annotated[Path | None, Option("--path", metavar="DIR", help="Directory; default: in AccelMark's cache.")]
-Hosts = Annotated[Path | None, Option("--hosts", metavar="CLUSTER", help="On the hosts of this cluster file.")]
+Framework = Annotated[str, argument("FRAMEWORK", "A framework, such as jax.", completion.frameworks)]
+Place = Annotated[Path | None, option("DIR", "Directory; default: in AccelMark's cache.", "--path")]
+Hosts = Annotated[Path | None, option("CLUSTER", "On the hosts of this cluster file.", "--hosts")]
 
 
 @app.command(cls=Verb)
 def create(
     framework: Framework,
     path: Place = None,
-    index: Annotated[str | None, Option(metavar="URL", help="Package index in place of PyPI.")] = None,
+    index: Annotated[str | None, option("URL", "Package index in place of PyPI.")] = None,
     wheels: Annotated[
-        Path | None, Option(metavar="DIR", help="Directory with wheels; needs no network unless --index is given.")
+        Path | None, option("DIR", "Directory with wheels; needs no network unless --index is given.")
     ] = None,
     hosts: Hosts = None,
     vendor: options.Vendor = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the commands; run nothing.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the commands; run nothing.")] = False,
 ) -> None:
     """Create or update the environment of a framework. Later runs of the framework use it automatically."""
     from accelmark.run.environments.create import create as make

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import RequestError, nearest
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ CLUSTER_FILE: Final = "cluster.yaml"
 def explain(
     name: Annotated[
         str | None,
-        Argument(
-            metavar="NAME",
-            help="A figure, setting, key of a file, audit rule, verdict, state, end reason or mark: mfu, optimizer.lr.",
-            autocompletion=completion.explained,
+        argument(
+            "NAME",
+            "A figure, setting, key of a file, audit rule, verdict, state, end reason or mark: mfu, optimizer.lr.",
+            completion.explained,
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -51,17 +51,17 @@ def explain(
 
 
 def init(
-    hosts: Annotated[
-        list[str] | None, Argument(metavar="HOST", help="Hosts reached by SSH; none: this machine.")
-    ] = None,
-    into: Annotated[Path, Option(metavar="DIR", help="Where to write run.yaml and cluster.yaml.")] = Path(),
+    hosts: Annotated[list[str] | None, argument("HOST", "Hosts reached by SSH; none: this machine.")] = None,
+    into: Annotated[Path, option("DIR", "Where to write run.yaml and cluster.yaml.")] = Path(),
     vendor: options.Vendor = None,
-    chip: Annotated[str | None, Option(help="Chip; default: this machine's, or the vendor's first.")] = None,
+    chip: Annotated[str | None, typer.Option(help="Chip; default: this machine's, or the vendor's first.")] = None,
     devices: Annotated[
         int | None,
-        Option(min=1, help="Devices of each host, or ranks on a CPU; default: this machine's, 1 on hosts or a CPU."),
+        typer.Option(
+            min=1, help="Devices of each host, or ranks on a CPU; default: this machine's, 1 on hosts or a CPU."
+        ),
     ] = None,
-    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite existing files.")] = False,
 ) -> None:
     """Write a run file for this machine, or a run file and a cluster file for the given hosts."""
     texts = _files_for_hosts(hosts, vendor, chip, devices or 1) if hosts else _files_for_here(vendor, chip, devices)

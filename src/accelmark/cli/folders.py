@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 from accelmark.spec.number_format import limit_percent
 
@@ -28,24 +28,21 @@ _WIDE: Final = 110
 _SIZES: Final = {"mini": "on two CPU cores:", "standard": "on accelerators:"}
 """Size of a case -> its heading in the list of cases, in their order there."""
 
-Kind = Annotated[Literal["vendor", "case"], Argument(metavar="vendor|case", help="What the folder describes.")]
+Kind = Annotated[Literal["vendor", "case"], argument("vendor|case", "What the folder describes.")]
 
 
 def cases(
     name: Annotated[
-        str | None,
-        Argument(metavar="NAME", help="Show this case with its settings and data.", autocompletion=completion.cases),
+        str | None, argument("NAME", "Show this case with its settings and data.", completion.cases)
     ] = None,
     family: Annotated[
         str | None,
-        Option(
-            metavar="FAMILY",
-            help="List only this family: vision, language, speech, recommendation, generation, graph or multimodal.",
+        option(
+            "FAMILY",
+            "List only this family: vision, language, speech, recommendation, generation, graph or multimodal.",
         ),
     ] = None,
-    flagperf: Annotated[
-        bool, Option("--flagperf", help="List FlagPerf's models with the cases that carry them.")
-    ] = False,
+    flagperf: Annotated[bool, flag("--flagperf", "List FlagPerf's models with the cases that carry them.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """List the cases with their families, tasks, sizes and targets, or show one."""
@@ -149,10 +146,10 @@ def _criterion(train: TrainCaseSpec) -> str:
 
 def new(
     kind: Kind,
-    name: Annotated[str, Argument(metavar="NAME", help="Lower-case letters, digits and underscores.")],
-    into: Annotated[Path, Option(metavar="DIR", help="Directory of vendors/ and cases/.")] = Path(),
+    name: Annotated[str, argument("NAME", "Lower-case letters, digits and underscores.")],
+    into: Annotated[Path, option("DIR", "Directory of vendors/ and cases/.")] = Path(),
     kit: Annotated[
-        bool, Option("--kit", help="Add a stand-in accelerator, on which the vendor's folder runs without hardware.")
+        bool, flag("--kit", "Add a stand-in accelerator, on which the vendor's folder runs without hardware.")
     ] = False,
 ) -> None:
     """Create the folder of a vendor or a case from a template.
@@ -198,23 +195,19 @@ def new_folder(kind: Literal["cases", "vendors"], name: str, into: Path, *, kit:
 
 def check(
     kind: Kind,
-    name: Annotated[str, Argument(metavar="NAME", help="Name in 'accelmark vendors' or 'accelmark cases'.")],
-    run: Annotated[bool, Option("--run/--no-run", help="Also read devices and train a few steps.")] = True,
+    name: Annotated[str, argument("NAME", "Name in 'accelmark vendors' or 'accelmark cases'.")],
+    run: Annotated[bool, flag("--run/--no-run", "Also read devices and train a few steps.")] = True,
     kit: Annotated[
-        bool, Option("--kit", help="Train on the stand-in accelerator of the vendor's folder, with planted faults.")
+        bool, flag("--kit", "Train on the stand-in accelerator of the vendor's folder, with planted faults.")
     ] = False,
-    environment: Annotated[
-        Path | None, Option(metavar="DIR", help="With --kit: environment with the PyTorch to use.")
-    ] = None,
-    frameworks: Annotated[
-        str | None, Option(metavar="A,B", help="Compare the case's first steps in these frameworks.")
-    ] = None,
-    steps: Annotated[int, Option(min=1, help="Optimizer steps to compare.")] = 8,
+    environment: Annotated[Path | None, option("DIR", "With --kit: environment with the PyTorch to use.")] = None,
+    frameworks: Annotated[str | None, option("A,B", "Compare the case's first steps in these frameworks.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to compare.")] = 8,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
     synthetic: options.Synthetic = False,
-    out: Annotated[Path | None, Option(metavar="DIR", help="Keep the compared weights and outputs here.")] = None,
+    out: Annotated[Path | None, option("DIR", "Keep the compared weights and outputs here.")] = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Check the folder of a vendor or a case for completeness.
@@ -291,22 +284,22 @@ def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
 def import_files(
     origin: Annotated[
         Literal["flagperf", "claims"],
-        Argument(metavar="flagperf|claims", help="flagperf: FlagPerf's configuration; claims: published results."),
+        argument("flagperf|claims", "flagperf: FlagPerf's configuration; claims: published results."),
     ],
     files: Annotated[
         list[Path],
-        Argument(
+        typer.Argument(
             metavar="FILE",
             help="cluster_conf.py, test_conf.py, host.yaml, config_*.py, configuration.yaml; training/VENDOR or "
             "result/run<time> of FlagPerf; for claims: MLPerf's result files and summaries, FlagPerf's READMEs.",
         ),
     ],
-    out: Annotated[Path, Option(metavar="DIR", help="Directory to write to.")] = Path(),
-    url: Annotated[str | None, Option(metavar="URL", help="Where the file of claims is published.")] = None,
+    out: Annotated[Path, option("DIR", "Directory to write to.")] = Path(),
+    url: Annotated[str | None, option("URL", "Where the file of claims is published.")] = None,
     is_open: Annotated[
-        bool, Option("--open", help="Also import what a case fixes; the run is declared open, its results are OPEN.")
+        bool, flag("--open", "Also import what a case fixes; the run is declared open, its results are OPEN.")
     ] = False,
-    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite existing files.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Convert another benchmark's configuration. Files are not executed; unconverted settings are listed.

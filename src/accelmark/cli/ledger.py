@@ -6,31 +6,29 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.cli.help import Output, Verb, group
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import counted
 
 app = group("ledger", "Publish verified results in a directory that anyone can check.")
 
 _DEFAULT: Final = Path("ledger")
-Directory = Annotated[Path, Option("--ledger", metavar="DIR", help="Directory of the ledger.")]
-By = Annotated[str, Option("--by", metavar="NAME", help="Who you are: a person or an organisation.")]
+Directory = Annotated[Path, option("DIR", "Directory of the ledger.", "--ledger")]
+By = Annotated[str, option("NAME", "Who you are: a person or an organisation.", "--by")]
 
 
 @app.command(cls=Verb)
 def add(
-    bundle: Annotated[Path, Argument(metavar="BUNDLE", help="A bundle of 'accelmark bundle'.")],
+    bundle: Annotated[Path, argument("BUNDLE", "A bundle of 'accelmark bundle'.")],
     by: By,
     ledger: Directory = _DEFAULT,
-    at: Annotated[
-        str | None, Option(metavar="URL", help="Where the bundle is published; default: a copy in the ledger.")
-    ] = None,
-    note: Annotated[str, Option(metavar="TEXT", help="A remark in the record.")] = "",
+    at: Annotated[str | None, option("URL", "Where the bundle is published; default: a copy in the ledger.")] = None,
+    note: Annotated[str, option("TEXT", "A remark in the record.")] = "",
     unverified: Annotated[
-        bool, Option("--unverified", help="The file is a result.json without a bundle; the record says so.")
+        bool, flag("--unverified", "The file is a result.json without a bundle; the record says so.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -44,9 +42,7 @@ def add(
 @app.command(cls=Verb)
 def check(
     ledger: Directory = _DEFAULT,
-    since: Annotated[
-        str | None, Option(metavar="COMMIT", help="Require that records were only added since then.")
-    ] = None,
+    since: Annotated[str | None, option("COMMIT", "Require that records were only added since then.")] = None,
     as_json: options.AsJson = False,
 ) -> Output:
     """Verify all records of a ledger again. Recomputes each from its bundle."""
@@ -73,7 +69,7 @@ def check(
 
 @app.command(cls=Verb)
 def site(
-    out: Annotated[Path, Argument(metavar="OUT", help="File of the page, or a directory for index.html.")],
+    out: Annotated[Path, argument("OUT", "File of the page, or a directory for index.html.")],
     ledger: Directory = _DEFAULT,
     prices: options.PricesFile = None,
     as_json: options.AsJson = False,
@@ -93,9 +89,9 @@ def site(
 
 @app.command(cls=Verb)
 def withdraw(
-    record: Annotated[str, Argument(metavar="RECORD", help="Name of the record.")],
+    record: Annotated[str, argument("RECORD", "Name of the record.")],
     by: By,
-    why: Annotated[str, Option(metavar="TEXT", help="The reason.")],
+    why: Annotated[str, option("TEXT", "The reason.")],
     ledger: Directory = _DEFAULT,
     as_json: options.AsJson = False,
 ) -> Output:

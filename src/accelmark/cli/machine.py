@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, SpecError, nearest
 from accelmark.spec.number_format import counted, duration, quantity
 
@@ -25,11 +25,9 @@ _STATES: Final = ("accepted", "ran", "described", "not possible")
 
 
 def vendors(
-    name: Annotated[
-        str | None, Argument(metavar="NAME", help="Vendor whose chips are shown.", autocompletion=completion.vendors)
-    ] = None,
-    matrix: Annotated[bool, Option("--matrix", help="Show what is known of each case on each vendor.")] = False,
-    runs: Annotated[Path, Option(metavar="DIR", help="Directory of runs, for --matrix.")] = Path("runs"),
+    name: Annotated[str | None, argument("NAME", "Vendor whose chips are shown.", completion.vendors)] = None,
+    matrix: Annotated[bool, flag("--matrix", "Show what is known of each case on each vendor.")] = False,
+    runs: Annotated[Path, option("DIR", "Directory of runs, for --matrix.")] = Path("runs"),
     as_json: options.AsJson = False,
 ) -> Output:
     """List vendors, their chips and their devices on this machine, or the published figures of one vendor's chips."""
@@ -187,7 +185,7 @@ def _cluster_of(file: Path, vendor: str | None) -> ClusterSpec:
 
 
 def preflight(
-    cluster: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
+    cluster: Annotated[Path, argument("CLUSTER", "Cluster file.")],
     vendor: options.Vendor = None,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -225,16 +223,14 @@ MonitorOperation = Literal["start", "stop", "restart", "status"]
 
 
 def monitor(
-    operation: Annotated[
-        MonitorOperation | None, Argument(metavar="start|stop|restart|status", help="Operation.")
-    ] = None,
+    operation: Annotated[MonitorOperation | None, argument("start|stop|restart|status", "Operation.")] = None,
     option: Annotated[
         MonitorOperation | None,
-        Option("--operation", "-o", metavar="OPERATION", help="The operation, as FlagPerf's monitors take it."),
+        option("OPERATION", "The operation, as FlagPerf's monitors take it.", "--operation", "-o"),
     ] = None,
     vendor: options.Vendor = None,
-    log_path: Annotated[Path, Option("--log-path", "--log", "-l", help="Directory for the logs.")] = Path("logs"),
-    interval: Annotated[float, Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
+    log_path: Annotated[Path, typer.Option("--log-path", "--log", "-l", help="Directory for the logs.")] = Path("logs"),
+    interval: Annotated[float, typer.Option(min=0.05, help="Sampling interval in seconds.")] = 1.0,
     as_json: options.AsJson = False,
 ) -> Output:
     """Record telemetry in the background. Logs have FlagPerf's file names and formats."""
@@ -272,10 +268,10 @@ def monitor(
 
 def probe(
     vendor: options.Vendor = None,
-    cluster: Annotated[Path | None, Option(metavar="FILE", help="Cluster file: measure its hosts together.")] = None,
-    nproc: Annotated[int, Option(min=1, help="Devices to measure together, on each host.")] = 1,
-    only: Annotated[list[str] | None, Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
-    budget: Annotated[float, Option(min=0.1, help="Approximate duration in seconds.")] = 60.0,
+    cluster: Annotated[Path | None, option("FILE", "Cluster file: measure its hosts together.")] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Devices to measure together, on each host.")] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="matmul, memory, copies or collectives. Repeatable.")] = None,
+    budget: Annotated[float, typer.Option(min=0.1, help="Approximate duration in seconds.")] = 60.0,
     as_json: options.AsJson = False,
 ) -> Output:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final, cast
 
 import typer
-from typer import Option
 
 import accelmark
 from accelmark.cli import options
@@ -75,7 +74,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Benchmark AI chips with their software stack."""

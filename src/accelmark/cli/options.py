@@ -30,34 +30,42 @@ def expanded(text: str) -> Path:
     return Path(text).expanduser()
 
 
-Data = Annotated[
-    Path | None, Option("--data", metavar="DIR", parser=expanded, help="Directory with the data sets and weights.")
-]
+def option(metavar: str, text: str, *names: str, complete: completion.Completion | None = None, **more: Any) -> Any:
+    """Return an option: what its help shows as its value, and its text."""
+    return Option(*names, metavar=metavar, help=text, autocompletion=complete, **more)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value."""
+    return Option(name, help=text)
+
+
+def argument(metavar: str, text: str, complete: completion.Completion | None = None) -> Any:
+    """Return an argument: the name and the text that its help shows."""
+    return Argument(metavar=metavar, help=text, autocompletion=complete)
+
+
+Data = Annotated[Path | None, option("DIR", "Directory with the data sets and weights.", "--data", parser=expanded)]
 Vendor = Annotated[
     str | None, Option("--vendor", help="Chip vendor; default: the one detected.", autocompletion=completion.vendors)
 ]
-Settings = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a setting: threads=2. Repeatable.")
-]
-Synthetic = Annotated[bool, Option("--synthetic", help="Use synthetic data; marks the result as such.")]
+Settings = Annotated[list[str] | None, option("KEY=VALUE", "Override a setting: threads=2. Repeatable.", "--set")]
+Synthetic = Annotated[bool, flag("--synthetic", "Use synthetic data; marks the result as such.")]
 BadSamples = Annotated[
-    int | None,
-    Option("--tolerate-bad-samples", metavar="N", min=0, help="Replace up to N unreadable training samples a rank."),
+    int | None, option("N", "Replace up to N unreadable training samples a rank.", "--tolerate-bad-samples", min=0)
 ]
-Open = Annotated[bool, Option("--open", help="Allow changes to immutable settings; permanently marks the result OPEN.")]
-Strict = Annotated[bool, Option("--strict", help="Treat warnings as errors: do not start.")]
-FailFast = Annotated[bool, Option("--fail-fast", help="Start no further round after a failure.")]
+Open = Annotated[bool, flag("--open", "Allow changes to immutable settings; permanently marks the result OPEN.")]
+Strict = Annotated[bool, flag("--strict", "Treat warnings as errors: do not start.")]
+FailFast = Annotated[bool, flag("--fail-fast", "Start no further round after a failure.")]
 Timeout = Annotated[float | None, Option("--timeout", min=0.001, help="Time limit of one round in seconds.")]
-Out = Annotated[Path | None, Option("--out", metavar="DIR", help="Run directory; default: a new one in runs/.")]
-Offline = Annotated[bool, Option("--offline", help="Download nothing; use cached data.")]
-DryRun = Annotated[bool, Option("--dry-run", help="Print hosts, rounds, data and what is missing; start nothing.")]
-Commands = Annotated[bool, Option("--commands", help="Print every command and setting; start nothing.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-Output = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")]
-PricesFile = Annotated[
-    Path | None, Option("--prices", metavar="FILE", help="Your own prices (YAML); adds costs. None are shipped.")
-]
-RunPath = Annotated[Path, Argument(metavar="RUN", help="Run directory, its name in runs/, or 'latest' there.")]
+Out = Annotated[Path | None, option("DIR", "Run directory; default: a new one in runs/.", "--out")]
+Offline = Annotated[bool, flag("--offline", "Download nothing; use cached data.")]
+DryRun = Annotated[bool, flag("--dry-run", "Print hosts, rounds, data and what is missing; start nothing.")]
+Commands = Annotated[bool, flag("--commands", "Print every command and setting; start nothing.")]
+AsJson = Annotated[bool, flag("--json", "Print JSON.")]
+Output = Annotated[Path | None, option("FILE", "Write to this file.", "--output", "-o")]
+PricesFile = Annotated[Path | None, option("FILE", "Your own prices (YAML); adds costs. None are shipped.", "--prices")]
+RunPath = Annotated[Path, argument("RUN", "Run directory, its name in runs/, or 'latest' there.")]
 LATEST: Final = Path("latest")
 _MAX_RUNS: Final = 3
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from typer import Argument, Option
 
 from accelmark.cli import options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, flag, option
 from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
@@ -36,16 +36,14 @@ Format = Literal["csv", "parquet", "markdown"]
 def report(
     run: options.RunPath = options.LATEST,
     output: options.Output = None,
-    recompute: Annotated[bool, Option("--recompute", help="Recompute figures from events and telemetry.")] = False,
-    markdown: Annotated[bool, Option("--markdown", help="Also print the results as a Markdown table.")] = False,
-    mllog: Annotated[
-        bool, Option("--mllog", help="Also write mllog.log (MLPerf log lines) for each training round.")
-    ] = False,
-    mllog_as: Annotated[str | None, Option(metavar="BENCHMARK", help="Name of the MLPerf benchmark in them.")] = None,
+    recompute: Annotated[bool, flag("--recompute", "Recompute figures from events and telemetry.")] = False,
+    markdown: Annotated[bool, flag("--markdown", "Also print the results as a Markdown table.")] = False,
+    mllog: Annotated[bool, flag("--mllog", "Also write mllog.log (MLPerf log lines) for each training round.")] = False,
+    mllog_as: Annotated[str | None, option("BENCHMARK", "Name of the MLPerf benchmark in them.")] = None,
     flagperf_names: Annotated[
-        bool, Option("--flagperf-names", help="Also write each rank's events with FlagPerf's names for their values.")
+        bool, flag("--flagperf-names", "Also write each rank's events with FlagPerf's names for their values.")
     ] = False,
-    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    show: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
     prices: options.PricesFile = None,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -109,17 +107,17 @@ def _some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
 
 def verify(
     target: Annotated[
-        Path, Argument(metavar="RUN|BUNDLE", help="Run directory, its name in runs/, 'latest' there, or a bundle.")
+        Path, argument("RUN|BUNDLE", "Run directory, its name in runs/, 'latest' there, or a bundle.")
     ] = options.LATEST,
-    key: Annotated[Path | None, Option(metavar="FILE", help="Require a signature with this public SSH key.")] = None,
+    key: Annotated[Path | None, option("FILE", "Require a signature with this public SSH key.")] = None,
     allowed_signers: Annotated[
-        Path | None, Option(metavar="FILE", help="Require a signature of one of these signers (ssh-keygen).")
+        Path | None, option("FILE", "Require a signature of one of these signers (ssh-keygen).")
     ] = None,
     replay: Annotated[
-        str | None, Option(metavar="NONCE", help="Also replay steps that this text chooses, or `all`; needs the run.")
+        str | None, option("NONCE", "Also replay steps that this text chooses, or `all`; needs the run.")
     ] = None,
     data: Annotated[
-        Path | None, Option(metavar="DIR", help="Also compare samples of the data with your copy in this directory.")
+        Path | None, option("DIR", "Also compare samples of the data with your copy in this directory.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -131,9 +129,9 @@ def verify(
         raise RequestError("--key and --allowed-signers: give one of the two")
     if data is not None and not data.is_dir():
         raise RequestError(f"--data {data}: no such directory")
-    for option, file in (("--key", key), ("--allowed-signers", allowed_signers)):
+    for name, file in (("--key", key), ("--allowed-signers", allowed_signers)):
         if file is not None and not file.is_file():
-            raise RequestError(f"{option} {file}: no such file")
+            raise RequestError(f"{name} {file}: no such file")
     target = options.own_run(target)
     if replay is not None and not target.is_dir():
         raise RequestError(f"{target}: --replay needs the run's directory, since bundles have no checkpoints")
@@ -288,13 +286,11 @@ def bundle(run: options.RunPath = options.LATEST, output: options.Output = None)
 
 
 def export(
-    run: Annotated[Path, Argument(metavar="RUN|BUNDLE", help="Run directory, search directory or bundle.")],
-    tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Write event files to this directory.")] = None,
-    mlflow: Annotated[str | None, Option(metavar="URI", help="Log to this server or directory.")] = None,
-    experiment: Annotated[str, Option(help="Name of the MLflow experiment.")] = "accelmark",
-    prometheus: Annotated[
-        bool, Option("--prometheus", help="Print the latest telemetry of a run in progress.")
-    ] = False,
+    run: Annotated[Path, argument("RUN|BUNDLE", "Run directory, search directory or bundle.")],
+    tensorboard: Annotated[Path | None, option("DIR", "Write event files to this directory.")] = None,
+    mlflow: Annotated[str | None, option("URI", "Log to this server or directory.")] = None,
+    experiment: Annotated[str, typer.Option(help="Name of the MLflow experiment.")] = "accelmark",
+    prometheus: Annotated[bool, flag("--prometheus", "Print the latest telemetry of a run in progress.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Export a run to TensorBoard, MLflow or Prometheus. Prometheus gets the live telemetry of a run in progress."""
@@ -333,20 +329,16 @@ def export(
 
 def results(
     places: Annotated[
-        list[Path] | None, Argument(metavar="DIR", help="Runs, bundles or directories of runs; default: runs/.")
+        list[Path] | None, argument("DIR", "Runs, bundles or directories of runs; default: runs/.")
     ] = None,
     where: Annotated[
-        list[str] | None, Option(metavar="COLUMN=VALUE", help="Filter rows, e.g. chip=H100,H200; repeat for AND.")
+        list[str] | None, option("COLUMN=VALUE", "Filter rows, e.g. chip=H100,H200; repeat for AND.")
     ] = None,
-    group_by: Annotated[
-        str | None, Option(metavar="COLUMN,…", help="Group rows by columns: chip, case, scale, …")
-    ] = None,
-    sql: Annotated[str | None, Option(help="Query the table 'results' with a SELECT (DuckDB).")] = None,
-    output_format: Annotated[Format | None, Option("--format", help="Output format.")] = None,
+    group_by: Annotated[str | None, option("COLUMN,…", "Group rows by columns: chip, case, scale, …")] = None,
+    sql: Annotated[str | None, typer.Option(help="Query the table 'results' with a SELECT (DuckDB).")] = None,
+    output_format: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
     output: options.Output = None,
-    readme: Annotated[
-        list[Path] | None, Option(metavar="FILE", help="Update the table in a case's README. Repeatable.")
-    ] = None,
+    readme: Annotated[list[Path] | None, option("FILE", "Update the table in a case's README. Repeatable.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
@@ -442,16 +434,12 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def compare(
-    runs: Annotated[
-        list[Path], Argument(metavar="RUN", help="Runs, bundles or directories of runs; the first is the baseline.")
-    ],
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Write a self-contained HTML page.")
-    ] = None,
+    runs: Annotated[list[Path], argument("RUN", "Runs, bundles or directories of runs; the first is the baseline.")],
+    output: Annotated[Path | None, option("FILE", "Write a self-contained HTML page.", "--output", "-o")] = None,
     across_scales: Annotated[
-        bool, Option("--across-scales", help="Compare runs on different numbers of hosts and ranks.")
+        bool, flag("--across-scales", "Compare runs on different numbers of hosts and ranks.")
     ] = False,
-    force: Annotated[bool, Option("--force", help="Compare runs that are not comparable.")] = False,
+    force: Annotated[bool, flag("--force", "Compare runs that are not comparable.")] = False,
     prices: options.PricesFile = None,
     as_json: options.AsJson = False,
 ) -> Output:
@@ -519,12 +507,12 @@ def _print_pair(pair: Pair) -> None:
 
 
 def view(
-    directory: Annotated[Path, Argument(metavar="DIR", help="Directory that contains the runs.")] = Path("runs"),
-    host: Annotated[str, Option(help="Address; if other machines can reach it, give --token-file.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
-    token_file: Annotated[
-        Path | None, Option(metavar="FILE", help="File of the access token; created if missing.")
-    ] = None,
+    directory: Annotated[Path, argument("DIR", "Directory that contains the runs.")] = Path("runs"),
+    host: Annotated[
+        str, typer.Option(help="Address; if other machines can reach it, give --token-file.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8710,
+    token_file: Annotated[Path | None, option("FILE", "File of the access token; created if missing.")] = None,
 ) -> None:
     """Show the runs below a directory in a browser. The pages are read-only and by default for this machine only."""
     from accelmark.spec.plugins.requirements import require

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 import accelmark
 from accelmark.cli import completion, options
 from accelmark.cli.help import Output
+from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, Problem, RequestError, SpecError
 
 if TYPE_CHECKING:
@@ -28,23 +29,11 @@ if TYPE_CHECKING:
     from accelmark.spec.runfile import RunSpec
 
 COMMAND_LINE: Final = "command line"
-_KeyOfOneHost = Annotated[
-    str,
-    Argument(
-        metavar="KEY", help="model[:framework[:hardware[:1[:devices[:repeat]]]]]", autocompletion=completion.cases
-    ),
-]
+_KeyOfOneHost = Annotated[str, argument("KEY", "model[:framework[:hardware[:1[:devices[:repeat]]]]]", completion.cases)]
 
 
 def train(
-    key: Annotated[
-        str,
-        Argument(
-            metavar="KEY",
-            help="model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]",
-            autocompletion=completion.cases,
-        ),
-    ],
+    key: Annotated[str, argument("KEY", "model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", completion.cases)],
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -58,11 +47,9 @@ def train(
     dry_run: options.DryRun = False,
     commands: options.Commands = False,
     write_reference: Annotated[
-        bool, Option("--write-reference", help="Store the loss curve as the reference of the case, in its folder.")
+        bool, flag("--write-reference", "Store the loss curve as the reference of the case, in its folder.")
     ] = False,
-    reference_file: Annotated[
-        Path | None, Option(metavar="FILE", help="Store the loss curve in this file instead.")
-    ] = None,
+    reference_file: Annotated[Path | None, option("FILE", "Store the loss curve in this file instead.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a case and measure it. Writes a run directory with a report page."""
@@ -120,11 +107,7 @@ def infer(
     key: _KeyOfOneHost,
     compiler: Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="Inference engine; 'none' stops after the framework's own.",
-            autocompletion=completion.engines,
-        ),
+        option("NAME", "Inference engine; 'none' stops after the framework's own.", complete=completion.engines),
     ] = None,
     precision: Annotated[str | None, Option(help="fp32, tf32, bf16, fp16 or int8.")] = None,
     batch_size: Annotated[int | None, Option(min=1, help="Items in one call.")] = None,
@@ -136,14 +119,12 @@ def infer(
         ),
     ] = None,
     tune: Annotated[
-        bool, Option("--tune", help="Search engine, precision, batch, streams, threads; report as shipped and tuned.")
+        bool, flag("--tune", "Search engine, precision, batch, streams, threads; report as shipped and tuned.")
     ] = False,
     budget: Annotated[
-        str | None, Option(metavar="TIME|TRIALS", help="Limit of --tune: 20m, 2h or 30 (trials); default: 15m.")
+        str | None, option("TIME|TRIALS", "Limit of --tune: 20m, 2h or 30 (trials); default: 15m.")
     ] = None,
-    tuned_file: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the best settings as a vendor's YAML file.")
-    ] = None,
+    tuned_file: Annotated[Path | None, option("FILE", "Write the best settings as a vendor's YAML file.")] = None,
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -200,11 +181,7 @@ def _budget(is_search: bool, text: str | None, settings_file: Path | None) -> Bu
 def run(
     file: Annotated[
         Path,
-        Argument(
-            metavar="FILE|SUITE",
-            help="Run file (YAML), or a suite, as quickstart or vision.",
-            autocompletion=completion.suites,
-        ),
+        argument("FILE|SUITE", "Run file (YAML), or a suite, as quickstart or vision.", completion.suites),
     ],
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -217,7 +194,7 @@ def run(
     offline: options.Offline = False,
     dry_run: options.DryRun = False,
     commands: options.Commands = False,
-    submit: Annotated[bool, Option("--submit", help="Submit the run as a batch job (launcher: slurm).")] = False,
+    submit: Annotated[bool, flag("--submit", "Submit the run as a batch job (launcher: slurm).")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run all cases of a run file, one round after another."""
@@ -236,7 +213,7 @@ def run(
 
 
 def cluster(
-    file: Annotated[Path, Argument(metavar="CLUSTER", help="Cluster file.")],
+    file: Annotated[Path, argument("CLUSTER", "Cluster file.")],
     case: Annotated[str, Option(help="Case that is trained: MODEL or MODEL:FRAMEWORK.")] = "llama_mini",
     hardware: Annotated[str | None, Option(help="Chip of the hosts, as in keys; default: this machine's.")] = None,
     nproc: Annotated[int, Option(min=1, help="Devices on each host.")] = 1,
@@ -310,8 +287,8 @@ def cluster(
 
 def resume(
     run: options.RunPath = options.LATEST,
-    redo_failed: Annotated[bool, Option("--failed", help="Also repeat rounds that failed or timed out.")] = False,
-    from_scratch: Annotated[bool, Option("--from-scratch", help="Ignore checkpoints.")] = False,
+    redo_failed: Annotated[bool, flag("--failed", "Also repeat rounds that failed or timed out.")] = False,
+    from_scratch: Annotated[bool, flag("--from-scratch", "Ignore checkpoints.")] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -351,7 +328,7 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
 
 def stop(
     run: options.RunPath = options.LATEST,
-    at_once: Annotated[bool, Option("--now", help="Kill the ranks instead of letting them end.")] = False,
+    at_once: Annotated[bool, flag("--now", "Kill the ranks instead of letting them end.")] = False,
     as_json: options.AsJson = False,
 ) -> Output:
     """Stop a run. This works even if its coordinator has died; results so far are kept."""
@@ -602,13 +579,10 @@ def run_name(key: str) -> str:
 def serve(
     key: _KeyOfOneHost,
     server: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Server to start; default: the case's.", autocompletion=completion.servers),
+        str | None, option("NAME", "Server to start; default: the case's.", complete=completion.servers)
     ] = None,
-    endpoint: Annotated[
-        str | None, Option(metavar="URL", help="Base URL of a running server instead; needs --model.")
-    ] = None,
-    model: Annotated[str | None, Option(metavar="NAME", help="Model name in requests.")] = None,
+    endpoint: Annotated[str | None, option("URL", "Base URL of a running server instead; needs --model.")] = None,
+    model: Annotated[str | None, option("NAME", "Model name in requests.")] = None,
     concurrency: Annotated[
         list[int] | None, Option(min=1, help="Closed load: requests in progress in a stage. Repeatable.")
     ] = None,
@@ -616,12 +590,10 @@ def serve(
         list[float] | None, Option(min=0.001, help="Open load, Poisson: requests per second in a stage. Repeatable.")
     ] = None,
     duration: Annotated[float | None, Option(min=0.1, help="Seconds in which requests of a stage are started.")] = None,
-    ttft: Annotated[float | None, Option(min=0.001, metavar="MS", help="SLO: greatest time to first token.")] = None,
-    tpot: Annotated[float | None, Option(min=0.001, metavar="MS", help="SLO: greatest time per output token.")] = None,
-    slo: Annotated[
-        str | None, Option(metavar="PRESET", help="SLO: MLPerf's limits of a model, for example llama3_1_8b.")
-    ] = None,
-    search: Annotated[bool, Option("--search", help="Search the highest rate that holds the SLO.")] = False,
+    ttft: Annotated[float | None, option("MS", "SLO: greatest time to first token.", min=0.001)] = None,
+    tpot: Annotated[float | None, option("MS", "SLO: greatest time per output token.", min=0.001)] = None,
+    slo: Annotated[str | None, option("PRESET", "SLO: MLPerf's limits of a model, for example llama3_1_8b.")] = None,
+    search: Annotated[bool, flag("--search", "Search the highest rate that holds the SLO.")] = False,
     scenario: Annotated[
         list[str] | None, Option(help="LoadGen scenario with token latencies: server or offline. Repeatable.")
     ] = None,
