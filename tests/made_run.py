@@ -80,13 +80,9 @@ class Made:
     @property
     def key(self) -> CaseKey:
         return CaseKey(
-            model=self.model,
-            framework="pytorch",
-            hardware=self.hardware,
-            nnodes=self.nnodes,
-            nproc=self.nproc,
+            model=self.model, framework="pytorch", hardware=self.hardware, nnodes=self.nnodes, nproc=self.nproc,
             repeat=self.rounds,
-        )
+        )  # fmt: skip
 
 
 def make_run(run_dir: Path, made: Made | None = None) -> Path:
@@ -131,12 +127,8 @@ def make_round(round_dir: Path, made: Made, number: int = 1) -> JobSpec:
 
 def perflog(event: str, value: dict[str, Any], mono_ms: float, rank: int) -> str:
     metadata = {
-        "file": "made.py",
-        "lineno": 1,
-        "time_ms": WALL_MS + mono_ms - BOOT_MS,
-        "mono_ms": mono_ms,
-        "rank": rank,
-    }
+        "file": "made.py", "lineno": 1, "time_ms": WALL_MS + mono_ms - BOOT_MS, "mono_ms": mono_ms, "rank": rank,
+    }  # fmt: skip
     return encode_line(event, value, metadata) + "\n"
 
 
@@ -243,12 +235,8 @@ def write_telemetry(path: Path, made: Made, end_ms: float, noise: random.Random)
     if made.device_type == "cpu":
         infos = []
     header = {
-        "schema_version": 1,
-        "vendor": "acme",
-        "interval_s": made.interval_s,
-        "devices": infos,
-        "reasons": reasons,
-    }
+        "schema_version": 1, "vendor": "acme", "interval_s": made.interval_s, "devices": infos, "reasons": reasons,
+    }  # fmt: skip
     count = int((end - begin) / made.interval_s) + 1
     with path.open("w") as file:
         file.write(json.dumps({"header": header}) + "\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from typer.testing import CliRunner
 from accelmark.cli.automl import app
 from accelmark.spec.errors import AccelmarkError
 from tests.automl.images import tiny_dataset, tiny_network
+from tests.cli.test_main import accelmark
 
 
 def output_of(*words: str) -> str:
@@ -78,9 +77,7 @@ def test_without_the_packages_of_automl_the_command_names_the_extra(arguments: l
         "from accelmark.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "automl", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = accelmark("automl", *arguments, code=program)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "pip install 'accelmark[automl]'" in done.stderr

@@ -19,14 +19,9 @@ CODE = "import sys; from accelmark.cli import main; main()"
 
 
 def accelmark(*arguments: str, code: str = CODE, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        env=os.environ | {"COLUMNS": "100", "TERM": "dumb"} | environment,
-    )
+    variables = os.environ | {"COLUMNS": "100", "TERM": "dumb"} | environment
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400, env=variables)
 
 
 def test_help_names_every_verb_and_imports_neither_a_framework_nor_a_numerical_library() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from accelmark.cli.runs import read_run_file
 from accelmark.plan.request import Detected
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
+from tests.cli.test_main import accelmark
 
 
 @pytest.fixture
@@ -179,3 +181,18 @@ def test_init_writes_the_number_of_ranks_and_the_vendor_for_this_machine(
     monkeypatch.setattr("accelmark.cli.machine.detect_devices", lambda vendor: Detected("nvidia", "H100", None, 1))
     more = CliRunner().invoke(app, ["init", *arguments[2:], "--force"])
     assert "requests 2 devices a host, this one has 1" in str(more.exception)
+
+
+@pytest.mark.heavy
+def test_frameworks_of_a_new_case_are_compared_on_one_rank_and_two_and_the_record_has_its_scope(bench: Path) -> None:
+    new_folder("cases", "dots", bench)
+    words = ("--frameworks", "pytorch", "--synthetic", "--steps", "3", "--set", "precision=fp32", "--vendor", "cpu")
+    variables = {"ACCELMARK_CACHE": str(bench / "cache"), "OMP_NUM_THREADS": "1"}
+    done = accelmark("check", "case", "dots", *words, "--json", **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (check,) = json.loads(done.stdout)
+    assert check["equivalent"]
+    (job,) = check["jobs"]
+    assert (job["framework"], job["num_ranks"], job["first_difference"]) == ("pytorch", 2, None)
+    assert (check["case"], check["precision"], check["num_steps"], check["synthetic"]) == ("dots", "fp32", 3, True)
+    assert job["errors"]["weights"] < check["tolerance"]["weights"]

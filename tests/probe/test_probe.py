@@ -56,32 +56,22 @@ def test_a_probe_on_a_busy_host_is_marked_and_does_not_replace_one_of_an_idle_ho
     assert remembered("cpu", "CPU") == quiet
 
 
-def test_ceilings_of_a_busy_host_give_no_mfu(tmp_path: Path) -> None:
-    job = make_round(tmp_path / "run" / "toy" / "round1", Made())
-    rate = Rate(value=80.0, unit="TFLOP/s")
+@pytest.mark.parametrize("disturbed", [(), ("99% of the cores are busy",)])
+def test_mfu_against_the_probe_is_achieved_over_measured_and_null_of_a_busy_host(
+    tmp_path: Path, disturbed: tuple[str, ...]
+) -> None:
+    round_dir = tmp_path / "run" / "toy" / "round1"
+    job = make_round(round_dir, Made())
     ceilings = Ceilings(
-        device_type="acme", device_name="X1", world_size=1, framework="pytorch", measured_at="", matmul={"bf16": rate},
-        disturbed=("99% of the cores are busy",),
+        device_type="acme", device_name="X1", world_size=1, framework="pytorch", measured_at="", disturbed=disturbed,
+        matmul={"bf16": Rate(value=80.0, unit="TFLOP/s")},
     )  # fmt: skip
-    changed = job.model_copy(update={"ceilings": ceilings})
-    (tmp_path / "run" / "toy" / "round1" / "job.json").write_text(changed.model_dump_json())
-    measured = round_result(tmp_path / "run" / "toy" / "round1").figures[FigureName.MFU_MEASURED]
-    assert measured.value is None
-    assert "busy during the probe (99% of the cores are busy)" in (measured.reason or "")
-
-
-def test_mfu_against_the_probe_is_achieved_over_measured(tmp_path: Path) -> None:
-    job = make_round(tmp_path / "run" / "toy" / "round1", Made())
-    rate = Rate(value=80.0, unit="TFLOP/s")
-    ceilings = Ceilings(
-        device_type="acme", device_name="X1", world_size=1, framework="pytorch", measured_at="", matmul={"bf16": rate}
-    )
-    (tmp_path / "run" / "toy" / "round1" / "job.json").write_text(
-        job.model_copy(update={"ceilings": ceilings}).model_dump_json()
-    )
-    figures = round_result(tmp_path / "run" / "toy" / "round1").figures
+    (round_dir / "job.json").write_text(job.model_copy(update={"ceilings": ceilings}).model_dump_json())
+    figures = round_result(round_dir).figures
+    measured = figures[FigureName.MFU_MEASURED]
     assert figures[FigureName.MFU].value == pytest.approx(0.064)
-    assert figures[FigureName.MFU_MEASURED].value == pytest.approx(0.08)
+    assert measured.value == (None if disturbed else pytest.approx(0.08))
+    assert ("busy during the probe (99% of the cores are busy)" in (measured.reason or "")) == bool(disturbed)
 
 
 @pytest.mark.parametrize(("device", "largest"), [("cpu", "256 MiB"), ("meta", "4096 MiB")])

@@ -1,18 +1,25 @@
-"""The page in a real browser: Chromium, headless, without a network."""
+"""The pages of a run, of a served model and of a ledger in a real browser: Chromium, headless, without a network."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from accelmark.ledger.ledger import read_ledger, write_record
+from accelmark.report.ledger_page import render_ledger
 from accelmark.report.run_page import write_page
 from accelmark.results.rounds.summary import write_round
 from accelmark.run.record.directory import measure_run
+from benchmarks.ledger import made_up
 from tests.made_run import Made, make_run
 from tests.report.conftest import IN_CHROMIUM
+from tests.report.test_serving_page import SETTINGS, STAGES
+from tests.served_run import Served, make_served_run
 
 pytestmark = IN_CHROMIUM
 
@@ -121,6 +128,65 @@ def test_a_failed_run_shows_its_reason_and_runs_no_script_of_it(browser: Browser
     assert hostile in (seen.page.locator(".note.bad").text_content() or "")
     assert seen.complaints == []
     seen.page.context.close()
+
+
+@pytest.mark.heavy
+def test_charts_of_a_served_model_fit_a_desktop_and_a_phone_in_light_and_dark(browser: Browser, tmp_path: Path) -> None:
+    made = make_served_run(tmp_path / "run", Served(STAGES, settings=SETTINGS))
+    measure_run(made)
+    page = write_page(made)
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        seen = see(browser, page, width=width, scheme=scheme)
+        assert seen.complaints == []
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert seen.page.locator(".plot .main-svg").count() >= 2
+        charts = seen.page.locator(".halves .chart")
+        boxes = [charts.nth(place).bounding_box() for place in range(charts.count())]
+        assert len(boxes) == 6
+        assert all(box is not None and 300 < box["width"] <= width for box in boxes)
+        wide = seen.page.locator(".scroll").evaluate_all(
+            "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+        )
+        assert width == 390 or wide == 0
+        timeline = seen.page.locator(".chart").last.bounding_box()
+        assert timeline is not None
+        assert timeline["x"] + timeline["width"] <= width
+        seen.page.context.close()
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, chance = tmp_path_factory.mktemp("ledger"), random.Random(1)
+    for number in range(120):
+        write_record(root, made_up(number, chance))
+    path = root / "index.html"
+    path.write_text(render_ledger(read_ledger(root)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_the_page_of_a_ledger_filters_and_compares(browser: Browser, ledger: Path, width: int, scheme: Any) -> None:
+    view = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    errors: list[str] = []
+    view.on("pageerror", lambda error: errors.append(str(error)))
+    view.goto(ledger.as_uri())
+    assert view.locator("#count").inner_text().startswith("120 of 120")
+    assert view.locator("#table tbody tr").count() == 50
+    view.locator("#more").click()
+    assert view.locator("#table tbody tr").count() == 120
+    view.get_by_label("Vendor").select_option("acme")
+    view.locator("#filters").get_by_label("Case").select_option("bert")
+    assert 0 < view.locator("#table tbody tr").count() < 120
+    assert set(view.locator("#table tbody tr td:nth-child(2)").all_inner_texts()) == {"X1", "X2"}
+    view.locator("#charts").scroll_into_view_if_needed()
+    view.wait_for_selector("#history .main-svg", state="attached")
+    view.locator("#pairs tbody tr").first.wait_for()
+    assert "comparable" in view.locator("#summary").inner_text()
+    view.locator("#table details").first.click()
+    assert "MADE UP" in view.locator("#table dl").inner_text()
+    assert not view.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert not errors
+    view.close()
 
 
 CONTRAST = """() => {

@@ -1,13 +1,29 @@
-"""The chips that AccelMark describes: told apart by the names that their tools print, with peaks that add up.
+"""The vendors that AccelMark describes: chips, recipes of images, and devices for each framework.
 
-The products are units x operations of a unit in a clock x clock, with the numbers of the makers' architecture papers.
+Chips are distinguished by the names that their tools print. Their peaks add up: the products are units x operations of
+a unit in a clock x clock, with the numbers of the makers' architecture papers.
 """
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
-from accelmark.spec.plugins.catalog import folders, load_vendor
+import pytest
+from packaging.requirements import Requirement
+
+from accelmark.run.preflight.checks import RANK_NEEDS
+from accelmark.spec.errors import RequestError
+from accelmark.spec.plugins.catalog import (
+    PLUGINS_VARIABLE,
+    folders,
+    framework_device,
+    frameworks_of,
+    load_case,
+    load_vendor,
+    look_again,
+)
+from accelmark.spec.plugins.requirements import requirement_texts
 from accelmark.spec.plugins.vendor import Chip
 
 NVIDIA = [
@@ -30,18 +46,10 @@ NVIDIA = [
 """Name as nvidia-smi prints it, chip, variant, dense bf16 and fp8 in TFLOP/s."""
 
 UNKNOWN = [
-    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-    "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-    "NVIDIA A10G",
-    "NVIDIA A100X",
-    "NVIDIA H20-3e",
-    "NVIDIA H100",
-    "NVIDIA A800 40GB Active",
-    "NVIDIA GeForce RTX 4090 Laptop GPU",
-    "NVIDIA GeForce RTX 4090 D",
-    "NVIDIA L40G",
-    "Tesla V100-DGXS-32GB",
-]
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A10G", "NVIDIA A100X",
+    "NVIDIA H20-3e", "NVIDIA H100", "NVIDIA A800 40GB Active", "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D", "NVIDIA L40G", "Tesla V100-DGXS-32GB",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "chip", "variant", "bf16", "fp8"), NVIDIA)
@@ -139,3 +147,59 @@ def test_half_an_intel_card_does_not_get_the_whole_cards_peak(memory_gib: float 
     found = vendor.chip_of("Intel(R) Data Center GPU Max 1550", memory_gib)
     assert (found.name if found else None) == chip
     assert vendor.environment["ZE_FLAT_DEVICE_HIERARCHY"] == "COMPOSITE"
+
+
+RECIPES = sorted(
+    file.parent for folder in folders("vendors").values() for file in folder.path.glob("images/*/Dockerfile")
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.parts[-3]}-{recipe.name}")
+def test_a_recipe_installs_what_ranks_and_cases_need(recipe: Path) -> None:
+    framework = recipe.name
+    texts = [need.requirement for need in RANK_NEEDS]
+    for case in map(load_case, folders("cases")):
+        if framework in frameworks_of(case):
+            texts += requirement_texts(case.requires_for(framework))
+    needs = [need for need in map(Requirement, texts) if need.marker is None or need.marker.evaluate()]
+    needed = {need.name for need in needs} - {"torch"}
+    content = "".join(file.read_text() for file in recipe.iterdir())
+    assert needed - set(re.findall(r"[A-Za-z][\w-]*", content)) == set()
+    if "BASE_IMAGE" in content:
+        assert re.search(r"^# (Source|Tags): .*https?://.*, (read on )?\d{4}-\d\d-\d\d", content, re.MULTILINE)
+        assert re.search("^# .*(PyTorch|torch)", content, re.MULTILINE), "the version of the framework"
+
+
+HEAD = "name: acme\ntitle: Acme\nvisible_devices_env: null\nchips: []\n"
+
+
+def test_every_platform_that_runs_declares_pytorch() -> None:
+    for name in folders("vendors"):
+        vendor = load_vendor(name)
+        assert vendor.cannot_run or framework_device(vendor, "pytorch").collective_backend, name
+
+
+def test_a_framework_that_a_vendor_does_not_declare_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "vendors" / "acme"
+    folder.mkdir(parents=True)
+    (folder / "vendor.yaml").write_text(f"{HEAD}frameworks:\n  jax: {{device_type: acme, collective_backend: accl}}\n")
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    look_again()
+    with pytest.raises(RequestError, match=r"acme declares no device for framework 'pytorch' \(declared: jax\)"):
+        framework_device(load_vendor("acme"), "pytorch")
+
+
+def test_a_framework_may_declare_the_device_of_a_vendor_that_does_not_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "frameworks" / "bare"
+    folder.mkdir(parents=True)
+    (folder / "framework.yaml").write_text(
+        "name: bare\ntitle: Bare\nmodule: bare\ndistributions: [bare]\nprocesses: device\ntiming: window\n"
+        "devices:\n  cpu: {device_type: cpu, collective_backend: sockets}\n"
+    )
+    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
+    look_again()
+    assert framework_device(load_vendor("cpu"), "bare").collective_backend == "sockets"
