@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from accelmark.cli.help import Verb
 from accelmark.cli.results import compare, report, results
-from accelmark.report.printable import printable
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.sources import open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
@@ -22,6 +21,7 @@ from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.results.table import matching, rows_of
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import RequestError
+from accelmark.spec.number_format import printable
 from tests.made_run import Made, make_run
 from tests.results.compared_runs import made
 

@@ -66,10 +66,7 @@ def compare_frameworks(
     synthetic: bool,
     as_json: bool,
 ) -> Output:
-    """Check that each of ``frameworks``, separated by commas, computes the same in a case as the reference.
-
-    ``out`` is a directory for the weights and outputs of all steps, in one folder for each precision; None keeps none.
-    """
+    """Check that each of ``frameworks`` computes as the reference; weights and outputs of all steps stay in ``out``."""
     train = load_case(name).train
     if train is None:
         raise RequestError(f"case {name!r} does not support training: nothing can be compared")

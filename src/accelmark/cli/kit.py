@@ -142,10 +142,7 @@ FAULTS: Final = (
 
 
 def check_kit(name: str, environment: Path | None = None) -> Iterator[Outcome]:
-    """Train on the stand-in of a vendor's folder, once with each fault; yields each outcome when it is known.
-
-    ``environment`` has the PyTorch that it is built for; None: this Python.
-    """
+    """Train on the stand-in of a vendor's folder with each fault; ``environment`` has PyTorch, None: this Python."""
     folder = find("vendors", name).path
     kit = folder / FOLDER
     if not (kit / "setup.py").is_file():

@@ -26,8 +26,8 @@ from accelmark.cli.ledger import app as ledger
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
 from accelmark.cli.results import bundle, compare, evaluate, export, report, results, verify, view
 from accelmark.cli.runs import cluster, infer, resume, run, serve, status, stop, train
-from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError
+from accelmark.spec.number_format import printable
 
 _GROUPS: Final[Mapping[str, tuple[Callable[..., object], ...]]] = {
     "Measure": (train, infer, serve, run, reproduce, probe, cluster),

@@ -16,8 +16,8 @@ import typer
 from typer import Argument, Option
 
 from accelmark.cli import completion
-from accelmark.report.printable import printable
 from accelmark.spec.errors import Problem, RequestError, nearest
+from accelmark.spec.number_format import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ import typer
 from accelmark.cli import options
 from accelmark.cli.help import Output
 from accelmark.cli.options import argument, flag, option
-from accelmark.report.printable import printable
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
+from accelmark.spec.number_format import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,8 +24,9 @@ from accelmark.train.case import case_class
 _SAMPLES = 8
 
 
-def metric_names(job: JobSpec) -> list[str]:
-    """Return the names of the metrics of one synthetic batch in training; raises ValueError, TypeError."""
+def metric_names(path: Path) -> list[str]:
+    """Return the names of the metrics of one synthetic batch of a training job; raises ValueError, TypeError."""
+    job = JobSpec.model_validate_json(path.read_bytes())
     if not isinstance(job.work, TrainingWork):
         raise ValueError("job.json is not a training job")
     settings = job.work.settings
@@ -39,23 +40,19 @@ def metric_names(job: JobSpec) -> list[str]:
 
 
 def inference_metric_names(name: str) -> list[str]:
-    """Compute one synthetic batch with the model of a case's inference; return the names of its metrics.
-
-    Synthetic batches have no labels, so ``metrics`` gets sums of 1.
-    """
+    """Compute one synthetic batch with the model of a case's inference; return the names of its metrics."""
     spec = load_case(name).infer
     if spec is None:
         raise ValueError(f"the case {name} has no inference")
     settings = resolve_inference(spec, "case.yaml").settings
-    case: InferCase = folder_module(find("cases", name).ref("infer"), "infer_pytorch").Case(
-        settings, spec.parameters, {}
-    )
+    module = folder_module(find("cases", name).ref("infer"), "infer_pytorch")
+    case: InferCase = module.Case(settings, spec.parameters, {})
     model = case.create_model().eval()
     with torch.no_grad():
         case.model_forward(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)).inputs)
     if type(case).row_metrics is not InferCase.row_metrics:
         return [spec.metric]  # which follows from rows of real data
-    return _checked(case.metrics(defaultdict(lambda: 1.0)))
+    return _checked(case.metrics(defaultdict(lambda: 1.0)))  # synthetic batches have no labels, and so no sums
 
 
 def _checked(metrics: Any) -> list[str]:
@@ -66,9 +63,4 @@ def _checked(metrics: Any) -> list[str]:
 
 if __name__ == "__main__":
     *option, argument = sys.argv[1:]
-    names = (
-        inference_metric_names(argument)
-        if option
-        else metric_names(JobSpec.model_validate_json(Path(argument).read_bytes()))
-    )
-    print(json.dumps(names))
+    print(json.dumps(inference_metric_names(argument) if option else metric_names(Path(argument))))

@@ -14,7 +14,6 @@ from accelmark.results.scaling import ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
 from accelmark.spec.errors import RunError, raising
-from accelmark.spec.log.records import Ceilings
 from accelmark.spec.number_format import NOTHING, percent, quantity
 
 _PAGE: Final = "cluster.html"
@@ -31,10 +30,7 @@ Headline = tuple[str, str, str]
 
 
 def write_cluster_page(directory: Path) -> tuple[Path, list[Headline]]:
-    """Write the page of the measurement in ``directory``; return its path and headlines.
-
-    Raises RunError: the measurement cannot be read.
-    """
+    """Write the page of a measurement; return its path and headlines. Raises RunError: it cannot be read."""
     file = directory / CLUSTER_FILE
     with raising(RunError, f"{file}: cannot be read", OSError, ValidationError):
         report = ClusterReport.model_validate_json(file.read_bytes())
@@ -47,22 +43,20 @@ def write_cluster_page(directory: Path) -> tuple[Path, list[Headline]]:
 def render_cluster(report: ClusterReport, curve: ScalingCurve | None) -> str:
     """Return the page as HTML."""
     rates = report.collectives
+    table: dict[str, Any] | None = None
+    if rates is not None:
+        names = list(dict.fromkeys(timing.operation for timing in rates.sweep))
+        at = {(timing.operation, timing.size_bytes): timing for timing in rates.sweep}
+        sizes = sorted({timing.size_bytes for timing in rates.sweep})
+        # A cell is None where a smaller size took too long.
+        rows = [(size_text(size), [at.get((name, size)) for name in names]) for size in sizes]
+        table = {"names": [name.replace("_", "-") for name in names], "rows": rows}
     return page(
         "cluster/cluster.html", charts=True, title=f"Cluster {report.name}", report=report,
         tiles=_headlines(report, curve), doubts=[] if curve is None else report.doubts(curve), curve=curve,
-        chart=None if curve is None else scaling_chart(curve),
-        table=None if rates is None else _collective_table(rates),
+        chart=None if curve is None else scaling_chart(curve), table=table,
         rates=None if rates is None else collectives_chart(rates.sweep),
     )  # fmt: skip
-
-
-def _collective_table(found: Ceilings) -> dict[str, Any]:
-    """Return the names of collectives and a row for each size; None where a smaller size took too long."""
-    names = list(dict.fromkeys(timing.operation for timing in found.sweep))
-    at = {(timing.operation, timing.size_bytes): timing for timing in found.sweep}
-    sizes = sorted({timing.size_bytes for timing in found.sweep})
-    rows = [(size_text(size), [at.get((name, size)) for name in names]) for size in sizes]
-    return {"names": [name.replace("_", "-") for name in names], "rows": rows}
 
 
 def _headlines(report: ClusterReport, curve: ScalingCurve | None) -> list[Headline]:

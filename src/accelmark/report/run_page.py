@@ -169,10 +169,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]
 
 
 def _rank_table(rounds: Sequence[RoundResult]) -> dict[str, Any] | None:
-    """Return the slowest ranks of the round whose slowest rank cost most; None where no round has several ranks.
-
-    A row has rank, host, wait for data, own computation, wait for other ranks, and step, in ms.
-    """
+    """Return the slowest ranks of the round whose slowest rank cost most; None where no round has several ranks."""
     from accelmark.results.rounds.training import MAX_SHARE, straggler_text  # imports NumPy
 
     measured = [(result.round, times) for result in rounds if (times := result.rank_times) is not None]
@@ -221,11 +218,7 @@ _ENGINE_COLUMNS: Final = (
 
 
 def _inference(run: LoadedRun) -> dict[str, Any] | None:
-    """Return the values of ``run/inference.html``, None where the run has no inference case.
-
-    A row has an engine at one precision and batch: cells of (value, note or reason why there is none), and its core
-    throughput relative to the framework's own. A column that no case has is left out.
-    """
+    """Return the values of ``run/inference.html``, without columns that no case has; None without inference."""
     listed = [
         (f"case-{number}", case.result, first, first.inference)
         for number, case in enumerate(run.without_trials, start=1)

@@ -110,10 +110,7 @@ def _progress(summary: SearchSummary, time: Scale) -> Iterable[Chart | None]:
 
 
 def _layer_rows(network: Network) -> list[dict[str, str]]:
-    """Return the layers of a network's main chain, below a row for the image.
-
-    A row has a layer with the batch norm and ReLU that follow it, its shape, and the rows from which skips end here.
-    """
+    """Return a row for the image and for each layer of the main chain: its shape, and where its skips begin."""
     shapes, layers = infer_shapes(network), _layers(network)
     row_of = [0, *(row for row, (_, names) in enumerate(layers, start=1) for _ in names)]
     ends: dict[int, list[str]] = defaultdict(list)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.report.printable import printable
 from accelmark.results.comparison import value_text
 from accelmark.results.figures import HEADLINES, FigureName, format_figure, title_of
 from accelmark.results.schema import AdaptationCost, Task, relative_half, with_marks
@@ -14,7 +13,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.results.table import HALF, Cell, Row, grouped, row_of
 from accelmark.spec.errors import RunError, raising
-from accelmark.spec.number_format import NOTHING, percent
+from accelmark.spec.number_format import NOTHING, percent, printable
 
 BEGIN: Final = "<!-- results -->"
 END: Final = "<!-- /results -->"

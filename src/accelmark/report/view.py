@@ -192,10 +192,7 @@ _INLINE_POLICY: Final = (
 def respond(
     body: str, kind: str = "text/html", status: int = 200, *, inline: bool = False, charts: bool = False
 ) -> Response:
-    """Return a response with the security headers.
-
-    ``inline``: the page contains its scripts and styles; ``charts``: Plotly writes styles into it.
-    """
+    """Return a response with the security headers, for a page with its scripts ``inline`` or Plotly's ``charts``."""
     served = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'") if charts else _POLICY
     policy = {"Content-Security-Policy": _INLINE_POLICY if inline else served} if kind == "text/html" else {}
     return Response(body, status, _HEADERS | policy, kind)

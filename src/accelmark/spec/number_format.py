@@ -1,4 +1,4 @@
-"""Format measured values for terminals, pages and tables: the only number formatter; read durations."""
+"""Format values for terminals, pages and tables: the only number formatter; read durations; escape control characters."""
 
 from __future__ import annotations
 
@@ -162,3 +162,16 @@ def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
             if least <= factor <= most and (size * given >= factor * (count if factor > 1 else 1) or factor == least):
                 return Scale(prefix + base, factor / given, significant)
     return Scale(unit, 1, significant)
+
+
+_KEPT: Final = frozenset(map(ord, "\n\t"))
+_REORDERING: Final = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in _KEPT} | {
+    code: f"\\u{code:04x}" for code in _REORDERING
+}
+"""Control characters and bidirectional formatting characters to their escapes."""
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with control characters escaped, which a terminal would otherwise interpret."""
+    return text.translate(_ESCAPES)
