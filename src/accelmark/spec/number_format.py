@@ -1,4 +1,4 @@
-"""Format values for terminals, pages and tables: the only number formatter; read durations; escape control characters."""
+"""Format values for terminals, pages and tables: the only number formatter; read durations; make text printable."""
 
 from __future__ import annotations
 
