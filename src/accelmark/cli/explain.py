@@ -77,6 +77,9 @@ def init(
 
 def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, devices: int) -> dict[str, str]:
     """Return file name -> text."""
+    import yaml
+
+    from accelmark.explain.schemas import schema_line
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.spec.plugins.launcher import parse_cluster
 
@@ -91,7 +94,18 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
         options.warn(f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip")
     given = {"launcher": "ssh", "vendor": vendor, "hosts": [{"address": host} for host in hosts]}
     text = _run_file(hardware, devices, num_hosts=len(hosts), cluster=parse_cluster(given, "HOST"))
-    return {RUN_FILE: text, CLUSTER_FILE: _cluster_file(hosts, vendor)}
+    entries = "".join("  - " + yaml.safe_dump({"address": host}, default_flow_style=True) for host in hosts)
+    cluster = (
+        f"{schema_line('cluster')}\n"
+        "launcher: ssh\n"
+        f"vendor: {vendor}\n"
+        "# user: bench       # unless these are set, SSH uses your user, keys, agent and known_hosts\n"
+        "# key: ~/.ssh/bench\n"
+        "# python: /opt/venv/bin/python    # of ranks outside containers; needs psutil, pydantic, PyYAML and PyTorch\n"
+        "#     all hosts get one by: accelmark env create pytorch --hosts FILE --path /opt/venv\n"
+        f"hosts:\n{entries}"
+    )
+    return {RUN_FILE: text, CLUSTER_FILE: cluster}
 
 
 def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -> dict[str, str]:
@@ -134,21 +148,3 @@ def _run_file(
     values = yaml.safe_load(text) | ({"cluster": cluster} if cluster is not None else {})
     plan_request(parse(RunSpec, values, RUN_FILE), [], synthetic=False, where=RUN_FILE)
     return text
-
-
-def _cluster_file(hosts: list[str], vendor: str) -> str:
-    import yaml
-
-    from accelmark.explain.schemas import schema_line
-
-    entries = "".join("  - " + yaml.safe_dump({"address": host}, default_flow_style=True) for host in hosts)
-    return (
-        f"{schema_line('cluster')}\n"
-        "launcher: ssh\n"
-        f"vendor: {vendor}\n"
-        "# user: bench       # unless these are set, SSH uses your user, keys, agent and known_hosts\n"
-        "# key: ~/.ssh/bench\n"
-        "# python: /opt/venv/bin/python    # of ranks outside containers; needs psutil, pydantic, PyYAML and PyTorch\n"
-        "#     all hosts get one by: accelmark env create pytorch --hosts FILE --path /opt/venv\n"
-        f"hosts:\n{entries}"
-    )

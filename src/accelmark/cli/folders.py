@@ -18,7 +18,6 @@ from accelmark.spec.number_format import limit_percent
 
 if TYPE_CHECKING:
     from accelmark.cli.checks import Check
-    from accelmark.compat.flagperf.convert import Converted
     from accelmark.spec.plugins.case import CaseSpec, TrainCaseSpec
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -138,10 +137,9 @@ def _criterion(train: TrainCaseSpec) -> str:
     """Return the criterion of correct training in a few words."""
     if train.target is not None:
         return train.target.text
-    reference = train.reference_loss
-    return (
-        "speed only" if reference is None else f"loss curve within {limit_percent(reference.max_mean_relative_error)}"
-    )
+    if train.reference_loss is None:
+        return "speed only"
+    return f"loss curve within {limit_percent(train.reference_loss.max_mean_relative_error)}"
 
 
 def new(
@@ -229,13 +227,11 @@ def check(
             raise RequestError("--frameworks compares the frameworks of a case: accelmark check case NAME")
         from accelmark.cli.equivalence import compare_frameworks
 
-        return compare_frameworks(
-            name, frameworks, data, vendor, settings or (), steps, out, synthetic=synthetic, as_json=as_json
-        )
+        given = (name, frameworks, data, vendor, settings or (), steps, out)
+        return compare_frameworks(*given, synthetic=synthetic, as_json=as_json)
     if data or vendor or settings or synthetic or out:
-        raise RequestError(
-            "--data, --vendor, --set, --synthetic and --out are for --frameworks; other checks do not use them"
-        )
+        what = "--data, --vendor, --set, --synthetic and --out are for --frameworks"
+        raise RequestError(f"{what}; other checks do not use them")
     from accelmark.cli.checks import case_checks, vendor_checks
 
     started = (vendor_checks if kind == "vendor" else case_checks)(name, run=run)
@@ -255,12 +251,10 @@ def _check_kit(name: str, environment: Path | None, *, as_json: bool) -> Output:
             if not as_json:
                 state = "survived" if outcome.survived else "not survived"
                 show_line(f"{number} of {len(FAULTS)}: {outcome.fault}: {state}")
-    lines = [
-        (outcome.fault, "yes", outcome.reported)
-        if outcome.survived
-        else (outcome.fault, "no", f"{outcome.reported} (expected: {outcome.expected})")
-        for outcome in outcomes
-    ]
+    lines = []
+    for outcome in outcomes:
+        expected = "" if outcome.survived else f" (expected: {outcome.expected})"
+        lines.append((outcome.fault, "yes" if outcome.survived else "no", f"{outcome.reported}{expected}"))
     show = partial(options.print_table, ("fault", "survived", "AccelMark reports"), lines)
     return Output(outcomes, show, EXIT_OK if all(outcome.survived for outcome in outcomes) else EXIT_FAILED)
 
@@ -336,25 +330,26 @@ def import_files(
     if converted.run:
         values["run.yaml"] = ({"cluster": "cluster.yaml"} if converted.cluster else {}) | converted.run
     written = _write(values | converted.configs, out, copied, force=force)
+
+    def show() -> None:
+        for path in written:
+            typer.echo(f"wrote {path}")
+        if not written:
+            typer.echo("wrote nothing: the files contain no setting that AccelMark has")
+        if converted.left_over:
+            typer.echo("not converted, or changed:")
+        for item in converted.left_over:
+            options.echo_wrapped(f"  {item}")
+        if any("/" not in name for name in converted.configs):
+            names, vendor = ", ".join(converted.configs), converted.cluster.get("vendor", "<vendor>")
+            place = f"vendors/{vendor}/cases/<case>-<framework>/ of a clone or of your own vendor"
+            options.echo_wrapped(f"runs read {names} from {place}")
+        for path in written:
+            if Path(path).name == "run.yaml":
+                typer.echo(f"Next:  accelmark run {path} --dry-run")
+
     left = [{"file": item.where, "key": item.key, "why": item.what} for item in converted.left_over]
-    return Output({"written": written, "left_over": left}, lambda: _show_import(converted, written))
-
-
-def _show_import(converted: Converted, written: Sequence[str]) -> None:
-    for path in written:
-        typer.echo(f"wrote {path}")
-    if not written:
-        typer.echo("wrote nothing: the files contain no setting that AccelMark has")
-    if converted.left_over:
-        typer.echo("not converted, or changed:")
-    for item in converted.left_over:
-        options.echo_wrapped(f"  {item}")
-    if any("/" not in name for name in converted.configs):
-        place = f"vendors/{converted.cluster.get('vendor', '<vendor>')}/cases/<case>-<framework>/"
-        options.echo_wrapped(f"runs read {', '.join(converted.configs)} from {place} of a clone or of your own vendor")
-    for path in written:
-        if Path(path).name == "run.yaml":
-            typer.echo(f"Next:  accelmark run {path} --dry-run")
+    return Output({"written": written, "left_over": left}, show)
 
 
 def _write(

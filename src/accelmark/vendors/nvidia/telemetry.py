@@ -11,17 +11,11 @@ from accelmark.telemetry.device import DeviceInfo, DeviceSample, LibrarySource, 
 _MIB: Final = 1024.0 * 1024.0
 _FIELD_POWER_INSTANT: Final = 186
 """``NVML_FI_DEV_POWER_INSTANT``; ``nvmlDeviceGetPowerUsage`` averages over a second since Ampere (except GA100)."""
-_THROTTLE: Final = {
-    0x0000000000000001: "idle",
-    0x0000000000000002: "application_clocks",
-    0x0000000000000004: "software_power_cap",
-    0x0000000000000008: "hardware_slowdown",
-    0x0000000000000010: "sync_boost",
-    0x0000000000000020: "software_thermal",
-    0x0000000000000040: "hardware_thermal",
-    0x0000000000000080: "hardware_power_brake",
-    0x0000000000000100: "display_clock",
-}
+_THROTTLE: Final = (
+    "idle", "application_clocks", "software_power_cap", "hardware_slowdown", "sync_boost", "software_thermal",
+    "hardware_thermal", "hardware_power_brake", "display_clock",
+)  # fmt: skip
+"""Reasons by their bit, from the lowest."""
 
 
 @final
@@ -128,8 +122,8 @@ def _throttle(nvml: Any, handle: Any) -> tuple[str, ...]:
         mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except (nvml.NVMLError, AttributeError):
         mask = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    names = tuple(name for bit, name in _THROTTLE.items() if mask & bit)
-    unknown = mask & ~sum(_THROTTLE)
+    names = tuple(name for bit, name in enumerate(_THROTTLE) if mask & 1 << bit)
+    unknown = mask & -1 << len(_THROTTLE)
     return (*names, f"unknown_{unknown:#x}") if unknown else names
 
 
