@@ -34,24 +34,17 @@ _KeyOfOneHost = Annotated[str, argument("KEY", "model[:framework[:hardware[:1[:d
 
 def train(
     key: Annotated[str, argument("KEY", "model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", completion.cases)],
-    data: options.Data = None,
-    vendor: options.Vendor = None,
-    settings: options.Settings = None,
-    synthetic: options.Synthetic = False,
-    tolerate_bad_samples: options.BadSamples = None,
-    is_open: options.Open = False,
-    strict: options.Strict = False,
-    timeout: options.Timeout = None,
-    out: options.Out = None,
-    offline: options.Offline = False,
-    dry_run: options.DryRun = False,
+    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
+    synthetic: options.Synthetic = False, tolerate_bad_samples: options.BadSamples = None,
+    is_open: options.Open = False, strict: options.Strict = False, timeout: options.Timeout = None,
+    out: options.Out = None, offline: options.Offline = False, dry_run: options.DryRun = False,
     commands: options.Commands = False,
     write_reference: Annotated[
         bool, flag("--write-reference", "Store the loss curve as the reference of the case, in its folder.")
     ] = False,
     reference_file: Annotated[Path | None, option("FILE", "Store the loss curve in this file instead.")] = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train a case and measure it. Writes a run directory with a report page."""
     request = _request(key, "train", {}, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
@@ -125,19 +118,11 @@ def infer(
         str | None, option("TIME|TRIALS", "Limit of --tune: 20m, 2h or 30 (trials); default: 15m.")
     ] = None,
     tuned_file: Annotated[Path | None, option("FILE", "Write the best settings as a vendor's YAML file.")] = None,
-    data: options.Data = None,
-    vendor: options.Vendor = None,
-    settings: options.Settings = None,
-    synthetic: options.Synthetic = False,
-    is_open: options.Open = False,
-    strict: options.Strict = False,
-    timeout: options.Timeout = None,
-    out: options.Out = None,
-    offline: options.Offline = False,
-    dry_run: options.DryRun = False,
-    commands: options.Commands = False,
-    as_json: options.AsJson = False,
-) -> None:
+    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
+    synthetic: options.Synthetic = False, is_open: options.Open = False, strict: options.Strict = False,
+    timeout: options.Timeout = None, out: options.Out = None, offline: options.Offline = False,
+    dry_run: options.DryRun = False, commands: options.Commands = False, as_json: options.AsJson = False,
+) -> None:  # fmt: skip
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
     given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -183,20 +168,13 @@ def run(
         Path,
         argument("FILE|SUITE", "Run file (YAML), or a suite, as quickstart or vision.", completion.suites),
     ],
-    vendor: options.Vendor = None,
-    settings: options.Settings = None,
-    synthetic: options.Synthetic = False,
-    is_open: options.Open = False,
-    strict: options.Strict = False,
-    fail_fast: options.FailFast = False,
-    timeout: options.Timeout = None,
-    out: options.Out = None,
-    offline: options.Offline = False,
-    dry_run: options.DryRun = False,
-    commands: options.Commands = False,
+    vendor: options.Vendor = None, settings: options.Settings = None, synthetic: options.Synthetic = False,
+    is_open: options.Open = False, strict: options.Strict = False, fail_fast: options.FailFast = False,
+    timeout: options.Timeout = None, out: options.Out = None, offline: options.Offline = False,
+    dry_run: options.DryRun = False, commands: options.Commands = False,
     submit: Annotated[bool, flag("--submit", "Submit the run as a batch job (launcher: slurm).")] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run all cases of a run file, one round after another."""
     file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
@@ -219,15 +197,10 @@ def cluster(
     nproc: Annotated[int, Option(min=1, help="Devices on each host.")] = 1,
     steps: Annotated[int, Option(min=4, help="Optimizer steps of each training.")] = 400,
     budget: Annotated[float, Option(min=0.1, help="Approximate seconds for collectives.")] = 60.0,
-    vendor: options.Vendor = None,
-    settings: options.Settings = None,
-    synthetic: options.Synthetic = False,
-    out: options.Out = None,
-    offline: options.Offline = False,
-    dry_run: options.DryRun = False,
-    commands: options.Commands = False,
-    as_json: options.AsJson = False,
-) -> Output | None:
+    vendor: options.Vendor = None, settings: options.Settings = None, synthetic: options.Synthetic = False,
+    out: options.Out = None, offline: options.Offline = False, dry_run: options.DryRun = False,
+    commands: options.Commands = False, as_json: options.AsJson = False,
+) -> Output | None:  # fmt: skip
     """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
 
     --dry-run shows two runs: scaling with checkpoints, and recovery. With --json, it prints a line for each.
@@ -598,18 +571,11 @@ def serve(
         list[str] | None, Option(help="LoadGen scenario with token latencies: server or offline. Repeatable.")
     ] = None,
     precision: Annotated[str | None, Option(help="fp32, bf16, fp16 or int8.")] = None,
-    data: options.Data = None,
-    vendor: options.Vendor = None,
-    settings: options.Settings = None,
-    is_open: options.Open = False,
-    strict: options.Strict = False,
-    timeout: options.Timeout = None,
-    out: options.Out = None,
-    offline: options.Offline = False,
-    dry_run: options.DryRun = False,
-    commands: options.Commands = False,
-    as_json: options.AsJson = False,
-) -> None:
+    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
+    is_open: options.Open = False, strict: options.Strict = False, timeout: options.Timeout = None,
+    out: options.Out = None, offline: options.Offline = False, dry_run: options.DryRun = False,
+    commands: options.Commands = False, as_json: options.AsJson = False,
+) -> None:  # fmt: skip
     """Serve a language model under load: latencies, throughput, goodput. Starts the server or takes a running one."""
     if Path(key).is_dir():
         raise RequestError(f"{key}: is a directory; the web pages over many runs are: accelmark view {key}")
