@@ -160,11 +160,10 @@ def _settings(job: PlannedJob, given: Container[Path]) -> Iterator[str]:
         yield f"checkpoints for it: at most {mib} MiB and 0.3 % of training time, and the final weights"
     width = max(map(len, job.job.provenance), default=0)
     for key, provenance in sorted(job.job.provenance.items()):
-        replaced = "".join(
-            f", overrides {options.setting_text(value)} ({layer})" for layer, value in reversed(provenance.replaced)
-        )
-        mark = "  OPEN" if provenance.forced else ""
-        yield f"{key:<{width}}  {options.setting_text(provenance.value):<12}  {provenance.layer}{replaced}{mark}"
+        line = f"{key:<{width}}  {options.setting_text(provenance.value):<12}  {provenance.layer}"
+        for layer, value in reversed(provenance.replaced):
+            line += f", overrides {options.setting_text(value)} ({layer})"
+        yield f"{line}  OPEN" if provenance.forced else line
 
 
 def _search_lines(plan: Plan) -> list[str]:

@@ -170,10 +170,8 @@ ACCELERATOR_SIZES: Final = (*CPU_SIZES, 1024 * 1024 * _KIB, 4096 * 1024 * _KIB)
 """Bytes; fast interconnects need gigabytes to reach their bandwidth."""
 _MAX_OVER: Final = 4.0
 """No larger size follows a size that took this much longer than its share of the time."""
-_all_gather: Final[Callable[[Tensor, Tensor], object]] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Final[Callable[[Tensor, Tensor], object]] = getattr(
-    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
-)
+_all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """Under the names that they have from PyTorch 2.13 on."""
 
 

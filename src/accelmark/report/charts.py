@@ -93,12 +93,10 @@ def scaling_chart(curve: ScalingCurve) -> Chart:
     """Draw scaling efficiency over ranks (logarithmic) with the ideal line and 95 % intervals."""
     points = curve.points
     ranks, shares = [point.ranks for point in points], [point.efficiency for point in points]
-    halves = [point.half95 for point in points]
-    texts = (
-        f"{point.scale}: {percent(point.efficiency, 3)}, {digits(point.throughput)} {curve.unit}s/s" for point in points
-    )
+    rates = (f"{digits(point.throughput)} {curve.unit}s/s" for point in points)
+    texts = (f"{at.scale}: {percent(at.efficiency, 3)}, {rate}" for at, rate in zip(points, rates, strict=True))
     measured = line(ranks, shares, "efficiency", 0, mode="lines+markers", **_texts(texts))
-    measured["error_y"] = _interval(shares, _around(shares, halves), _colour(0))
+    measured["error_y"] = _interval(shares, _around(shares, [point.half95 for point in points]), _colour(0))
     dots = {"color": "--soft", "dash": "dot"}
     ideal = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": dots}
     x = titled("hosts × devices per host", type="log", tickvals=ranks, ticktext=[point.scale for point in points])

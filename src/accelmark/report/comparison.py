@@ -152,9 +152,8 @@ def summary_line(pair: Pair) -> str:
         return f"{single} {means}" if max(pair.baseline.num_rounds, pair.other.num_rounds) > 1 else single
     parts = [f"{counts[word]} {word}" for word in ("better", "worse", "different") if counts[word]]
     listed = ", ".join([*parts, f"{counts['within noise'] + counts['equal']} within noise or equal"])
-    return (
-        f"Of {num_compared} figures: {listed}. By chance alone, about 1 figure in 20 is outside its interval. {means}"
-    )
+    chance = "By chance alone, about 1 figure in 20 is outside its interval."
+    return f"Of {num_compared} figures: {listed}. {chance} {means}"
 
 
 def scale_of_side(side: Side) -> str:

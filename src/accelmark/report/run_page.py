@@ -344,12 +344,11 @@ def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
     serving = result.serving
     headline, columns = serving.headline_stage, list(_columns(serving))
     measured = [stage for stage in serving.stages if stage.window_s is not None]
-    distributions = {
-        _TITLES[name]: charts.latency_chart(
-            [(stage.label, stage.latencies[name].curve) for stage in measured if name in stage.latencies], "the samples"
-        )
-        for name in _CHARTED
-    }
+    distributions = []
+    for name in _CHARTED:
+        curves = [(stage.label, stage.latencies[name].curve) for stage in measured if name in stage.latencies]
+        if (chart := charts.latency_chart(curves, "the samples")) is not None:
+            distributions.append((_TITLES[name], chart))
     return {
         "round": result.round,
         "serving": serving,
@@ -372,7 +371,7 @@ def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
         ],
         "percentiles": list(PERCENTILES),
         "tradeoffs": list(_tradeoffs(measured)),
-        "distributions": [(title, chart) for title, chart in distributions.items() if chart is not None],
+        "distributions": distributions,
         "timeline": charts.timeline_chart(serving.timeline, headline.window_s if headline else None),
         "facts": list(_facts(serving)),
     }  # fmt: skip

@@ -220,18 +220,18 @@ class Pages:
             rows = [row for row in rows if text in f"{self._index.name_of(row)} {row['case']}".lower()]
         rows = rows[::-1]
         figures = shown_figures(rows)
-        # A figure and half its interval are shown on two lines.
-        cells = [
-            [(head, *figure_cell(row, name).partition(" ± ")[::2]) for head, name in figures.items()] for row in rows
-        ]
+        shown = []
+        for row in rows:
+            # A figure and half its interval are shown on two lines.
+            cells = [(head, *figure_cell(row, name).partition(" ± ")[::2]) for head, name in figures.items()]
+            shown.append((self._index.name_of(row), row, cells))
         choices = [
             (title, name, sorted({str(row[name]) for row in snapshot.rows}), wanted.get(name, ""))
             for title, name in _FILTERS
         ]
         return respond(page(
             "runs/runs.html", served=True, title="Runs", heads=list(figures) if len(figures) <= _MAX_COLUMNS else [],
-            rows=[(self._index.name_of(row), row, shown) for row, shown in zip(rows, cells, strict=True)],
-            choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
+            rows=shown, choices=choices, text=text, total=len(snapshot.rows), problems=snapshot.problems,
             live=_live_runs(snapshot.unfinished), directory=self._index.directory.name,
         ))  # fmt: skip
 
@@ -321,10 +321,8 @@ class Pages:
              quantity(level, shown_unit), signed_percent(level / before - 1) if before else NOTHING)
             for (_, _, before), (begin, _, level) in itertools.pairwise(segments)
         ]  # fmt: skip
-        listed = [
-            (self._index.name_of(row), _minute(row), figure_cell(row, name), position)
-            for position, row in enumerate(rows)
-        ]
+        name_of, numbered = self._index.name_of, enumerate(rows)
+        listed = [(name_of(row), _minute(row), figure_cell(row, name), position) for position, row in numbered]
         chart = trend_chart(points, segments, shown_unit, title_of(name, unit))
         return {"chart": chart, "changes": shifts, "rows": listed[::-1], "starts": changes}
 
