@@ -18,7 +18,6 @@ from accelmark.cli.options import argument, flag, option
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
 if TYPE_CHECKING:
-    from accelmark.automl.config import AutomlConfig
     from accelmark.automl.journal import SearchDirectory
     from accelmark.results.rounds.search import SearchSummary
 
@@ -57,36 +56,31 @@ def run(
     for line in unused:
         typer.secho(f"note: {line}", fg="yellow", err=True)
     if dry_run:
-        _show_request(loaded, as_json=as_json)
+        from accelmark.automl.session import check_without_start
+        from accelmark.spec.layers import flatten
+
+        if as_json:
+            typer.echo(loaded.model_dump_json(indent=2))
+        values = {} if as_json else flatten(loaded.model_dump(mode="json"))
+        for key, value in values.items():
+            typer.echo(f"{key:<{_KEY_WIDTH}}  {options.setting_text(value)}")
+        try:
+            dataset, unchecked = check_without_start(loaded)
+        except AccelmarkError as error:
+            if not as_json:
+                raise
+            dataset, unchecked = None, [str(error)]  # the configuration is for another machine
+        if dataset is not None:
+            sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
+            typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
+        for line in unchecked:
+            typer.echo(f"not checked: {line}", err=True)
         return
     with _shown(as_json) as (announce, observer):
         from accelmark.automl.session import start_search  # takes a second
 
         search = start_search(loaded, runs, announce, observer)
     _finish(search, as_json)
-
-
-def _show_request(search: AutomlConfig, *, as_json: bool) -> None:
-    """Print a search's settings and data, and what was not checked; as JSON also without its data."""
-    from accelmark.automl.session import check_without_start
-    from accelmark.spec.layers import flatten
-
-    if as_json:
-        typer.echo(search.model_dump_json(indent=2))
-    else:
-        for key, value in flatten(search.model_dump(mode="json")).items():
-            typer.echo(f"{key:<{_KEY_WIDTH}}  {options.setting_text(value)}")
-    try:
-        dataset, unchecked = check_without_start(search)
-    except AccelmarkError as error:
-        if not as_json:
-            raise
-        dataset, unchecked = None, [str(error)]  # the configuration is for another machine
-    if dataset is not None:
-        sizes = f"{len(dataset.training):,} training, {len(dataset.validation):,} validation"
-        typer.echo(f"{dataset.name}: {sizes}, {len(dataset.held_out):,} held-out images", err=True)
-    for line in unchecked:
-        typer.echo(f"not checked: {line}", err=True)
 
 
 @app.command(cls=Verb)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from accelmark.spec.cluster import ClusterSpec
     from accelmark.spec.log.records import Ceilings
     from accelmark.spec.plugins.vendor import VendorSpec
-    from accelmark.telemetry.inventory import Inventory
 
 _STATES: Final = ("accepted", "ran", "described", "not possible")
 
@@ -135,7 +134,32 @@ def doctor(as_json: options.AsJson = False) -> Output:
         content["machine"] = collect([device for entry in seen.found for device in entry.devices])
 
     def show() -> None:
-        lines = _inventory_lines(seen)
+        lines = ["Devices"]
+        for entry in seen.found:
+            for device, chip in zip(entry.devices, entry.chips, strict=True):
+                known = f"chip {chip.title}" if chip else "unknown chip"
+                memory = f", {device.memory_gib:.0f} GiB" if device.memory_gib else ""
+                driver = f", driver {device.driver}" if device.driver else ""
+                lines.append(f"  {entry.vendor} {device.index}: {device.name}{memory}{driver} ({known})")
+            if entry.problem:
+                lines.append(f"  {entry.vendor}: {entry.evidence}, but cannot be read: {entry.problem}")
+        for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
+            present = (
+                ", ".join(f"{package.name} {package.version}" for package in installed if package.version) or "none"
+            )
+            absent = ", ".join(package.name for package in installed if not package.version) or "none"
+            lines += [heading, f"  installed: {present}", f"  not installed: {absent}"]
+        lines += [
+            f"  options of {package.name}: {', '.join(package.options)}"
+            for package in seen.engines
+            if package.version and package.options
+        ]
+        containers = [name for name, path in seen.containers.items() if path]
+        lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
+        lines.append("What can run")
+        lines += [f"  {'yes' if support.works else 'no '} {support.what}: {support.why}" for support in seen.support]
+        if seen.problems:
+            lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
         if environments:
             lines += ["Environments", *(f"  {venv.framework}: {venv.title} in {venv.path}" for venv in environments)]
         if broken:
@@ -144,34 +168,6 @@ def doctor(as_json: options.AsJson = False) -> Output:
             options.echo_wrapped(line)
 
     return Output(content, show)
-
-
-def _inventory_lines(seen: Inventory) -> list[str]:
-    lines = ["Devices"]
-    for entry in seen.found:
-        for device, chip in zip(entry.devices, entry.chips, strict=True):
-            known = f"chip {chip.title}" if chip else "unknown chip"
-            memory = f", {device.memory_gib:.0f} GiB" if device.memory_gib else ""
-            driver = f", driver {device.driver}" if device.driver else ""
-            lines.append(f"  {entry.vendor} {device.index}: {device.name}{memory}{driver} ({known})")
-        if entry.problem:
-            lines.append(f"  {entry.vendor}: {entry.evidence}, but cannot be read: {entry.problem}")
-    for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
-        present = ", ".join(f"{package.name} {package.version}" for package in installed if package.version) or "none"
-        absent = ", ".join(package.name for package in installed if not package.version) or "none"
-        lines += [heading, f"  installed: {present}", f"  not installed: {absent}"]
-    lines += [
-        f"  options of {package.name}: {', '.join(package.options)}"
-        for package in seen.engines
-        if package.version and package.options
-    ]
-    containers = [name for name, path in seen.containers.items() if path]
-    lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
-    lines.append("What can run")
-    lines += [f"  {'yes' if support.works else 'no '} {support.what}: {support.why}" for support in seen.support]
-    if seen.problems:
-        lines += ["Problems", *(f"  {line}" for problem in seen.problems for line in problem.splitlines())]
-    return lines
 
 
 def _cluster_of(file: Path, vendor: str | None) -> ClusterSpec:

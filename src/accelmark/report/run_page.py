@@ -233,23 +233,23 @@ def _inference(run: LoadedRun) -> dict[str, Any] | None:
         (" ".join(filter(None, (case.key.model, case.role, case.variant))), inference)
         for _, case, _, inference in listed
     ]
+    rows: list[tuple[Any, ...]] = []
+    for row in listed:
+        case = row[1]
+        cells, metrics_of = [], _metric_texts(case.mean_of)
+        for name in columns.values():
+            spread, mean = case.figures.get(name), case.mean_of(name)
+            few = 3 if name is F.COMPILE_TIME else 4
+            shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean, few)
+            cells.append((metrics_of.get(name, shown), (spread.reason if spread else None) or ""))
+        core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
+        rows.append((*row, cells, f"{digits(core / base, 3)}×" if core and base else NOTHING))
     return {
         "heads": [head.format(metric=metric[:1].upper() + metric[1:]) for head in columns],
-        "rows": [(*row, *_engine_cells(row[1], columns.values())) for row in listed],
+        "rows": rows,
         "chart": charts.latency_chart([(name, inference.latency_curve) for name, inference in engines]),
         "steps": [(name, _steps(inference)) for name, inference in engines],
     }
-
-
-def _engine_cells(case: CaseResult, names: Iterable[FigureName]) -> tuple[list[tuple[str, str]], str]:
-    cells, metrics = [], _metric_texts(case.mean_of)
-    for name in names:
-        spread, mean = case.figures.get(name), case.mean_of(name)
-        few = 3 if name is F.COMPILE_TIME else 4
-        shown = NOTHING if mean is None else percent(mean, 3) if name is F.MFU else digits(mean, few)
-        cells.append((metrics.get(name, shown), (spread.reason if spread else None) or ""))
-    core, base = case.mean_of(F.INFERENCE_CORE), case.mean_of(F.VALIDATION_CORE)
-    return cells, f"{digits(core / base, 3)}×" if core and base else NOTHING
 
 
 def _metric_texts(value_of: Callable[[F], float | None]) -> dict[F, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accelmark.automl.journal import SearchDirectory, SearchState
-from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, Layer, ReLU
+from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, ReLU
 from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
 from accelmark.automl.records import Individual, TrialRecord
 from accelmark.automl.scoring import Scoreboard, summarise
@@ -131,20 +131,13 @@ def _layers(network: Network) -> list[tuple[str, list[str]]]:
         if isinstance(layer, BatchNorm | ReLU) and rows:
             text, names = rows[-1]
             rows[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", [*names, name])
-        else:
-            rows.append((_layer_text(layer), [name]))
-    return rows
-
-
-def _layer_text(layer: Layer) -> str:
-    match layer:
-        case Convolution():
+        elif isinstance(layer, Convolution):
             stride = f" /{layer.stride}" if layer.stride > 1 else ""
-            return f"conv {layer.kernel}×{layer.kernel} · {layer.filters}{stride}"
-        case Dense():
-            return f"dense · {layer.units}"
-        case _:
-            return layer.kind.replace("_", " ")
+            rows.append((f"conv {layer.kernel}×{layer.kernel} · {layer.filters}{stride}", [name]))
+        else:
+            text = f"dense · {layer.units}" if isinstance(layer, Dense) else layer.kind.replace("_", " ")
+            rows.append((text, [name]))
+    return rows
 
 
 def _family_chart(individuals: Sequence[Individual], values: Mapping[int, float]) -> Chart | None:

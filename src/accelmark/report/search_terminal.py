@@ -49,19 +49,7 @@ def _progress(state: SearchState, scheduler: Scheduler) -> Group:
     counts = _counts(dict(Counter(record.status for record in state.trials.values()))) or "none yet"
     ready = counted(len(scheduler.ready), "network")
     trials = f"trials: {counts}{'' if most is None else f'; {most} at most'}; {ready} ready"
-    parts: list[RenderableType] = [head, Text(trials, style="dim"), _trials(state)]
-    if state.notes:
-        note = f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}"
-        parts.append(Text(note, style="yellow", overflow="ellipsis", no_wrap=True))
-    return Group(*parts)
-
-
-def _counts(trials: dict[str, int]) -> str:
-    return ", ".join(f"{number} {status}" for status, number in sorted(trials.items()))
-
-
-def _trials(state: SearchState) -> Table:
-    """Return a table of the running and the latest other trials, with the network's morphs where there is room."""
+    # The running and the latest other trials, with the network's morphs where there is room.
     table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
     for heading in ("trial", "worker", "round", "status", "epoch", "accuracy", "held out"):
         width = len("finished") if heading == "status" else len(heading)
@@ -76,7 +64,15 @@ def _trials(state: SearchState) -> Table:
             _ratio(totals.accuracy), _ratio(record.held_out_accuracy),
             ", ".join(map(str, reversed(record.morphs))) or "seed",
         )  # fmt: skip
-    return table
+    parts: list[RenderableType] = [head, Text(trials, style="dim"), table]
+    if state.notes:
+        note = f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}"
+        parts.append(Text(note, style="yellow", overflow="ellipsis", no_wrap=True))
+    return Group(*parts)
+
+
+def _counts(trials: dict[str, int]) -> str:
+    return ", ".join(f"{number} {status}" for status, number in sorted(trials.items()))
 
 
 def show_summary(summary: SearchSummary) -> None:
