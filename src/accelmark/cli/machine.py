@@ -144,11 +144,10 @@ def doctor(as_json: options.AsJson = False) -> Output:
             if entry.problem:
                 lines.append(f"  {entry.vendor}: {entry.evidence}, but cannot be read: {entry.problem}")
         for heading, installed in (("Frameworks", seen.frameworks), ("Engines", seen.engines)):
-            present = (
-                ", ".join(f"{package.name} {package.version}" for package in installed if package.version) or "none"
-            )
-            absent = ", ".join(package.name for package in installed if not package.version) or "none"
-            lines += [heading, f"  installed: {present}", f"  not installed: {absent}"]
+            present = [f"{package.name} {package.version}" for package in installed if package.version]
+            absent = [package.name for package in installed if not package.version]
+            lines += [heading, f"  installed: {', '.join(present) or 'none'}"]
+            lines.append(f"  not installed: {', '.join(absent) or 'none'}")
         lines += [
             f"  options of {package.name}: {', '.join(package.options)}"
             for package in seen.engines
