@@ -102,7 +102,7 @@ def test_several_vendors_with_devices_here_are_a_warning_unless_one_is_named(
 
 def test_telemetry_imports_no_framework_and_nothing_heavy() -> None:
     program = (
-        "import sys\nimport accelmark.telemetry.inventory, accelmark.telemetry.record, accelmark.telemetry.energy\n"
+        "import sys\nimport accelmark.telemetry.inventory, accelmark.telemetry.record\n"
         "from accelmark.telemetry.inventory import detect\ndetect()\n"
         "print([name for name in ('torch', 'numpy', 'scipy', 'plotly', 'transformers') if name in sys.modules])"
     )

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from accelmark.results.read.telemetry import read_samples
-from accelmark.telemetry.energy import energy
+from accelmark.results.rounds.consumption import energy
 from accelmark.telemetry.exposition import expose, last_sample
 from accelmark.telemetry.record import LineFile
 from tests.telemetry import recorder

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import bisect
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from accelmark.results.figures import FigureName as F
 from accelmark.results.read.telemetry import Samples
 from accelmark.results.rounds.timeline import Column
 from accelmark.results.schema import Figure, Figures, ratio, value
-from accelmark.telemetry.energy import MAX_GAP_S, EnergyReason, Series, energy
+from accelmark.spec.backports import StrEnum, pairwise
 
 GAP_INTERVALS: Final = 5.0
 MIN_GAP_S: Final = 5.0
@@ -63,18 +64,82 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
 HostSamples = Mapping[str, tuple[Samples, Spans]]
 """Host -> its samples and the measured time on their clock."""
 
+MAX_GAP_S: Final = 3.0
+"""Longest interval between two readings over which power is interpolated."""
+TOLERANCE: Final = 0.05
+"""Allowed difference between integrated power and the counter, as a share of the counter."""
+
+Series = Sequence[tuple[float, float]]
+"""(monotonic s, value), sorted by time."""
+
+
+class EnergyReason(StrEnum):
+    """Why the energy of a window is unknown or doubtful."""
+
+    NO_POWER = "power was not read"
+    EMPTY_WINDOW = "nothing was measured"
+    START_NOT_COVERED = "no power reading before the start"
+    END_NOT_COVERED = "no power reading after the end"
+    GAP_TOO_LONG = "the gap between power readings is too long"
+    COUNTER_DISAGREES = "integrated power and the energy counter differ by more than 5 %"
+    COUNTER_WENT_BACK = "the energy counter decreased; energy is integrated from power"
+
+
 _WARNINGS: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
 """Reasons that are a warning next to a figure; all others make it null."""
 
-_WHY: Final = {
-    EnergyReason.NO_POWER: "power was not read",
-    EnergyReason.EMPTY_WINDOW: "nothing was measured",
-    EnergyReason.START_NOT_COVERED: "no power reading before the start",
-    EnergyReason.END_NOT_COVERED: "no power reading after the end",
-    EnergyReason.GAP_TOO_LONG: "the gap between power readings is too long",
-    EnergyReason.COUNTER_DISAGREES: "integrated power and the energy counter differ by more than 5 %",
-    EnergyReason.COUNTER_WENT_BACK: "the energy counter decreased; energy is integrated from power",
-}
+
+class Energy(NamedTuple):
+    """Energy of one device over a window."""
+
+    energy_j: float | None
+    """From the counter if available, else from integrated power; None if neither covers the window."""
+    reasons: tuple[EnergyReason, ...] = ()
+
+
+def energy(
+    power: Series, start_s: float, end_s: float, counter: Series = (), *, max_gap_s: float = MAX_GAP_S
+) -> Energy:
+    """Return one device's energy over a window, from power in W and its energy counter in J over monotonic time.
+
+    The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps.
+    """
+    if end_s <= start_s:
+        return Energy(None, (EnergyReason.EMPTY_WINDOW,))
+    if not power and not counter:
+        return Energy(None, (EnergyReason.NO_POWER,))
+    integrated_j: float | None = None
+    reasons = _not_covered(power, start_s, end_s)
+    if power and not reasons:
+        gaps = (t1 - t0 for (t0, _), (t1, _) in pairwise(power) if t1 > start_s and t0 < end_s)
+        reasons = (EnergyReason.GAP_TOO_LONG,) if max(gaps, default=0.0) > max_gap_s else ()
+        inside = [(t, watts) for t, watts in power if start_s < t < end_s]
+        curve = [(start_s, _at(power, start_s)), *inside, (end_s, _at(power, end_s))]
+        integrated_j = sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(curve))
+    went_back = any(after < before for (_, before), (_, after) in pairwise(counter))
+    problems = (EnergyReason.COUNTER_WENT_BACK,) if went_back else _not_covered(counter, start_s, end_s)
+    if counter and not problems:  # gaps in the readings of a counter have no effect
+        counter_j = _at(counter, end_s) - _at(counter, start_s)
+        differs = integrated_j is not None and abs(integrated_j - counter_j) > TOLERANCE * counter_j
+        return Energy(counter_j, (EnergyReason.COUNTER_DISAGREES,) if differs and not reasons else ())
+    if not power:
+        return Energy(None, problems)
+    return Energy(integrated_j, (*reasons, *(problems if went_back else ())))
+
+
+def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:
+    starts = (EnergyReason.START_NOT_COVERED,) if points and points[0][0] > start_s else ()
+    return (*starts, EnergyReason.END_NOT_COVERED) if points and points[-1][0] < end_s else starts
+
+
+def _at(points: Series, t: float) -> float:
+    """Return the value at ``t``, which the points cover, linear between two of them."""
+    right = bisect.bisect_left(points, (t,))
+    if points[right][0] == t:
+        return points[right][1]
+    (t0, v0), (t1, v1) = points[right - 1], points[right]
+    return v0 + (v1 - v0) * (t - t0) / (t1 - t0)
+
 
 _NAMES: Final = (
     F.PEAK_HOST_MEMORY, F.DEVICE_UTILISATION, F.CPU_UTILISATION, F.MEAN_POWER,
@@ -101,8 +166,8 @@ def consumption_figures(
     killed = next((host for host, used in cpu_times.items() if None in used), None)
     figures: Figures = {
         F.PEAK_HOST_MEMORY: value(max(memory, default=None), "telemetry has no host memory"),
-        F.CPU_UTILISATION: _mean_over(hosts, "cpu", _cpu),
-        F.DEVICE_UTILISATION: _mean_over(hosts, *(("cpu", _cpu) if is_cpu else ("utilisation", _devices))),
+        F.CPU_UTILISATION: _mean_over(hosts, "cpu"),
+        F.DEVICE_UTILISATION: _mean_over(hosts, "cpu" if is_cpu else "utilisation"),
         F.TELEMETRY_CPU_TIME: Figure(value=sum(sum(filter(None, used)) for used in cpu_times.values()))
         if killed is None
         else value(None, _on(killed, hosts, "the telemetry recorder was killed before it reported it")),
@@ -149,13 +214,12 @@ def device_memory(hosts: HostSamples, device_type: str) -> tuple[float | None, s
     return max(own or whole, default=None), note
 
 
-Columns = Sequence[tuple[Column, Column]]
-
-
-def _mean_over(hosts: HostSamples, name: str, columns_of: Callable[[Samples], Columns]) -> Figure:
+def _mean_over(hosts: HostSamples, name: str) -> Figure:
     means: list[float] = []
     for host, (samples, spans) in hosts.items():
-        columns = columns_of(samples)
+        columns: list[tuple[Column, Column]] = [(samples.t, samples.host.get(name, ()))]
+        if name != "cpu":
+            columns = [(samples.times(device), device.get(name, ())) for device in samples.devices.values()]
         if not columns:
             return value(None, _on(host, hosts, samples.reason("devices")))
         for times, column in columns:
@@ -166,14 +230,6 @@ def _mean_over(hosts: HostSamples, name: str, columns_of: Callable[[Samples], Co
                 return value(None, _on(host, hosts, integral.reason))
             means.append(integral.mean)
     return Figure(value=sum(means) / len(means))
-
-
-def _cpu(samples: Samples) -> Columns:
-    return [(samples.t, samples.host.get("cpu", ()))]
-
-
-def _devices(samples: Samples) -> Columns:
-    return [(samples.times(columns), columns.get("utilisation", ())) for columns in samples.devices.values()]
 
 
 def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str], alone: list[str]) -> Integral:
@@ -208,9 +264,8 @@ def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, w
     for part in (energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans):
         fatal = [reason for reason in part.reasons if reason not in _WARNINGS]
         if part.energy_j is None or fatal:
-            why = ", ".join(_WHY[reason] for reason in fatal) or "samples do not cover it"
-            return Integral(None, None, f"{what}: {why}")
-        notes += (f"{what}: {_WHY[reason]}" for reason in part.reasons)
+            return Integral(None, None, f"{what}: {', '.join(fatal) or 'samples do not cover it'}")
+        notes += (f"{what}: {reason.value}" for reason in part.reasons)
         total += part.energy_j
     duration_s = sum(end - begin for begin, end in spans)
     return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was measured")
