@@ -12,7 +12,7 @@ import torch
 from accelmark.infer.language_model import CausalModel, Costs
 from accelmark.results.read.requests import requests_of
 from accelmark.results.rounds.load import measured_stage
-from accelmark.results.rounds.serving import ModelCosts, generation_stage
+from accelmark.results.rounds.serving import generation_stage
 from accelmark.spec.log.serving import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
@@ -96,7 +96,7 @@ def test_prefill_and_decoding_are_measured_apart() -> None:
     requests = requests_of(records)
     measured = measured_stage(requests, load, generation_load(settings), 1, 6.0)
     shapes = Costs(900, 100, 1000, 8, 4)._asdict()
-    stage = generation_stage(measured, requests, ModelCosts.of(shapes, "bf16", peak_tflops=1e-6, bandwidth_gb_s=1e-4))
+    stage = generation_stage(measured, requests, shapes, "bf16", 1e-6, 1e-4)
     assert stage.window_s == (0.0, 4.5)
     assert stage.label == "2 at a time, 100 + 11 tokens"
     assert stage.prefill_token_rate == pytest.approx(2 * 100 / 0.5)
@@ -107,11 +107,11 @@ def test_prefill_and_decoding_are_measured_apart() -> None:
     assert stage.prefill_mfu == pytest.approx(2 * (2 * (900 * 100 + 100) + 4 * 8 * 100**2) / 0.5 / 1e6)
     assert stage.decode_mfu == pytest.approx(2 * (2 * 1000 + 4 * 8 * 105.5) * 10 / 1e6)
     assert stage.decode_mbu == pytest.approx((2 * 1000 + 2 * 4 * 2 * 105.5) * 10 / 1e5)
-    split = generation_stage(measured, requests, ModelCosts.of(shapes, "bf16", 1e-6, 1e-4, num_devices=2))
+    split = generation_stage(measured, requests, shapes, "bf16", 2e-6, 2e-4)
     assert split.prefill_mfu == pytest.approx((stage.prefill_mfu or 0) / 2)
     assert split.decode_mbu == pytest.approx((stage.decode_mbu or 0) / 2)
     assert split.kv_cache_mib == stage.kv_cache_mib
-    without = generation_stage(measured, requests, ModelCosts.of({}, "bf16", 1.0, 1.0))
+    without = generation_stage(measured, requests, {}, "bf16", 1.0, 1.0)
     assert without.decode_mbu is None
     assert without.prefill_token_rate == pytest.approx(400)
 

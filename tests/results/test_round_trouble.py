@@ -324,9 +324,7 @@ def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(time
     assert "40\u202f% of the steps" in str(found.actual)
 
 
-@pytest.mark.parametrize("num_attempts", [1, 2])
-def test_faster_steps_between_pairs_are_named(timeline: Timeline, num_attempts: int) -> None:
-    timeline = replace(timeline, num_attempts=num_attempts)
+def test_faster_steps_between_pairs_are_named(timeline: Timeline) -> None:
     (found,) = faster(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7))
     assert (found.severity, found.rule) == ("open", "replayed-pace")
     assert "took 30\u202f% less time" in str(found.actual)

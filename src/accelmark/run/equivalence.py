@@ -182,7 +182,7 @@ def check_equivalence(
                 timeline = read_timeline(
                     [log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()]
                 )
-                started = timeline.lead_end.started if timeline is not None else None
+                started = timeline.lead.end.started if timeline is not None else None
                 if started is None or not isinstance(job.job.work, CompareJob):
                     raise RunError(f"{job.job.key}: its log has no INIT_END")
                 done.append(_Steps(job.job, job.job.work.train, started, job.job.work.results))

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from accelmark.results.read.rank_log import EventTime, EventTimes, MarkedTime, RankEnd
+from accelmark.results.read.rank_log import EventTime, EventTimes, RankEnd
 from accelmark.results.read.round_dir import LedgerState, NodeDir, ledger_events, planned_jobs, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import HostSamples, Spans
@@ -308,7 +308,7 @@ def clock_findings(
 
 def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Finding]:
     """Yield an error where the clock of the steps and the clock of the windows do not agree on the time of training."""
-    marked: MarkedTime = timeline.marked
+    marked = timeline.lead.marked
     outside_s = marked.wall_s - marked.span_s - marked.first_wait_s
     allowed_s = _MAX_BETWEEN_MARKS * marked.wall_s + _MIN_BETWEEN_MARKS_S
     if marked.span_s > marked.wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S or outside_s > allowed_s:
@@ -478,9 +478,9 @@ def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str
 
 def _end_contradictions(timeline: Timeline, end: RankEnd) -> Iterator[str]:
     done = end.finished
-    if done is None or done.state != "completed" or timeline.num_attempts > 1:
+    if done is None or done.state != "completed" or len(timeline.lead.attempts) > 1:
         return
-    if end.rank == timeline.lead:
+    if end.rank == timeline.lead.end.rank:
         counts = (done.global_steps, done.num_trained_samples), (timeline.num_steps, timeline.num_samples)
         if counts[0] != counts[1] and timeline.num_steps:
             yield f"FINISHED states {counts[0][0]} steps and {counts[0][1]} samples, its windows {counts[1]}"

@@ -19,9 +19,8 @@ Offline generation:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -360,64 +359,28 @@ def _figures(
 
 _BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Precision -> bytes of a weight, and of a number of the KV cache in an engine that does not quantise it."""
-_NAMES: Final = ("body_parameters", "head_parameters", "step_parameters", "attention_width", "cache_width")
+_SHAPES: Final = ("body_parameters", "head_parameters", "step_parameters", "attention_width", "cache_width")
+"""Of the model, as the step CREATE reports them."""
 
 
-@final
-@dataclass(frozen=True)
-class ModelCosts:
-    """Shapes of the model, as the step CREATE reports them, and the chip's peaks."""
-
-    body_parameters: int
-    head_parameters: int
-    step_parameters: int
-    attention_width: int
-    cache_width: int
-    bytes_per_number: int
-    peak_tflops: float | None
-    """Of the precision, dense; of all devices together."""
-    bandwidth_gb_s: float | None
-    """Of the memories of all devices."""
-
-    @classmethod
-    def of(
-        cls,
-        details: Mapping[str, Scalar],
-        precision: str,
-        peak_tflops: float | None,
-        bandwidth_gb_s: float | None,
-        num_devices: int = 1,
-    ) -> ModelCosts | None:
-        """Return the costs, None where the run did not report the shapes. The peaks are of one device."""
-        reported: dict[str, Any] = {name: details.get(name) for name in _NAMES}
-        if not all(isinstance(number, int) for number in reported.values()):
-            return None
-        return cls(
-            **reported,
-            bytes_per_number=_BYTES[precision],
-            peak_tflops=peak_tflops * num_devices if peak_tflops else None,
-            bandwidth_gb_s=bandwidth_gb_s * num_devices if bandwidth_gb_s else None,
-        )
-
-    def prefill_flops(self, length: float) -> float:
-        """Return the FLOPs of the prefill of one prompt."""
-        return 2 * (self.body_parameters * length + self.head_parameters) + 4 * self.attention_width * length**2
-
-    def decode_flops(self, context: float) -> float:
-        """Return the FLOPs of one further token after ``context`` tokens."""
-        return 2 * (self.body_parameters + self.head_parameters) + 4 * self.attention_width * context
-
-    def cache_bytes(self, tokens: float) -> float:
-        """Return the bytes of the keys and values of ``tokens`` tokens, over all requests."""
-        return self.bytes_per_number * self.cache_width * tokens
-
-    def step_bytes(self, batch: int, context: float) -> float:
-        """Return the bytes that a decode step of ``batch`` requests reads."""
-        return self.bytes_per_number * self.step_parameters + self.cache_bytes(batch * context)
+def has_shapes(details: Mapping[str, Scalar]) -> bool:
+    """Return whether a run reported the model's shapes."""
+    return all(isinstance(details.get(name), int) for name in _SHAPES)
 
 
-def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts | None) -> ServingStage:
-    """Return ``stage`` with the figures of generation; ``requests`` are the stage's, in batches."""
+def generation_stage(
+    stage: ServingStage,
+    requests: Requests,
+    details: Mapping[str, Scalar],
+    precision: str,
+    peak_tflops: float | None,
+    bandwidth_gb_s: float | None,
+) -> ServingStage:
+    """Return ``stage`` with the figures of generation.
+
+    ``requests`` are the stage's, in batches; ``details`` has the shapes of the model. The dense peak in
+    ``precision`` and the bandwidth of the memories are those of all devices together.
+    """
     if stage.window_s is None or stage.concurrency is None:
         return stage
     begin_s, end_s = stage.window_s
@@ -433,18 +396,20 @@ def generation_stage(stage: ServingStage, requests: Requests, costs: ModelCosts 
         "prefill_token_rate": batch * prompt / prefill_s if prefill_s > 0 else None,
         "decode_token_rate": batch * (answer - 1) / decode_s if decode_s > 0 else None,
     }
-    if costs is not None:
-        context, steps = prompt + answer / 2, answer - 1
+    if has_shapes(details):
+        body, head, step, attention, cache = (int(details[name]) for name in _SHAPES)
+        bytes_per_number, context, steps = _BYTES[precision], prompt + answer / 2, answer - 1
         decodes = decode_s > 0 and steps > 0
-        figures["kv_cache_mib"] = costs.cache_bytes(batch * (prompt + answer)) / 2**20
-        if costs.peak_tflops and prefill_s > 0:
-            figures["prefill_mfu"] = batch * costs.prefill_flops(prompt) / prefill_s / (costs.peak_tflops * 1e12)
-        if costs.peak_tflops and decodes:
-            flops = batch * steps * costs.decode_flops(context)
-            figures["decode_mfu"] = flops / decode_s / (costs.peak_tflops * 1e12)
-        if costs.bandwidth_gb_s and decodes:
-            num_bytes = steps * costs.step_bytes(batch, context)
-            figures["decode_mbu"] = num_bytes / decode_s / (costs.bandwidth_gb_s * 1e9)
+        figures["kv_cache_mib"] = bytes_per_number * cache * (batch * (prompt + answer)) / 2**20
+        if peak_tflops and prefill_s > 0:
+            flops = batch * (2 * (body * prompt + head) + 4 * attention * prompt**2)
+            figures["prefill_mfu"] = flops / prefill_s / (peak_tflops * 1e12)
+        if peak_tflops and decodes:
+            flops = batch * steps * (2 * (body + head) + 4 * attention * context)
+            figures["decode_mfu"] = flops / decode_s / (peak_tflops * 1e12)
+        if bandwidth_gb_s and decodes:
+            num_bytes = steps * (bytes_per_number * step + bytes_per_number * cache * (batch * context))
+            figures["decode_mbu"] = num_bytes / decode_s / (bandwidth_gb_s * 1e9)
     return stage.model_copy(update=figures)
 
 
@@ -454,19 +419,15 @@ def generation_round(
     """Return the stages, figures and curves of text; figures that were not measured are null with a reason."""
     settings = generation_load(infer.settings)
     requests, lines = read_requests(node_dir / REQUESTS_FILE if node_dir else Path(REQUESTS_FILE))
-    create, chip = log.stage(InferStep.CREATE), job.chip
-    costs = ModelCosts.of(
-        create.details if create is not None else {},
-        infer.settings.precision,
-        getattr(chip.peaks, infer.settings.precision, None) if chip is not None else None,
-        chip.memory_bandwidth_gb_s if chip is not None else None,
-        job.key.nproc,
-    )
+    create, chip, precision = log.stage(InferStep.CREATE), job.chip, infer.settings.precision
+    details = create.details if create is not None else {}
+    peaks = (getattr(chip.peaks, precision, None), chip.memory_bandwidth_gb_s) if chip is not None else (None, None)
+    peak, bandwidth = (of_one * job.key.nproc if of_one else None for of_one in peaks)
     stages = []
     for ended in log.loads:
         chosen = requests.where(requests.stage == ended.load.stage)
         measured = stage_of(job, settings, chosen, ended, job.key.nproc, consumption).stage
-        stages.append(generation_stage(measured, chosen, costs))
+        stages.append(generation_stage(measured, chosen, details, precision, peak, bandwidth))
     serving = serving_round(
         settings,
         (requests, lines.malformed),
@@ -485,8 +446,8 @@ def generation_round(
     stage = serving.headline_stage
     absent = (log.finished.message if log.finished is not None else None) or serving.headline_why
     unknown = absent if stage is None else "the step create did not report the model's shapes"
-    no_peak = unknown if costs is None else "the chip's peak at this precision is unknown"
-    no_bandwidth = unknown if costs is None else "the chip's memory bandwidth is unknown"
+    no_peak = "the chip's peak at this precision is unknown" if has_shapes(details) else unknown
+    no_bandwidth = "the chip's memory bandwidth is unknown" if has_shapes(details) else unknown
     reasons = {
         F.KV_CACHE: unknown, F.PREFILL_MFU: no_peak, F.DECODE_MFU: no_peak, F.DECODE_MBU: no_bandwidth,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Union, final
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.results.read.rank_log import Attempt, EventTimes, MarkedTime, OwnTime, RankEnd, TrainLog, read_train_log
+from accelmark.results.read.rank_log import Attempt, EventTimes, OwnTime, RankEnd, TrainLog, read_train_log
 from accelmark.spec.log.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
@@ -66,9 +66,8 @@ class Timeline:
     The lead is the lowest rank whose log has windows of steps, else the lowest rank with a log.
     """
 
-    lead: int
+    lead: TrainLog
     ranks: tuple[RankEnd, ...]
-    num_attempts: int
     e2e_s: float
     """From the start of the process to its last event, summed over attempts."""
     init_s: float | None
@@ -101,15 +100,8 @@ class Timeline:
     """Node directory -> (begin, end) of raw training of each attempt, in seconds of that host's monotonic clock."""
     times: dict[str, EventTimes]
     """Node directory -> the times of the events of its first rank, in its last attempt."""
-    marked: MarkedTime
-    """Of the lead rank."""
     own: dict[int, OwnTime]
     """Rank -> the time of its own part of steps; without ranks that did not log it."""
-
-    @property
-    def lead_end(self) -> RankEnd:
-        """The lead rank."""
-        return next(end for end in self.ranks if end.rank == self.lead)
 
     @property
     def final_loss(self) -> float | None:
@@ -175,9 +167,8 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         mean_losses = loss_sums / num_losses
     nonfinite = np.flatnonzero(~np.isfinite(loss_sums))
     return Timeline(
-        lead=lead.end.rank,
+        lead=lead,
         ranks=tuple(ends),
-        num_attempts=len(lead.attempts),
         e2e_s=sum(attempt.last_ms - attempt.begin_ms for attempt in lead.attempts) / 1e3,
         init_s=sum(start_ms - attempt.begin_ms for attempt, start_ms, _ in begun) / 1e3 if begun else None,
         train_s=sum(attempt.train_ms for attempt, _, _ in begun) / 1e3,
@@ -199,6 +190,5 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         windows=windows,
         train_spans=spans,
         times=times,
-        marked=lead.marked,
         own=own,
     )

@@ -177,9 +177,9 @@ def reference_error(timeline: Timeline, train: TrainingWork) -> float | None:
 
 def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precision: str) -> Figures:
     """Return model FLOPs, model TFLOP/s per device, and MFU against the chip's peak and the probe's ceiling."""
-    finished, started = timeline.lead_end.finished, timeline.lead_end.started
+    finished, started = timeline.lead.end.finished, timeline.lead.end.started
     if finished is None:
-        flops = value(None, f"rank {timeline.lead} wrote no FINISHED event, which has the model's FLOPs")
+        flops = value(None, f"rank {timeline.lead.end.rank} wrote no FINISHED event, which has the model's FLOPs")
     elif not finished.flops_per_sample and finished.flops_per_sample_formula:
         note = "from the case's formula; they were not counted"
         flops = Figure(value=finished.flops_per_sample_formula, reason=note)
@@ -256,7 +256,7 @@ def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[RankTi
     if len(timeline.ranks) < 2:
         return None, None
     if len(timeline.own) != len(timeline.ranks):
-        started = timeline.lead_end.started
+        started = timeline.lead.end.started
         why = f"{len(timeline.own)} of {len(timeline.ranks)} ranks logged their own part of steps"
         return None, (started.own_part_unknown if started is not None else None) or why
     hosts = {rank: node.host for node in nodes for rank, _ in node.rank_logs()}
@@ -416,7 +416,7 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
     losses = [float(timeline.losses[step - 1]) for step in steps]
     if not all(map(math.isfinite, losses)):
         raise RunError(f"{round_dir}: a loss is missing or not finite: it cannot be a reference")
-    started = timeline.lead_end.started
+    started = timeline.lead.end.started
     framework = f"{started.framework} {started.framework_version}" if started else job.framework
     device = job.chip.title if job.chip is not None else (started.device_name if started else None) or job.key.hardware
     run = f"run {round_dir.parents[1].name}, {round_dir.parent.name}/{round_dir.name}"
@@ -442,14 +442,14 @@ def train_round(
     """Compute the result of a training round, even if it failed, was lost or is incomplete."""
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     earlier = earlier_attempts(round_dir)
-    num_continued = timeline.num_attempts - 1 if timeline is not None else 0
+    num_continued = len(timeline.lead.attempts) - 1 if timeline is not None else 0
     before = [node for attempt in earlier[len(earlier) - num_continued :] for node in node_dirs(attempt)]
     ends = [(end.rank, end.finished) for end in timeline.ranks if end.finished] if timeline else []
     errors = (f"rank {rank}: {end.message or end.end_reason}" for rank, end in ends if end.state != "completed")
     state, reason = job_state(job, nodes, next(errors, None), timeline is not None, ledger)
     findings: list[Finding] = []
     hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings, before)
-    lead = timeline.lead_end if timeline else None
+    lead = timeline.lead.end if timeline else None
     precision = lead.started.precision if lead and lead.started else work.precision
     figures = {name: value(None, "no rank wrote an event") for name in figures_of("train")}
     per_step = samples_per_step(job, work)
@@ -463,7 +463,7 @@ def train_round(
             figures = limited_to_log(figures, work.trainer)
         findings += [finding("warning", "energy-cross-check", "", what) for what in warnings]
         findings += _log_findings(job, work, timeline)
-        if timeline.num_attempts == 1 and earlier:
+        if len(timeline.lead.attempts) == 1 and earlier:
             actual = "the round was started again at step 1: figures are of its last attempt only"
             findings.append(finding("info", "resumed", "", actual))
         findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
@@ -490,7 +490,7 @@ def train_round(
         {"started": lead.started, "compiled": lead.compiled} if lead else {},
         synthetic=work.settings.loader.synthetic,
         partial_evaluation=work.settings.evaluate.max_batches is not None,
-        resumed=timeline is not None and timeline.num_attempts > 1,
+        resumed=timeline is not None and len(timeline.lead.attempts) > 1,
         task="train",
         converged=converged(timeline, work, per_step, checked),
         target=work.target,
@@ -547,7 +547,7 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
         yield finding("open", "samples-replaced", "all training samples", actual)
     if timeline.nonfinite_step is not None:
         yield finding("error", "loss-not-finite", "", f"the loss of step {timeline.nonfinite_step} is NaN or infinite")
-    finished = timeline.lead_end.finished
+    finished = timeline.lead.end.finished
     flops, formula = (finished.flops_per_sample, finished.flops_per_sample_formula) if finished else (None, None)
     if flops and formula and abs(flops - formula) > FLOPS_TOLERANCE * formula:
         actual = f"{flops:.4g} FLOPs per sample were counted"
