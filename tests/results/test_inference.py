@@ -6,8 +6,9 @@ import pytest
 
 from accelmark.results.rounds.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.schema import Figure
+from accelmark.spec.job import InferJob
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
-from accelmark.spec.settings.inference import Reference
+from accelmark.spec.settings.inference import InferSettings, Reference
 
 
 def _window(
@@ -52,11 +53,14 @@ def test_mfu_needs_flops_and_a_peak() -> None:
 
 
 def _reasons(**changed: object) -> tuple[str, ...]:
+    infer = InferJob(
+        unit="image", metric="top1", tolerance=0.005, reference=Reference(value=0.9, within=0.01, source="a paper"),
+        settings=InferSettings(batch_size=8), parameters={},
+    )  # fmt: skip
     given: dict[str, object] = {
-        "metric": "top1", "validation": 0.9, "inference": 0.899, "tolerance": 0.005, "reference": None,
-        "nonfinite_batches": 0, "repeat_check": None,
+        "validation": 0.9, "inference": 0.899, "is_partial": False, "nonfinite_batches": 0, "repeat_check": None,
     }  # fmt: skip
-    return invalid_reasons(**(given | changed))  # type: ignore[arg-type]
+    return invalid_reasons(infer, **(given | changed))  # type: ignore[arg-type]
 
 
 def test_the_metrics_of_the_same_inputs_are_compared() -> None:
@@ -77,7 +81,7 @@ def test_the_metrics_of_the_same_inputs_are_compared() -> None:
         ({"inference": 0.89}, "a difference of more than 0.005"),
         ({"inference": math.nan}, "is not finite"),
         ({"nonfinite_batches": 2}, "2 batches have NaN"),
-        ({"reference": Reference(value=0.95, within=0.01, source="a paper")}, "(a paper)"),
+        ({"validation": 0.8, "inference": 0.8}, "(a paper)"),
         (
             {"repeat_check": RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)},
             "cached",

@@ -402,15 +402,13 @@ class InferenceRun:
         validation, inference = (phase_figures(phase.windows, settings.batch_size, "not measured") for phase in phases)
         val_acc, infer_acc = (phase.metrics.get(metric) for phase in phases)
         reasons = invalid_reasons(
-            metric=metric,
+            self.infer,
             validation=val_acc,
             inference=infer_acc,
-            tolerance=self.infer.tolerance,
-            reference=None if self.partial else self.infer.reference,
+            is_partial=self.partial,
             nonfinite_batches=sum(window.nonfinite_batches for phase in phases for window in phase.windows),
             repeat_check=self.check,
             answers=self.answers,
-            precision=settings.precision,
         )
         if end_reason != "completed":
             reasons = (message or end_reason, *reasons)

@@ -15,7 +15,7 @@ from accelmark.results.rounds.consumption import HostSamples, consumption_figure
 from accelmark.results.rounds.curves import telemetry_series
 from accelmark.results.rounds.hosts import agreement_findings, contention_findings, job_state, read_telemetry, round_of
 from accelmark.results.rounds.load import latency_curve
-from accelmark.results.rounds.serving import Consumption, generation_round, load_span
+from accelmark.results.rounds.serving import generation_round, load_span
 from accelmark.results.rounds.training import measured_ceiling
 from accelmark.results.schema import (
     Figure,
@@ -33,7 +33,7 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck
 from accelmark.spec.number_format import limit_percent, percent
-from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, InferStep, Reference, ScenarioName
+from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, InferStep, ScenarioName
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
@@ -113,23 +113,22 @@ def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | 
 
 
 def invalid_reasons(
+    infer: InferJob,
     *,
-    metric: str,
     validation: float | None,
     inference: float | None,
-    tolerance: float,
-    reference: Reference | None,
+    is_partial: bool,
     nonfinite_batches: int,
     repeat_check: RepeatCheck | None,
     answers: AnswerCheck | None = None,
-    precision: InferPrecision = "fp32",
 ) -> tuple[str, ...]:
     """Return the reasons that make an inference run invalid.
 
     ``validation`` is the framework's metric on the data, ``inference`` the engine's over all its inputs, which differ
     slightly from the data; ``answers`` has the metrics of both on the same inputs. NaN is invalid; a metric that was
-    not measured (None) is not, the rule ``accuracy-missed`` covers it.
+    not measured (None) is not, the rule ``accuracy-missed`` covers it. The reference is of all data, not of a part.
     """
+    metric, tolerance, reference = infer.metric, infer.tolerance, None if is_partial else infer.reference
     reasons = [f"{nonfinite_batches} batches have NaN or infinite outputs"] if nonfinite_batches else []
     for phase, measured in (("validation", validation), ("inference", inference)):
         if measured is not None and not math.isfinite(measured):
@@ -156,7 +155,7 @@ def invalid_reasons(
             f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g}): outputs may be cached"
         )
     if answers is not None and not nonfinite_batches:
-        reasons += answer_reasons(answers, precision)
+        reasons += answer_reasons(answers, infer.settings.precision)
     return tuple(reasons)
 
 
@@ -221,8 +220,7 @@ def infer_round(
     curves: dict[str, tuple[Point, ...]] = {}
     if infer.settings.generate_batches:
         node_dir = logs[0].parent if logs else None
-        consumption = Consumption(hosts, no_telemetry)
-        generated, of_text, curves = generation_round(job, infer, log, node_dir, consumption)
+        generated, of_text, curves = generation_round(job, infer, log, node_dir, hosts, no_telemetry)
         figures |= of_text
     is_partial = log.created("partial") is True
     findings += _findings(infer, log, figures, is_partial=is_partial)
@@ -380,17 +378,14 @@ def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
 
 
 def _findings(infer: InferJob, log: InferLog, figures: Figures, *, is_partial: bool) -> Iterable[Finding]:
-    nonfinite = sum(window.nonfinite_batches for windows in log.windows.values() for window in windows)
     for reason in invalid_reasons(
-        metric=infer.metric,
+        infer,
         validation=figures[F.VALIDATION_METRIC].value,
         inference=figures[F.INFERENCE_METRIC].value,
-        tolerance=infer.tolerance,
-        reference=None if is_partial else infer.reference,
-        nonfinite_batches=nonfinite,
+        is_partial=is_partial,
+        nonfinite_batches=sum(window.nonfinite_batches for windows in log.windows.values() for window in windows),
         repeat_check=log.repeat_check,
         answers=log.answers,
-        precision=infer.settings.precision,
     ):
         yield finding("error", "inference-accuracy", "", reason)
     notes = {str(note): note for note in infer.notes}

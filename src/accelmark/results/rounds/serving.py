@@ -75,13 +75,6 @@ _GENERATION: Final = {
 }  # fmt: skip
 
 
-class Consumption(NamedTuple):
-    """Telemetry of the hosts, and why there is none."""
-
-    hosts: HostSamples
-    reason: str
-
-
 class MeasuredStage(NamedTuple):
     """A stage, the figures from telemetry in its window, warnings about them, and its output tokens."""
 
@@ -97,7 +90,8 @@ def stage_of(
     requests: Requests,
     ended: EndedStage,
     num_devices: int,
-    consumption: Consumption,
+    hosts: HostSamples,
+    no_telemetry: str,
 ) -> MeasuredStage:
     """Return the figures of one stage, with the energy in its window."""
     begin_s = ended.load.begin_mono_s
@@ -107,8 +101,8 @@ def stage_of(
     else:
         span = begin_s + stage.window_s[0], begin_s + stage.window_s[1]
         tokens = round((stage.output_token_rate or 0.0) * (span[1] - span[0]))
-        hosts = {host: (samples, (span,)) for host, (samples, _) in consumption.hosts.items()}
-        used, notes = consumption_figures(hosts, tokens, job.device_type, consumption.reason)
+        of_span = {host: (samples, (span,)) for host, (samples, _) in hosts.items()}
+        used, notes = consumption_figures(of_span, tokens, job.device_type, no_telemetry)
     energy = {
         "mean_power_w": F.MEAN_POWER, "joules_per_token": F.ENERGY_PER_UNIT, "tokens_per_joule": F.UNITS_PER_JOULE,
     }  # fmt: skip
@@ -226,17 +220,15 @@ def serve_round(
     findings: list[Finding] = []
     span = load_span(ended)
     if serve.settings.endpoint is not None:
-        consumption = Consumption({}, "the endpoint's machine records no telemetry")
+        hosts, no_telemetry = {}, "the endpoint's machine records no telemetry"
     else:
         hosts, no_telemetry = read_telemetry(nodes, {str(node.path): (span,)} if node and span else {}, findings)
-        consumption = Consumption(hosts, no_telemetry if ended else "no stage of the load was measured")
+        no_telemetry = no_telemetry if ended else "no stage of the load was measured"
     num_devices = log.started.num_devices if log.started else job.key.nproc
-    measured = [
-        stage_of(
-            job, serve.settings, requests.where(requests.stage == stage.load.stage), stage, num_devices, consumption
-        )
-        for stage in ended
-    ]
+    measured = []
+    for stage in ended:
+        chosen = requests.where(requests.stage == stage.load.stage)
+        measured.append(stage_of(job, serve.settings, chosen, stage, num_devices, hosts, no_telemetry))
     stages = [stage for stage, *_ in measured]
     serving = _serving(serve, log, (requests, lines.malformed), node, stages, num_devices)
     findings += [finding("warning", "rank-warning", "", warning) for warning in dict.fromkeys(log.warnings)]
@@ -247,9 +239,9 @@ def serve_round(
         actual = f"{serving.malformed_lines} malformed lines in {REQUESTS_FILE} and {ANSWERS_FILE}{first}"
         findings.append(finding("error", "request-records", "a record on every line", actual))
     times = {str(node.path): log.times} if node is not None else {}
-    findings += agreement_findings(round_dir, job, nodes, times, consumption.hosts)
+    findings += agreement_findings(round_dir, job, nodes, times, hosts)
     findings += contention_findings(nodes, {0: log.finished})
-    figures, num_tokens = _figures(job, serving, log, measured, consumption, findings)
+    figures, num_tokens = _figures(job, serving, log, measured, hosts, findings)
     return round_of(
         job,
         (state, reason),
@@ -259,7 +251,7 @@ def serve_round(
         task="serve",
         figures={name: figures[name] for name in figures_of("serve")},
         curves=curves_of(ended, requests),
-        telemetry=telemetry_series(consumption.hosts, span),
+        telemetry=telemetry_series(hosts, span),
         num_samples=num_tokens,
         num_devices=num_devices,
         serving=serving,
@@ -323,7 +315,7 @@ def _figures(
     serving: ServingRound,
     log: ServeLog,
     measured: Sequence[MeasuredStage],
-    consumption: Consumption,
+    hosts: HostSamples,
     findings: list[Finding],
 ) -> tuple[Figures, int]:
     stage = serving.headline_stage
@@ -341,7 +333,7 @@ def _figures(
         memory_mib = log.finished.peak_memory_mib if log.finished is not None else None
         memory = value(memory_mib, unknown if log.finished is not None else "the rank wrote no event FINISHED")
     else:
-        memory_mib, note = device_memory(consumption.hosts, job.device_type)
+        memory_mib, note = device_memory(hosts, job.device_type)
         memory = Figure(value=memory_mib, reason="telemetry has no device memory" if memory_mib is None else note)
     figures: Figures = {
         **stage_figures(serving, absent, "num_compared"),
@@ -414,7 +406,7 @@ def generation_stage(
 
 
 def generation_round(
-    job: JobSpec, infer: InferJob, log: InferLog, node_dir: Path | None, consumption: Consumption
+    job: JobSpec, infer: InferJob, log: InferLog, node_dir: Path | None, hosts: HostSamples, no_telemetry: str
 ) -> tuple[ServingRound, Figures, dict[str, tuple[Point, ...]]]:
     """Return the stages, figures and curves of text; figures that were not measured are null with a reason."""
     settings = generation_load(infer.settings)
@@ -426,7 +418,7 @@ def generation_round(
     stages = []
     for ended in log.loads:
         chosen = requests.where(requests.stage == ended.load.stage)
-        measured = stage_of(job, settings, chosen, ended, job.key.nproc, consumption).stage
+        measured = stage_of(job, settings, chosen, ended, job.key.nproc, hosts, no_telemetry).stage
         stages.append(generation_stage(measured, chosen, details, precision, peak, bandwidth))
     serving = serving_round(
         settings,
