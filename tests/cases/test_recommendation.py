@@ -13,7 +13,7 @@ from torch.nn import functional
 from accelmark.cases.recommendation_mini.pytorch import MadeUpClicks
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.optimizers import RowAdagrad
-from accelmark.results.rounds.hosts import round_marks
+from accelmark.results.rounds.hosts import round_of
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
@@ -148,7 +148,7 @@ def test_a_made_up_log_is_the_same_in_every_run_and_clicks_follow_its_probabilit
 def test_results_on_made_up_data_are_marked(tmp_path: Path) -> None:
     job = JobSpec.model_validate_json(job_of("recommendation_mini", tmp_path, {}, {}).read_bytes())
     marks = [
-        round_marks(job.model_copy(update={"work": work}), "succeeded", (), synthetic=False, partial_evaluation=False)
+        round_of(job.model_copy(update={"work": work}), ("succeeded", None), (), (), {}, task="train", figures={}).marks
         for work in (job.work, job.work.model_copy(update={"made_up_data": True}))
     ]
     assert marks == [("open",), ("open", "made_up_data")]

@@ -182,30 +182,6 @@ def job_state(
     return ("failed", rank_error) if rank_error else ("succeeded", None)
 
 
-def round_marks(
-    job: JobSpec,
-    state: JobState,
-    findings: Iterable[Finding],
-    *,
-    synthetic: bool,
-    partial_evaluation: bool,
-    resumed: bool = False,
-) -> tuple[Mark, ...]:
-    """Return the marks of a round that limit what its figures show."""
-    marks: dict[Mark, bool] = {
-        "open": job.open or any(setting.forced for setting in job.provenance.values()),
-        "synthetic": synthetic,
-        "made_up_data": isinstance(job.work, TrainingWork) and job.work.made_up_data,
-        "partial": state != "succeeded",
-        "partial_evaluation": partial_evaluation,
-        "busy_machine": bool(disturbances(findings)),
-        "resumed": resumed,
-        "bad_samples": any(found.rule == "samples-replaced" for found in findings),
-        "speed_only": isinstance(job.work, TrainingWork) and not (job.work.target or job.work.reference_loss),
-    }
-    return tuple(mark for mark, applies in marks.items() if applies)
-
-
 def round_of(
     job: JobSpec,
     state: tuple[JobState, str | None],
@@ -220,9 +196,17 @@ def round_of(
 ) -> RoundResult:
     """Return the result of a round with what is the same for all tasks; ``events`` are rank 0's, ``own`` the rest."""
     exits = tuple(node.exit for node in nodes if node.exit)
-    marks = round_marks(
-        job, state[0], findings, synthetic=synthetic, partial_evaluation=partial_evaluation, resumed=resumed
-    )
+    marks: dict[Mark, bool] = {
+        "open": job.open or any(setting.forced for setting in job.provenance.values()),
+        "synthetic": synthetic,
+        "made_up_data": isinstance(job.work, TrainingWork) and job.work.made_up_data,
+        "partial": state[0] != "succeeded",
+        "partial_evaluation": partial_evaluation,
+        "busy_machine": bool(disturbances(findings)),
+        "resumed": resumed,
+        "bad_samples": any(found.rule == "samples-replaced" for found in findings),
+        "speed_only": isinstance(job.work, TrainingWork) and not (job.work.target or job.work.reference_loss),
+    }
     environment = Environment(
         hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
         **{name: event.model_dump() for name, event in events.items() if event is not None},
@@ -245,7 +229,7 @@ def round_of(
         "nodes": exits,
         "settings": job.provenance,
         "findings": tuple(findings),
-        "marks": marks,
+        "marks": tuple(mark for mark, applies in marks.items() if applies),
         "environment": environment,
     }
     return RoundResult(**(common | own))

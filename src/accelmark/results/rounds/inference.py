@@ -295,11 +295,8 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
             notes.append("functional test: shorter than MLPerf requires")
         note = "; ".join(filter(None, notes)) if result is not None else "the scenario was not requested"
         figures[name] = Figure(value=result.figure if result is not None else None, reason=note or None)
-    if inference.core.value is not None:
-        figures |= _computation(job, infer, inference, job.key.nproc)
-    else:
-        figures |= _computation(job, infer, validation, 1)
-    return figures | _memory(job, log, hosts)
+    computed = (inference, job.key.nproc) if inference.core.value is not None else (validation, 1)
+    return figures | _computation(job, infer, *computed) | _memory(job, log, hosts)
 
 
 def _absent(log: InferLog, step: InferStep) -> str:

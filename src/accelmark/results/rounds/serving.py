@@ -210,6 +210,7 @@ def serve_round(
     node, log_file = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), (None, None))
     log = read_log(log_file, ServeLog) if log_file else ServeLog()
     requests, lines = read_requests(node.path / REQUESTS_FILE if node else Path(REQUESTS_FILE))
+    settings = serve.settings
     ended = [stage for stage in log.stages if stage.load.stage >= 0]
     error = None if ended else "no stage of the load was measured"
     if log.finished is None:
@@ -219,7 +220,7 @@ def serve_round(
     state, reason = job_state(job, nodes, error, log.begin_ms is not None, ledger)
     findings: list[Finding] = []
     span = load_span(ended)
-    if serve.settings.endpoint is not None:
+    if settings.endpoint is not None:
         hosts, no_telemetry = {}, "the endpoint's machine records no telemetry"
     else:
         hosts, no_telemetry = read_telemetry(nodes, {str(node.path): (span,)} if node and span else {}, findings)
@@ -228,9 +229,29 @@ def serve_round(
     measured = []
     for stage in ended:
         chosen = requests.where(requests.stage == stage.load.stage)
-        measured.append(stage_of(job, serve.settings, chosen, stage, num_devices, hosts, no_telemetry))
+        measured.append(stage_of(job, settings, chosen, stage, num_devices, hosts, no_telemetry))
     stages = [stage for stage, *_ in measured]
-    serving = _serving(serve, log, (requests, lines.malformed), node, stages, num_devices)
+    rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
+    reported = ("served_model", "command", "start_s", "start", "server_cores", "client_cores", "has_tokenizer")
+    unknown: dict[str, Any] = {"served_model": settings.served_model, "has_tokenizer": False}
+    options = settings.server_options
+    serving = serving_round(
+        settings,
+        (requests, lines.malformed),
+        node.path if node else None,
+        stages,
+        log.scenarios,
+        has_slo=has_limits(settings.slo),
+        min_agreement=serve.min_agreement,
+        num_devices=num_devices,
+        server=serve.server.name if serve.server else None,
+        endpoint=settings.endpoint,
+        load=log.finished.load if log.finished else None,
+        facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
+        highest_rate=rate,
+        highest_rate_note=note,
+        **({name: getattr(log.started, name) for name in reported} if log.started else unknown),
+    )
     findings += [finding("warning", "rank-warning", "", warning) for warning in dict.fromkeys(log.warnings)]
     if log.malformed:
         findings.append(finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines"))
@@ -255,42 +276,6 @@ def serve_round(
         num_samples=num_tokens,
         num_devices=num_devices,
         serving=serving,
-    )
-
-
-def _serving(
-    serve: ServeJob,
-    log: ServeLog,
-    recorded: tuple[Requests, int],
-    node: NodeDir | None,
-    stages: Sequence[ServingStage],
-    num_devices: int,
-) -> ServingRound:
-    settings, started = serve.settings, log.started
-    rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
-    options = settings.server_options
-    return serving_round(
-        settings,
-        recorded,
-        node.path if node else None,
-        stages,
-        log.scenarios,
-        has_slo=has_limits(settings.slo),
-        min_agreement=serve.min_agreement,
-        num_devices=num_devices,
-        server=serve.server.name if serve.server else None,
-        endpoint=settings.endpoint,
-        served_model=started.served_model if started else settings.served_model,
-        command=started.command if started else (),
-        start_s=started.start_s if started else None,
-        start=started.start if started else None,
-        load=log.finished.load if log.finished else None,
-        facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
-        server_cores=started.server_cores if started else (),
-        client_cores=started.client_cores if started else (),
-        has_tokenizer=started is not None and started.has_tokenizer,
-        highest_rate=rate,
-        highest_rate_note=note,
     )
 
 
