@@ -143,19 +143,6 @@ class RankEnd:
 
 @final
 @dataclass
-class MarkedTime:
-    """Sums over the windows of a rank that have marks of the step clock, in seconds."""
-
-    wall_s: float = 0.0
-    """Duration of the windows by the host's clock."""
-    span_s: float = 0.0
-    """From their first to their last mark, by the clock of the steps."""
-    first_wait_s: float = 0.0
-    """Wait for the data of their first step, which precedes the first mark."""
-
-
-@final
-@dataclass
 class OwnTime:
     """Sums over the steps of a rank, without the first of each attempt, in milliseconds."""
 
@@ -183,8 +170,13 @@ class TrainLog:
     """Computation of each step of all attempts; single precision halves the memory of long runs."""
     compute_ms: float = 0.0
     data_wait_ms: float = 0.0
-    marked: MarkedTime = field(default_factory=lambda: MarkedTime())
-    own: OwnTime = field(default_factory=lambda: OwnTime())
+    marked_wall_s: float = 0.0
+    """Duration, by the host's clock, of the windows that have marks of the step clock."""
+    marked_span_s: float = 0.0
+    """From the first to the last mark of these windows, by the clock of the steps."""
+    first_wait_s: float = 0.0
+    """Waits for the data of their first steps, which precede the first mark."""
+    own: OwnTime = field(default_factory=OwnTime)
 
     @property
     def has_windows(self) -> bool:
@@ -277,9 +269,9 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
         log.own.own_ms += sum(own_ms)
     log.own.longest_ms = max([log.own.longest_ms, *waits, *own_ms])
     if window.span_ms is not None:
-        log.marked.wall_s += window.wall_ms / 1e3
-        log.marked.span_s += window.span_ms / 1e3
-        log.marked.first_wait_s += sum(window.data_wait_ms[:1]) / 1e3
+        log.marked_wall_s += window.wall_ms / 1e3
+        log.marked_span_s += window.span_ms / 1e3
+        log.first_wait_s += sum(window.data_wait_ms[:1]) / 1e3
     count = window.num_steps or len(window.losses)
     steps = [sum(parts) for parts in zip_longest(window.step_ms, window.data_wait_ms, fillvalue=0.0)]
     attempt.wait_ms.extend([*window.data_wait_ms, *[0.0] * count][:count])

@@ -292,19 +292,18 @@ def clock_findings(
 
 def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Finding]:
     """Yield an error where the clock of the steps and the clock of the windows do not agree on the time of training."""
-    marked = timeline.lead.marked
-    outside_s = marked.wall_s - marked.span_s - marked.first_wait_s
-    allowed_s = _MAX_BETWEEN_MARKS * marked.wall_s + _MIN_BETWEEN_MARKS_S
-    if marked.span_s > marked.wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S or outside_s > allowed_s:
-        actual = f"windows of steps lasted {marked.wall_s:.2f} s, {marked.span_s:.2f} s by the clock that times steps"
+    wall_s, span_s, wait_s = timeline.lead.marked_wall_s, timeline.lead.marked_span_s, timeline.lead.first_wait_s
+    allowed_s = _MAX_BETWEEN_MARKS * wall_s + _MIN_BETWEEN_MARKS_S
+    if span_s > wall_s * (1 + MAX_DIFFERENCE) + _DELAY_S or wall_s - span_s - wait_s > allowed_s:
+        actual = f"windows of steps lasted {wall_s:.2f} s, {span_s:.2f} s by the clock that times steps"
         yield finding("error", _CLOCKS_RULE, "the marks of steps cover their windows", actual)
         return
     # On the host, nothing but the loop's own work lies between two steps. A device may wait for its host there.
-    between_s = marked.span_s + marked.first_wait_s - timeline.compute_s - timeline.data_wait_s
+    between_s = span_s + wait_s - timeline.compute_s - timeline.data_wait_s
     if device_type == "cpu" and len(timeline.ranks) == 1 and between_s > allowed_s:
         actual = (
             f"{timeline.compute_s:.2f} s of computation and {timeline.data_wait_s:.2f} s of waiting for data were "
-            f"reported for {marked.span_s:.2f} s of steps"
+            f"reported for {span_s:.2f} s of steps"
         )
         yield finding("error", _CLOCKS_RULE, "steps and waits add up to their windows", actual)
 
