@@ -119,7 +119,7 @@ def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
         verdicts += _differences(name, _finding_counts(before), _finding_counts(computed), absent=0)
     num_figures = sum(len(result.figures) for result in rounds.values())
     num_figures += sum(len(case.figures) for case in summary.cases)
-    signature = check_signature(run_dir, loaded_run.MANIFEST_FILE, trust)
+    signature = check_signature(run_dir, trust)
     return Verification(summary, changed, tuple(figures), tuple(verdicts), num_figures, signature, same)
 
 

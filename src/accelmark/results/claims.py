@@ -316,15 +316,9 @@ def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
 
 def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iterable[str]) -> Iterator[Difference]:
     settings = {name: setting.value for name, setting in first.settings.items()}
-    peaks = first.chip.peaks.model_dump() if first.chip else {}
-    yield from planned_differences(
-        claim,
-        settings,
-        first.precision,
-        num_devices,
-        synthetic="synthetic" in marks,
-        peaks={name: value for name, value in peaks.items() if isinstance(value, float)},
-    )
+    peaks = first.chip.peaks.model_dump(exclude_none=True) if first.chip else {}
+    synthetic = "synthetic" in marks
+    yield from planned_differences(claim, settings, first.precision, num_devices, synthetic=synthetic, peaks=peaks)
     flops, rate, seconds = (
         first.value_of(name)
         for name in (FigureName.FLOPS_PER_SAMPLE, FigureName.THROUGHPUT_TRAIN, FigureName.TRAIN_NO_EVAL_TIME)
@@ -334,26 +328,25 @@ def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iter
         work = flops * first.num_samples / units
         ratio = work / claim.flops_per_unit
         if abs(ratio - 1) > 1e-3:
-            texts = [f"{quantity(value, 'FLOP')} per {first.unit}" for value in (claim.flops_per_unit, work)]
-            yield Difference(
-                kind="model", claimed=texts[0], measured=texts[1], favours="run" if ratio < 1 else "claim",
-                at_most=max(ratio, 1 / ratio) - 1,
-            )  # fmt: skip
+            theirs, ours = (f"{quantity(value, 'FLOP')} per {first.unit}" for value in (claim.flops_per_unit, work))
+            yield _difference("model", theirs, ours, "run" if ratio < 1 else "claim", max(ratio, 1 / ratio) - 1)
     if claim.power_limit_w is not None:
         devices = [device for host in first.environment.hosts for device in host.get("devices") or ()]
         limits = [device.get("power_limit_w") for device in devices if isinstance(device, dict)]
         limit = limits[0] if limits and isinstance(limits[0], int | float) else None
         if limit != claim.power_limit_w:
-            yield Difference(
-                kind="power limit", claimed=f"{claim.power_limit_w:g} W",
-                measured=f"{limit:g} W" if limit else "not recorded",
-                favours="unknown" if limit is None else "run" if limit > claim.power_limit_w else "claim",
-                at_most=None if limit is None else max(limit / claim.power_limit_w, claim.power_limit_w / limit) - 1,
-            )  # fmt: skip
+            favours: Favoured = "unknown" if limit is None else "run" if limit > claim.power_limit_w else "claim"
+            at_most = None if limit is None else max(limit / claim.power_limit_w, claim.power_limit_w / limit) - 1
+            measured = f"{limit:g} W" if limit else "not recorded"
+            yield _difference("power limit", f"{claim.power_limit_w:g} W", measured, favours, at_most)
     version = first.environment.started.get("framework_version")
     ours_text = f"{first.environment.started.get('framework', first.key.framework)} {version or ''}".strip()
     if claim.software is not None and claim.software.casefold() != ours_text.casefold():
-        yield Difference(kind="software", claimed=claim.software, measured=ours_text, favours="unknown")
+        yield _difference("software", claim.software, ours_text, "unknown")
+
+
+def _difference(kind: Kind, claimed: str, measured: str, favours: Favoured, at_most: float | None = None) -> Difference:
+    return Difference(kind=kind, claimed=claimed, measured=measured, favours=favours, at_most=at_most)
 
 
 def planned_differences(
@@ -368,36 +361,27 @@ def planned_differences(
     """Yield the differences that are known before a run: ``settings`` are its resolved settings by dotted key."""
     yield from claim.differs
     if claim.data is not None and synthetic != (claim.data == "synthetic"):
-        yield Difference(
-            kind="data", claimed=f"{claim.data} data", measured="synthetic data" if synthetic else "real data",
-            favours="run" if synthetic else "claim",
-        )  # fmt: skip
+        ours = "synthetic data" if synthetic else "real data"
+        yield _difference("data", f"{claim.data} data", ours, "run" if synthetic else "claim")
     if claim.precision is not None and precision != claim.precision:
-        ours, theirs = ((peaks or {}).get(name) for name in (precision, claim.precision))
-        is_known = bool(ours and theirs)
-        yield Difference(
-            kind="precision", claimed=claim.precision, measured=precision,
-            favours=("run" if (ours or 0) > (theirs or 0) else "claim") if is_known else "unknown",
-            at_most=max(ours / theirs, theirs / ours) - 1 if ours and theirs else None,
-        )  # fmt: skip
+        peak, claimed = ((peaks or {}).get(name) for name in (precision, claim.precision))
+        favours: Favoured = "unknown" if not peak or not claimed else "run" if peak > claimed else "claim"
+        at_most = max(peak / claimed, claimed / peak) - 1 if peak and claimed else None
+        yield _difference("precision", claim.precision, precision, favours, at_most)
     if num_devices != claim.num_devices:
-        yield Difference(
-            kind="scale", claimed=counted(claim.num_devices, "device"), measured=counted(num_devices, "device"),
-            favours="run" if num_devices < claim.num_devices else "claim",
-        )  # fmt: skip
+        favours = "run" if num_devices < claim.num_devices else "claim"
+        yield _difference("scale", counted(claim.num_devices, "device"), counted(num_devices, "device"), favours)
     for name, stated in claim.settings.items():
         value = settings.get(name)
         if stated is None or value == stated:
             continue
         kind: Kind = next((part for prefix, part in _PARTS if name.startswith(prefix)), "software")
-        favours: Favoured = "unknown"
+        favours = "unknown"
         if (order := _ORDERED.get(name, ())) and value in order and stated in order:
             favours = "run" if order.index(value) > order.index(stated) else "claim"
         elif kind == "batch" and isinstance(value, int | float) and isinstance(stated, int | float):
             favours = "run" if value > stated else "claim"
-        yield Difference(
-            kind=kind, claimed=f"{name} {value_text(stated)}", measured=f"{name} {value_text(value)}", favours=favours
-        )
+        yield _difference(kind, f"{name} {value_text(stated)}", f"{name} {value_text(value)}", favours)
 
 
 def load_result(path: Path) -> LoadedRun:

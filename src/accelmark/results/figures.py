@@ -21,6 +21,7 @@ LOADED: Final = (*GENERATE, *SERVE)
 COMPUTED: Final = (*TRAIN, *INFER)
 """A server reports no FLOPs."""
 ALL: Final = (*TRAIN, *INFER, *SERVE)
+_FULL_BATCH: Final = "of a full batch in the engine, its wait there for a free stream included, nearest rank"
 
 
 @final
@@ -88,16 +89,14 @@ class FigureName(StrEnum):
     THROUGHPUT_WHOLE = "throughput_whole", FigureInfo("Throughput", "Throughput, whole", "{unit}s/s", "higher", TRAIN,
         "over raw training time, with data loading and evaluation")
     THROUGHPUT_TRAIN = "throughput_train", FigureInfo(
-        "Throughput", "Throughput, training", "{unit}s/s", "higher", TRAIN,
-        "over training time, warm-up included")
+        "Throughput", "Throughput, training", "{unit}s/s", "higher", TRAIN, "over training time, warm-up included")
     THROUGHPUT_STEADY = "throughput_steady", FigureInfo(
         "Throughput", "Throughput, steady", "{unit}s/s", "higher", TRAIN,
         "over training time without warm-up: units of the steps after it", rank=10, warns=True)
     THROUGHPUT_CORE = "throughput_core", FigureInfo("Throughput", "Throughput, core", "{unit}s/s", "higher", TRAIN,
         "over computation only")
     THROUGHPUT_PER_DEVICE = "throughput_per_device", FigureInfo(
-        "Throughput", "Throughput per device", "{unit}s/s", "higher", TRAIN,
-        "steady throughput per device")
+        "Throughput", "Throughput per device", "{unit}s/s", "higher", TRAIN, "steady throughput per device")
     INFERENCE_CORE = "inference_core", FigureInfo("Inference", "Inference, core", "{unit}s/s", "higher", INFER,
         "engine: computation and copies to and from the device", rank=40, warns=True)
     INFERENCE_WHOLE = "inference_whole", FigureInfo("Inference", "Inference, whole", "{unit}s/s", "higher", INFER,
@@ -122,25 +121,18 @@ class FigureName(StrEnum):
         "speed of repeated items over new ones; more than 110 % in most batches suggests cached outputs")
     DECLARED_SHARE = "not_inference_share", FigureInfo("Accuracy", "Declared not inference", "ratio", "lower", INFER,
         "share of the measured calls' time that the engine declares as not inference; in no rate or latency")
-    LATENCY_P50 = "latency_p50_ms", FigureInfo("Latency", "Latency, median", "ms", "lower", INFER,
-        "of a full batch in the engine, its wait there for a free stream included, nearest rank", rank=60)
-    LATENCY_P90 = "latency_p90_ms", FigureInfo("Latency", "Latency, p90", "ms", "lower", INFER,
-        "of a full batch in the engine, its wait there for a free stream included, nearest rank")
-    LATENCY_P99 = "latency_p99_ms", FigureInfo("Latency", "Latency, p99", "ms", "lower", INFER,
-        "of a full batch in the engine, its wait there for a free stream included, nearest rank", rank=140)
-    LATENCY_P999 = "latency_p999_ms", FigureInfo("Latency", "Latency, p99.9", "ms", "lower", INFER,
-        "of a full batch in the engine, its wait there for a free stream included, nearest rank")
+    LATENCY_P50 = "latency_p50_ms", FigureInfo("Latency", "Latency, median", "ms", "lower", INFER, _FULL_BATCH, rank=60)
+    LATENCY_P90 = "latency_p90_ms", FigureInfo("Latency", "Latency, p90", "ms", "lower", INFER, _FULL_BATCH)
+    LATENCY_P99 = "latency_p99_ms", FigureInfo("Latency", "Latency, p99", "ms", "lower", INFER, _FULL_BATCH, rank=140)
+    LATENCY_P999 = "latency_p999_ms", FigureInfo("Latency", "Latency, p99.9", "ms", "lower", INFER, _FULL_BATCH)
     FIRST_CALL = "first_call_ms", FigureInfo("Latency", "First call", "ms", "lower", INFER,
         "first call of the engine, before warm-up; in no other figure")
     OFFLINE_RATE = "offline_samples_per_second", FigureInfo(
-        "Scenarios", "Offline scenario", "samples/s", "higher", INFER,
-        "LoadGen: all samples in one query")
+        "Scenarios", "Offline scenario", "samples/s", "higher", INFER, "LoadGen: all samples in one query")
     SINGLE_STREAM_LATENCY = "single_stream_latency_p90_ms", FigureInfo(
-        "Scenarios", "SingleStream scenario, p90", "ms", "lower", INFER,
-        "LoadGen: one query at a time")
+        "Scenarios", "SingleStream scenario, p90", "ms", "lower", INFER, "LoadGen: one query at a time")
     MULTI_STREAM_LATENCY = "multi_stream_latency_p99_ms", FigureInfo(
-        "Scenarios", "MultiStream scenario, p99", "ms", "lower", INFER,
-        "LoadGen: queries of several samples")
+        "Scenarios", "MultiStream scenario, p99", "ms", "lower", INFER, "LoadGen: queries of several samples")
     SERVER_RATE = "server_queries_per_second", FigureInfo("Scenarios", "Server scenario", "queries/s", "higher", INFER,
         "LoadGen: highest rate at which 99 % of queries meet the latency bound")
     PREFILL_RATE = "prefill_tokens_per_second", FigureInfo(
@@ -205,10 +197,8 @@ class FigureName(StrEnum):
         "from the start of its process to its first healthy answer")
     E2E_TIME = "e2e_time_s", FigureInfo("Time", "End to end", "s", "lower", ALL,
         "from the start of rank 0's process to its last event")
-    VALIDATION_TIME = "validation_time_s", FigureInfo("Time", "Validation step", "s", "lower", INFER,
-        "step 3")
-    EXPORT_TIME = "export_time_s", FigureInfo("Time", "Export step", "s", "lower", INFER,
-        "step 4: export to ONNX")
+    VALIDATION_TIME = "validation_time_s", FigureInfo("Time", "Validation step", "s", "lower", INFER, "step 3")
+    EXPORT_TIME = "export_time_s", FigureInfo("Time", "Export step", "s", "lower", INFER, "step 4: export to ONNX")
     COMPILE_TIME = "compile_time_s", FigureInfo("Time", "Compilation", "s", "lower", INFER,
         "step 5; in no throughput", rank=220)
     INFERENCE_TIME = "inference_time_s", FigureInfo("Time", "Inference step", "s", "lower", INFER,
@@ -228,10 +218,8 @@ class FigureName(StrEnum):
         "after the round: a fresh process evaluates the weights and replays steps; in no other figure")
     STEP_P50 = "step_p50_ms", FigureInfo("Time", "Step time, median", "ms", "lower", TRAIN,
         "computation of a step", rank=190)
-    STEP_P90 = "step_p90_ms", FigureInfo("Time", "Step time, p90", "ms", "lower", TRAIN,
-        "computation of a step")
-    STEP_P99 = "step_p99_ms", FigureInfo("Time", "Step time, p99", "ms", "lower", TRAIN,
-        "computation of a step")
+    STEP_P90 = "step_p90_ms", FigureInfo("Time", "Step time, p90", "ms", "lower", TRAIN, "computation of a step")
+    STEP_P99 = "step_p99_ms", FigureInfo("Time", "Step time, p99", "ms", "lower", TRAIN, "computation of a step")
     DATA_WAIT_SHARE = "data_wait_share", FigureInfo("Time", "Waiting for data", "ratio", "lower", TRAIN,
         "share of training time", rank=200)
     MFU = "mfu", FigureInfo("Computation", "MFU", "ratio", "higher", COMPUTED,
@@ -240,8 +228,7 @@ class FigureName(StrEnum):
     MFU_MEASURED = "mfu_measured", FigureInfo("Computation", "MFU, measured ceiling", "ratio", "higher", COMPUTED,
         "model FLOP/s per device over the matmul rate that the probe measured")
     ACHIEVED_TFLOPS = "achieved_tflops_per_device", FigureInfo(
-        "Computation", "Model FLOP/s per device", "TFLOP/s", "higher", COMPUTED,
-        "throughput per device x model FLOPs")
+        "Computation", "Model FLOP/s per device", "TFLOP/s", "higher", COMPUTED, "throughput per device x model FLOPs")
     FLOPS_PER_SAMPLE = "flops_per_sample", FigureInfo("Computation", "Model FLOPs per sample", "FLOP", "neither", TRAIN,
         "forward and backward, counted; attention in full, not halved where it is causal")
     FLOPS_PER_ITEM = "flops_per_item", FigureInfo("Computation", "Model FLOPs per item", "FLOP", "neither", INFER,
@@ -251,8 +238,7 @@ class FigureName(StrEnum):
         "largest allocation on any device, by the framework, or of the job's own processes by the driver; on a CPU, "
         "the resident memory of the processes that compute", rank=180)
     DEVICE_MEMORY_TOTAL = "device_memory_total_mib", FigureInfo(
-        "Memory and utilisation", "Device memory", "MiB", "neither", INFER,
-        "capacity of the device, from telemetry")
+        "Memory and utilisation", "Device memory", "MiB", "neither", INFER, "capacity of the device, from telemetry")
     PEAK_HOST_MEMORY = "peak_host_memory_mib", FigureInfo(
         "Memory and utilisation", "Peak host memory", "MiB", "neither", ALL,
         "largest use on any host, other processes included, from telemetry")
@@ -272,8 +258,7 @@ class FigureName(StrEnum):
     ENERGY_PER_UNIT = "energy_per_unit_j", FigureInfo("Power and energy", "Energy per {unit}", "J", "lower", ALL,
         "energy over the number of units", rank=160)
     UNITS_PER_JOULE = "performance_per_watt", FigureInfo(
-        "Power and energy", "Performance per watt", "{unit}s/J", "higher", ALL,
-        "units per joule", rank=130)
+        "Power and energy", "Performance per watt", "{unit}s/J", "higher", ALL, "units per joule", rank=130)
     # fmt: on
 
 

@@ -22,13 +22,7 @@ from pydantic_core import from_json
 
 from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic, write_errors
-from accelmark.results.store.loaded_run import (
-    MANIFEST_FILE,
-    LoadedRun,
-    RunFiles,
-    loaded_from,
-    require_ended,
-)
+from accelmark.results.store.loaded_run import MANIFEST_FILE, LoadedRun, RunFiles, loaded_from, require_ended
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
 from accelmark.spec.errors import UNREADABLE, RequestError, RunError, raising
 from accelmark.spec.log.records import COORDINATOR_LOG
@@ -54,11 +48,12 @@ _NOT_SIGNED: Final = re.compile(rf"{SIGNATURE_FILE}|{SIGNED_MANIFEST_FILE}|[^/]*
 
 def write_manifest(run_dir: Path) -> None:
     """Write the manifest of all files of a run, signed if ``ACCELMARK_SIGNING_KEY`` names a key."""
-    _write(run_dir, {path.relative_to(run_dir).as_posix(): file_sha256(path) for path in covered_files(run_dir)})
+    lines = _lines({path.relative_to(run_dir).as_posix(): file_sha256(path) for path in covered_files(run_dir)})
+    write_atomic(run_dir / MANIFEST_FILE, lines)
     signature, key = run_dir / SIGNATURE_FILE, signing_key()
     signature.unlink(missing_ok=True)  # it was of other results
     if key is not None:
-        write_atomic(signature, sign((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"), key).decode())
+        write_atomic(signature, sign(lines, key).decode())
 
 
 def update_manifest(run_dir: Path, *names: str) -> None:
@@ -69,11 +64,7 @@ def update_manifest(run_dir: Path, *names: str) -> None:
         return
     lines = manifest.read_text(encoding="utf-8").splitlines()
     hashes = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
-    _write(run_dir, hashes | {name: file_sha256(run_dir / name) for name in names})
-
-
-def _write(run_dir: Path, hashes: Mapping[str, str]) -> None:
-    write_atomic(run_dir / MANIFEST_FILE, _lines(hashes))
+    write_atomic(manifest, _lines(hashes | {name: file_sha256(run_dir / name) for name in names}))
 
 
 def _lines(hashes: Mapping[str, str]) -> str:
@@ -107,11 +98,11 @@ def _evaluation_of(name: str) -> Path | None:
     return next((parent for parent in Path(name).parents if parent.name.startswith(REEVALUATION_PREFIX)), None)
 
 
-def edits(run_dir: Path, trust: Trust | None = None) -> list[str]:
+def edits(run_dir: Path) -> list[str]:
     """Return the changes since the end of a finished run that its manifest and its signature show."""
     if not (run_dir / MANIFEST_FILE).is_file():
         return [f"{MANIFEST_FILE} is missing"]
-    state = check_signature(run_dir, MANIFEST_FILE, trust)
+    state = check_signature(run_dir)
     return check_manifest(run_dir) + ([state.text] if state.status == "broken" else [])
 
 
@@ -122,7 +113,7 @@ def bundle_edits(bundle: Path) -> list[str]:
         for name in (MANIFEST_FILE, SIGNATURE_FILE, SIGNED_MANIFEST_FILE):
             if name in places:
                 Path(directory, name).write_bytes(_slice(bundle, *places[name]))
-        state = check_signature(Path(directory), MANIFEST_FILE)
+        state = check_signature(Path(directory))
     return [state.text] if state.status == "broken" else []
 
 
@@ -170,7 +161,7 @@ def write_bundle(run_dir: Path, output: Path) -> None:
         with contextlib.suppress(OSError, ValueError):
             secret_values |= set(secrets_in(from_json(file.read_bytes())))
     secrets = sorted((value.encode() for value in secret_values), key=len, reverse=True)
-    covered = [path for path in covered_files(run_dir) if path.resolve() != output.resolve()]
+    covered = [path for path in covered_files(run_dir) if path.resolve() != place]
     hidden = SecretFinder(path for path in covered if path.name == SECRETS_FILE)
     files: dict[str, bytes] = {}
     for path in (path for path in covered if path.name != SECRETS_FILE):
@@ -187,7 +178,7 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     elif signature.is_file():  # of the files as they are in the run
         manifest = (run_dir / MANIFEST_FILE).read_bytes()
         signed = {SIGNATURE_FILE: signature.read_bytes(), SIGNED_MANIFEST_FILE: manifest}
-    packed = pack(run_dir.resolve().name, files | signed)
+    packed = pack(root.name, files | signed)
     with write_errors(output):
         output.write_bytes(packed)
 
@@ -359,13 +350,13 @@ def sign(manifest: str, key: Path) -> bytes:
         return signature.read_bytes()
 
 
-def check_signature(directory: Path, manifest_file: str, trust: Trust | None = None) -> SignatureState:
-    """Check the signature of the run in ``directory``, whose manifest is ``manifest_file``."""
+def check_signature(directory: Path, trust: Trust | None = None) -> SignatureState:
+    """Check the signature of the run in ``directory``."""
     try:
         signature = directory / SIGNATURE_FILE
         if not signature.is_file():
             return SignatureState("unsigned", "unsigned")
-        manifest = (directory / manifest_file).read_text(encoding="utf-8")
+        manifest = (directory / MANIFEST_FILE).read_text(encoding="utf-8")
         earlier = directory / SIGNED_MANIFEST_FILE
         signed = earlier.read_text(encoding="utf-8") if earlier.is_file() else manifest
     except (OSError, UnicodeDecodeError) as error:
