@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from accelmark.report.cluster_page import render_cluster
-from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery
-from accelmark.results.scaling import ScalePoint, ScalingCurve
+from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery, ScalePoint, ScalingCurve
 from accelmark.spec.log.records import Ceilings, CollectiveTiming, Rate
 
 POINTS = (

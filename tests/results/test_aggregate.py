@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.summary import finding_texts, rounds_needed, spread, spread_warnings, student_t
-from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import Figure, Finding, Spread
 from accelmark.results.statistics import change_points, levels
 from accelmark.results.store.loaded_run import LoadedRun

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.results.scaling import scaling_curves
+from accelmark.results.cluster import scaling_curves
 from accelmark.results.schema import AdaptationCost, ReplacedHook, Summary
 from accelmark.run.display.displays import Board, draw, plain_progress
 from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader

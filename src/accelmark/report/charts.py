@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from accelmark.results.cluster import ScalingCurve
 from accelmark.results.figures import FigureName
-from accelmark.results.scaling import ScalingCurve
 from accelmark.results.schema import RoundResult, TimelineRequest
 from accelmark.spec.log.records import CollectiveTiming
 from accelmark.spec.number_format import digits, percent, quantity, scale_of

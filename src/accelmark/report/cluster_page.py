@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from accelmark.report.charts import collectives_chart, scaling_chart, size_text
 from accelmark.report.templating import page
-from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, Part
-from accelmark.results.scaling import ScalingCurve, scaling_curves
+from accelmark.results.cluster import CLUSTER_FILE, SCALING_DIR, ClusterReport, Part, ScalingCurve, scaling_curves
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
 from accelmark.spec.errors import RunError, raising

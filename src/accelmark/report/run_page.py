@@ -15,10 +15,10 @@ from accelmark.explain.entries import all_terms
 from accelmark.report import charts
 from accelmark.report.tables import adaptation_rows
 from accelmark.report.templating import page
+from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FIGURE_GROUPS, HEADLINES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.prices import Prices, costs_of, units_per_epoch
 from accelmark.results.rounds.summary import NARROW
-from accelmark.results.scaling import scaling_curves
 from accelmark.results.schema import (
     LATENCIES,
     PERCENTILES,

@@ -277,7 +277,7 @@ class Pages:
 
     def scaling(self, request: Request) -> Response:
         """Return scaling efficiency over numbers of ranks."""
-        from accelmark.results.scaling import scaling_curves
+        from accelmark.results.cluster import scaling_curves
 
         curves = scaling_curves(self._index.snapshot().runs.values())
         shown = [(curve, scaling_chart(curve)) for curve in curves]
