@@ -48,34 +48,14 @@ def reason(result: RoundResult, name: F) -> str:
 def test_every_figure_of_one_rank_is_what_a_calculator_says(tmp_path: Path) -> None:
     result = result_of(tmp_path, Made())
     expected = {
-        F.E2E_TIME: 4.1,
-        F.INIT_TIME: 2.0,
-        F.RAW_TRAIN_TIME: 2.0,
-        F.TRAIN_NO_EVAL_TIME: 1.0,
-        F.PURE_COMPUTE_TIME: 0.9,
-        F.TIME_TO_TARGET: 2.0,
-        F.THROUGHPUT_WHOLE: 6400.0,
-        F.THROUGHPUT_TRAIN: 12800.0,
-        F.THROUGHPUT_CORE: 12800 / 0.9,
-        F.THROUGHPUT_PER_DEVICE: 12800.0,
-        F.STEP_P50: 9.0,
-        F.STEP_P90: 9.0,
-        F.STEP_P99: 9.0,
-        F.DATA_WAIT_SHARE: 0.1,
-        F.FINAL_METRIC: 0.95,
-        F.FLOPS_PER_SAMPLE: 8e9,
-        F.ACHIEVED_TFLOPS: 6.4,
-        F.MFU: 0.064,
-        F.PEAK_DEVICE_MEMORY: 512.0,
-        F.PEAK_HOST_MEMORY: 2048.0,
-        F.DEVICE_UTILISATION: 0.9,
-        F.CPU_UTILISATION: 0.25,
-        F.MEAN_POWER: 200.0,
-        F.ENERGY: 400.0,
-        F.ENERGY_PER_UNIT: 400 / 12800,
-        F.UNITS_PER_JOULE: 32.0,
+        F.E2E_TIME: 4.1, F.INIT_TIME: 2.0, F.RAW_TRAIN_TIME: 2.0, F.TRAIN_NO_EVAL_TIME: 1.0, F.PURE_COMPUTE_TIME: 0.9,
+        F.TIME_TO_TARGET: 2.0, F.THROUGHPUT_WHOLE: 6400.0, F.THROUGHPUT_TRAIN: 12800.0, F.THROUGHPUT_CORE: 12800 / 0.9,
+        F.THROUGHPUT_PER_DEVICE: 12800.0, F.STEP_P50: 9.0, F.STEP_P90: 9.0, F.STEP_P99: 9.0, F.DATA_WAIT_SHARE: 0.1,
+        F.FINAL_METRIC: 0.95, F.FLOPS_PER_SAMPLE: 8e9, F.ACHIEVED_TFLOPS: 6.4, F.MFU: 0.064,
+        F.PEAK_DEVICE_MEMORY: 512.0, F.PEAK_HOST_MEMORY: 2048.0, F.DEVICE_UTILISATION: 0.9, F.CPU_UTILISATION: 0.25,
+        F.MEAN_POWER: 200.0, F.ENERGY: 400.0, F.ENERGY_PER_UNIT: 400 / 12800, F.UNITS_PER_JOULE: 32.0,
         F.TELEMETRY_CPU_TIME: 0.125,
-    }
+    }  # fmt: skip
     assert {name: result.figures[name].value for name in expected} == pytest.approx(expected)
     assert (result.state, result.converged, result.num_steps, result.num_samples) == ("succeeded", True, 100, 800)
     assert set(result.figures) == set(figures_of("train"))

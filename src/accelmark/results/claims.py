@@ -251,27 +251,14 @@ def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
 
     size = "" if advantage is None else f" BY {digits(100 * abs(advantage), 3)} %"
     return Reproduction(
-        claim=name,
-        title=claim.title,
-        source=claim.source,
-        verdict=verdict,
-        text=verdict + (size if verdict in ("SHORT", "BETTER") else ""),
-        claimed=claim.value,
-        measured=measured.mean,
-        unit=claim.unit,
-        advantage=advantage,
-        interval=(bounds[0], bounds[1]) if bounds else None,
+        claim=name, title=claim.title, source=claim.source, verdict=verdict,
+        text=verdict + (size if verdict in ("SHORT", "BETTER") else ""), claimed=claim.value, measured=measured.mean,
+        unit=claim.unit, advantage=advantage, interval=(bounds[0], bounds[1]) if bounds else None,
         interval_reason=None if bounds else f"{counted(measured.num_rounds, 'round')}; an interval needs two",
-        tolerance=claim.tolerance,
-        reasons=tuple(reasons),
-        differences=tuple(sorted(differences, key=rank)),
-        not_stated=claim.not_stated,
-        run=case.run.summary.run,
-        started_at=case.run.summary.started_at,
-        run_verdict=case.result.verdict,
-        marks=case.result.marks,
-        num_rounds=measured.num_rounds,
-    )
+        tolerance=claim.tolerance, reasons=tuple(reasons), differences=tuple(sorted(differences, key=rank)),
+        not_stated=claim.not_stated, run=case.run.summary.run, started_at=case.run.summary.started_at,
+        run_verdict=case.result.verdict, marks=case.result.marks, num_rounds=measured.num_rounds,
+    )  # fmt: skip
 
 
 def _spread(claim: Claim, case: LoadedCase) -> Spread:

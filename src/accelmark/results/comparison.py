@@ -368,21 +368,12 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
 def _side(case: LoadedCase) -> Side:
     result, summary = case.result, case.run.summary
     return Side(
-        run=summary.run,
-        path=str(case.run.path),
-        started_at=summary.started_at,
-        key=result.key,
-        task=result.task,
-        unit=result.unit,
-        variant=result.variant,
-        case_version=case.first.case_version if case.first else None,
-        verdict=result.verdict,
-        marks=result.marks,
-        num_rounds=len(case.succeeded),
-        units_per_epoch=units_per_epoch(case.first) if case.first else None,
-        changed=changes_of(result.adaptation),
+        run=summary.run, path=str(case.run.path), started_at=summary.started_at, key=result.key, task=result.task,
+        unit=result.unit, variant=result.variant, case_version=case.first.case_version if case.first else None,
+        verdict=result.verdict, marks=result.marks, num_rounds=len(case.succeeded),
+        units_per_epoch=units_per_epoch(case.first) if case.first else None, changed=changes_of(result.adaptation),
         load_curve=load_curve(case.first),
-    )
+    )  # fmt: skip
 
 
 def changes_of(cost: AdaptationCost | None) -> tuple[str, ...]:
@@ -444,15 +435,7 @@ def _difference(
     elif name.info.better != "neither":
         effect = "better" if (difference > 0) == (name.info.better == "higher") else "worse"
     return FigureDifference(
-        figure=name,
-        title=title,
-        unit=unit_of(name, unit),
-        baseline=sum(before) / len(before),
-        other=sum(after) / len(after),
-        num_rounds=(len(before), len(after)),
-        difference=difference,
-        interval=interval,
-        relative=relative,
-        relative_interval=relative_interval,
-        effect=effect,
-    )
+        figure=name, title=title, unit=unit_of(name, unit), baseline=sum(before) / len(before),
+        other=sum(after) / len(after), num_rounds=(len(before), len(after)), difference=difference, interval=interval,
+        relative=relative, relative_interval=relative_interval, effect=effect,
+    )  # fmt: skip

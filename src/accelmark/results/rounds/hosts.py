@@ -212,26 +212,13 @@ def round_of(
         **{name: event.model_dump() for name, event in events.items() if event is not None},
     )
     common = {
-        "key": job.key,
-        "round": job.round,
-        "case_version": job.case_version,
-        "unit": job.work.unit,
-        "state": state[0],
-        "reason": state[1],
-        "converged": None,
-        "vendor": job.vendor,
-        "chip": job.chip,
-        "precision": job.work.precision,
-        "started_at": min((end.started_at for end in exits), default=""),
-        "min_rounds": job.work.min_repeats,
-        "role": job.role,
-        "rules": None if job.rules is None else job.rules.title,
-        "nodes": exits,
-        "settings": job.provenance,
-        "findings": tuple(findings),
-        "marks": tuple(mark for mark, applies in marks.items() if applies),
-        "environment": environment,
-    }
+        "key": job.key, "round": job.round, "case_version": job.case_version, "unit": job.work.unit, "state": state[0],
+        "reason": state[1], "converged": None, "vendor": job.vendor, "chip": job.chip, "precision": job.work.precision,
+        "started_at": min((end.started_at for end in exits), default=""), "min_rounds": job.work.min_repeats,
+        "role": job.role, "rules": None if job.rules is None else job.rules.title, "nodes": exits,
+        "settings": job.provenance, "findings": tuple(findings),
+        "marks": tuple(mark for mark, applies in marks.items() if applies), "environment": environment,
+    }  # fmt: skip
     return RoundResult(**(common | own))
 
 

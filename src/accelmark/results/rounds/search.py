@@ -233,23 +233,14 @@ def load_search(path: Path) -> LoadedRun:
         },
     )
     case = CaseResult(
-        **facts,
-        variant=_variant(report, config),
-        verdict=report.judgement.verdict,
-        reasons=report.judgement.reasons,
-        figures={name: spread([figure]) for name, figure in result.figures.items()},
-        rounds=(_ROUND,),
+        **facts, variant=_variant(report, config), verdict=report.judgement.verdict, reasons=report.judgement.reasons,
+        figures={name: spread([figure]) for name, figure in result.figures.items()}, rounds=(_ROUND,),
         warnings=(*report.judgement.disclosures, *report.failures),
-    )
+    )  # fmt: skip
     summary = Summary(
-        accelmark_version=str(session.get("accelmark_version") or "unknown"),
-        run=path.resolve().name,
-        started_at=result.started_at,
-        finished_at="",
-        state=state,
-        vendor=vendor,
-        cases=(case,),
-    )
+        accelmark_version=str(session.get("accelmark_version") or "unknown"), run=path.resolve().name,
+        started_at=result.started_at, finished_at="", state=state, vendor=vendor, cases=(case,),
+    )  # fmt: skip
     return LoadedRun(path, summary, {_ROUND: result})
 
 

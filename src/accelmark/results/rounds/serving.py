@@ -140,20 +140,13 @@ def serving_round(
     answers, scores, unread = read_comparisons(node_dir)
     headline, why = headline_of(stages, has_slo=has_slo)
     return ServingRound(
-        api=settings.api,
-        output_length="pinned" if settings.is_pinned else "natural",
-        slo=settings.slo,
-        stages=tuple(stages),
-        headline=headline,
-        headline_why=why,
-        answers=compared_answers(answers, requests, settings.num_compared, min_agreement),
-        prompts=prompt_use(requests),
-        scores=tuple(scores),
-        scenarios=tuple(scenarios),
+        api=settings.api, output_length="pinned" if settings.is_pinned else "natural", slo=settings.slo,
+        stages=tuple(stages), headline=headline, headline_why=why,
+        answers=compared_answers(answers, requests, settings.num_compared, min_agreement), prompts=prompt_use(requests),
+        scores=tuple(scores), scenarios=tuple(scenarios),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=malformed + unread,
-        **own,
-    )
+        malformed_lines=malformed + unread, **own,
+    )  # fmt: skip
 
 
 def stage_figures(serving: ServingRound, absent: str, num_compared: str) -> Figures:
