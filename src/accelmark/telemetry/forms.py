@@ -247,21 +247,18 @@ def _values(row: Row) -> Values:
     values: Values = {}
     for name, text in row.items():
         stripped = text.strip()
-        values[name] = parse_number(name, text) if name not in _TEXTS else None if _is_absent(stripped) else stripped
+        is_absent = stripped.lower() in _ABSENT
+        values[name] = parse_number(name, text) if name not in _TEXTS else None if is_absent else stripped
     used, total = number(values, "memory_used_mib"), number(values, "memory_total_mib")
     if used is not None and total is not None and used > total * 1.01:
         raise UnreadableError(f"memory used ({used:g} MiB) is more than the total ({total:g} MiB)")
     return values
 
 
-def _is_absent(text: str) -> bool:
-    return text.lower() in _ABSENT
-
-
 def parse_number(name: str, text: str) -> float | None:
     """Return the value of a field in the unit of its name, None where there is none; raises UnreadableError."""
     stripped = text.strip()
-    if _is_absent(stripped):
+    if stripped.lower() in _ABSENT:
         return None
     match = _NUMBER.fullmatch(stripped)
     units, low, high = _NUMBERS[name]
