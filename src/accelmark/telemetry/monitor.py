@@ -10,10 +10,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -29,9 +28,7 @@ _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 15.0
 
 
-@final
-@dataclass(frozen=True)
-class MonitorStatus:
+class MonitorStatus(NamedTuple):
     """Whether a monitor is writing to a directory."""
 
     running: bool

@@ -12,9 +12,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar, final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import file_module
@@ -65,10 +65,7 @@ class ToolSource:
         """Do nothing: no resources are held."""
 
     def _run(self, command: Sequence[str], known: Sequence[Form]) -> tuple[tuple[Values, ...], Form]:
-        try:
-            text = run_command(command, self._rule.timeout_s)
-        except CommandError as error:
-            raise SourceError(error) from error
+        text = run_command(command, self._rule.timeout_s)
         problems: list[str] = []
         for form in known:
             try:
@@ -105,7 +102,7 @@ def _share_power(
     return shared[::step]
 
 
-class CommandError(Exception):
+class CommandError(SourceError):
     """The command gave no usable output; the message is the reason."""
 
 
@@ -178,9 +175,7 @@ def _problem_of(source: DeviceSource, error: Exception) -> str:
     return str(error) if known else f"{type(source).__name__} raises {type(error).__name__}: {error}"
 
 
-@final
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One reading of all devices, or why it failed."""
 
     t: float

@@ -131,24 +131,20 @@ def parameter_shapes(layer: Layer, channels: int) -> dict[str, Shape]:
     return {"weight": weight} | ({"bias": (out,)} if layer.bias else {})
 
 
-class LayerError(ValueError):
-    """A layer that does not accept its inputs."""
-
-
 def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
-    """Return the output shape of ``layer`` for inputs of these shapes; raises LayerError with the reason."""
+    """Return the output shape of ``layer`` for inputs of these shapes; raises ValueError with the reason."""
     found = ", ".join(map(str, sources))
     if isinstance(layer, Add | Concat):
         if len(sources) < 2:
-            raise LayerError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
+            raise ValueError(f"a {layer.kind} reads two or more inputs, not {len(sources)}")
         if isinstance(layer, Add) and len(set(sources)) > 1:
-            raise LayerError(f"an add needs equal shapes, not {found}")
+            raise ValueError(f"an add needs equal shapes, not {found}")
         if len({source[1:] for source in sources}) > 1:
-            raise LayerError(f"a concat needs equal height and width, not {found}")
+            raise ValueError(f"a concat needs equal height and width, not {found}")
         channels = (source[0] for source in sources)
         return sources[0] if isinstance(layer, Add) else (sum(channels), *sources[0][1:])
     if len(sources) != 1:
-        raise LayerError(f"a {layer.kind} reads one input, not {len(sources)}")
+        raise ValueError(f"a {layer.kind} reads one input, not {len(sources)}")
     source = sources[0]
     match layer:
         case BatchNorm() | ReLU() | Dropout():
@@ -157,17 +153,17 @@ def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
             return (prod(source),)
         case Dense() | Softmax():
             if len(source) != 1:
-                raise LayerError(f"a {layer.kind} reads a flat input, not shape {found}; flatten or pool it first")
+                raise ValueError(f"a {layer.kind} reads a flat input, not shape {found}; flatten or pool it first")
             return (layer.units,) if isinstance(layer, Dense) else source
     if len(source) != 3:
-        raise LayerError(f"a {layer.kind} reads (channels, height, width), not shape {found}")
+        raise ValueError(f"a {layer.kind} reads (channels, height, width), not shape {found}")
     if isinstance(layer, GlobalPool):
         return source[:1]
     kernel, padding = layer.kernel, layer.padding
     if not isinstance(layer, Convolution) and 2 * padding > kernel:
-        raise LayerError(f"padding {padding} is more than half of the {kernel}-pixel window")
+        raise ValueError(f"padding {padding} is more than half of the {kernel}-pixel window")
     sides = [(side + 2 * padding - kernel) // layer.stride + 1 for side in source[1:]]
     if min(sides) < 1:
         window, image = f"{kernel}x{kernel}", f"{source[1]}x{source[2]}"
-        raise LayerError(f"a window of {window} does not fit into {image} with padding {padding}")
+        raise ValueError(f"a window of {window} does not fit into {image} with padding {padding}")
     return (layer.filters if isinstance(layer, Convolution) else source[0], *sides)

@@ -126,7 +126,7 @@ def _walk(network: Network, where: str) -> tuple[dict[str, layers.Shape], list[P
         if all(source in shapes for source in node.inputs):  # else the cause is reported already
             try:
                 shapes[node.name] = layers.output_shape(node.layer, [shapes[source] for source in node.inputs])
-            except layers.LayerError as error:
+            except ValueError as error:
                 add(key, str(error))
         if not is_last and node.name not in read:
             add(key, "no node reads this node", "connect or remove it")
