@@ -85,10 +85,6 @@ def test_a_package_that_cannot_be_read_makes_the_sum_unknown(tmp_path: Path) -> 
         Rapl(tmp_path)
 
 
-def test_the_controllers_power_is_the_instantaneous_one() -> None:
-    assert parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
-
-
 def test_the_busy_share_and_the_ranks_memory_follow_a_process_that_works() -> None:
     working = "x = bytearray(64 << 20); print('working', flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", working], stdout=subprocess.PIPE) as process:
@@ -146,7 +142,8 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
     assert cpu_model()
 
 
-def test_the_whole_systems_power_needs_exactly_one_sensor() -> None:
+def test_the_whole_systems_power_is_the_controllers_instantaneous_one_or_that_of_exactly_one_sensor() -> None:
+    assert parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
     assert parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok") == 336
     with pytest.raises(CommandError, match="no sensor"):
         parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
