@@ -21,7 +21,7 @@ def make_task(tmp_path: Path) -> Callable[..., AgentTask]:
         node_dir = tmp_path / "round1" / "here_noderank0"
         node_dir.mkdir(parents=True)
         (tmp_path / "round1" / "job.json").write_text(job_spec().model_dump_json())
-        task = AgentTask(
+        return AgentTask(
             run=str(tmp_path),
             host="here",
             noderank=0,
@@ -32,8 +32,6 @@ def make_task(tmp_path: Path) -> Callable[..., AgentTask]:
             framework="pytorch",
             limits=Limits(**{"grace_s": 1.0, **limits}),
         )
-        (node_dir / "agent.json").write_text(task.model_dump_json())
-        return task
 
     return make
 

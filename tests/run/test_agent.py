@@ -34,6 +34,7 @@ def node_dir(task: AgentTask) -> Path:
 
 def start(task: AgentTask, **variables: str) -> Agent:
     where = node_dir(task)
+    (where / "agent.json").write_text(task.model_dump_json())
     return subprocess.Popen(
         [sys.executable, "-m", "accelmark.run.agent.agent", str(where)],
         env=os.environ | {RUN_MARKER: task.run, NODE_MARKER: str(where)} | variables,
@@ -105,7 +106,6 @@ def test_a_rank_that_fails_fails_the_node_with_its_cause(
 
 def test_a_command_that_does_not_exist_fails_the_node(make_task: MakeTask) -> None:
     task = make_task().model_copy(update={"command": ("/nowhere/python", "job.json")})
-    (node_dir(task) / "agent.json").write_text(task.model_dump_json())
     end = ended(task, start(task))
     assert end.state == "failed"
     assert "/nowhere/python" in (end.reason or "")
@@ -123,12 +123,10 @@ def test_a_rank_over_its_time_limit_is_terminated(make_task: MakeTask) -> None:
 def test_a_full_disk_ends_the_job_and_is_named(make_task: MakeTask, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small file system")
-    task = make_task("fill", "pace=0.05")
+    task = make_task("fill", "pace=0.05", min_free_mib=0.0)
     small = node_dir(task)
-    text = (small / "agent.json").read_text()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(small)], check=True)
     try:
-        (small / "agent.json").write_text(text.replace('"min_free_mib":32.0', '"min_free_mib":0.0'))
         end = ended(task, start(task))
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
@@ -180,7 +178,6 @@ def test_threads_and_visible_devices_are_set_for_ranks(make_task: MakeTask, monk
             ),
         }
     )  # fmt: skip
-    (node_dir(task) / "agent.json").write_text(task.model_dump_json())
     end = ended(task, start(task))
     assert end.state == "failed"
     assert (node_dir(task) / "start_pytorch_task.log").read_text() == str(["3", "0,1", "$(touch x); 'y'"]) + "\n"
@@ -200,7 +197,6 @@ def test_secrets_printed_by_a_rank_are_not_in_a_bundle(
         "open('rank0.out.log', 'w').write(f'token={t}.\\n{p}\\n{u} hunter3 false\\n' + json.dumps(['\\n' + t, p]))"
     )
     task = make_task().model_copy(update={"command": ("python", "-c", program)})
-    (node_dir(task) / "agent.json").write_text(task.model_dump_json())
     ended(task, start(task))
     assert said(task, "hf_Ab/cdef0123")
     kept = (node_dir(task) / SECRETS_FILE).read_text()
@@ -229,9 +225,8 @@ def test_a_clock_that_steps_back_changes_no_duration_and_no_end(make_task: MakeT
     clock.write_text("0")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SHIFTED)
-    task = make_task("steps=40", "pace=0.1", timeout_s=120.0)
     recorder = TelemetryTask(vendor="cpu", vendor_folder=find("vendors", "cpu").path, interval_s=0.2)
-    (node_dir(task) / "agent.json").write_text(task.model_copy(update={"telemetry": recorder}).model_dump_json())
+    task = make_task("steps=40", "pace=0.1", timeout_s=120.0).model_copy(update={"telemetry": recorder})
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     began = time.monotonic()
     agent = start(task, PYTHONPATH=path, CLOCK_OFFSET_FILE=str(clock))

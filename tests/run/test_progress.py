@@ -30,6 +30,11 @@ def line(event: str, **value: Any) -> str:
     return encode_line(event, value, {"time_ms": 0, "mono_ms": 0, "rank": 0}) + "\n"
 
 
+def append(log: Path, *lines: str) -> None:
+    with log.open("a") as stream:
+        stream.writelines(lines)
+
+
 def drawn(board: Board, width: int = 80) -> str:
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:
@@ -72,8 +77,7 @@ def test_the_total_of_steps_is_exact_from_the_first_window(tmp_path: Path) -> No
     seen = follow.read()
     assert seen.total_steps == 1872
     assert seen.share == pytest.approx(20 / 1872)
-    with log.open("a") as stream:
-        stream.write(line("FINISHED"))
+    append(log, line("FINISHED"))
     seen = follow.read()
     assert (seen.phase, seen.share, seen.eta_s) == ("finished", None, None), "what has ended is not in part done"
 
@@ -89,21 +93,14 @@ def test_the_passes_of_an_engine_have_a_share_and_an_eta(tmp_path: Path) -> None
     seen = follow.read()
     assert (seen.phase, seen.samples, seen.throughput) == ("inferring", 32, 8.0)
     assert (seen.share, seen.eta_s) == (0.5, 4.0)
-    with log.open("a") as stream:
-        stream.write(line("EVALUATE", phase="inference", num_items=32, metrics={"accuracy": 0.5}))
+    append(log, line("EVALUATE", phase="inference", num_items=32, metrics={"accuracy": 0.5}))
     seen = follow.read()
-    assert (seen.samples, seen.share, seen.eta_s, seen.metric) == (
-        0,
-        None,
-        None,
-        ("accuracy (engine, all passes)", 0.5),
-    )
-    with log.open("a") as stream:
-        stream.write(line("HEARTBEAT", phase="scenario server", num_requests=70, share=0.25, eta_s=30))
+    assert (seen.samples, seen.share, seen.eta_s) == (0, None, None)
+    assert seen.metric == ("accuracy (engine, all passes)", 0.5)
+    append(log, line("HEARTBEAT", phase="scenario server", num_requests=70, share=0.25, eta_s=30))
     seen = follow.read()
     assert (seen.phase, seen.samples, seen.share, seen.eta_s) == ("scenario server", 70, 0.25, 30)
-    with log.open("a") as stream:
-        stream.write(line("STAGE_BEGIN", step="summarise", number=7))
+    append(log, line("STAGE_BEGIN", step="summarise", number=7))
     seen = follow.read()
     assert (seen.samples, seen.share, seen.eta_s) == (0, None, None)
 
@@ -118,25 +115,22 @@ def test_a_live_metric_of_inference_names_its_inputs_until_engine_and_framework_
     statuses = {job.directory: JobStatus("running")}
 
     def shown(*events: str) -> tuple[str, str]:
-        with log.open("a") as stream:
-            stream.writelines(events)
+        append(log, *events)
         progress = follow.read()
-        console = Console(width=100, force_terminal=True, color_system=None)
-        with console.capture() as capture:
-            console.print(draw(Board(make_plan(("toy",)), statuses, progress=progress), 100))
-        return plain_progress(progress, job).partition("  ")[2], capture.get()
+        board = Board(make_plan(("toy",)), statuses, progress=progress)
+        return plain_progress(progress, job).partition("  ")[2], drawn(board, 101)
 
     passed = line("EVALUATE", phase="validation", num_items=9, metrics={"loss": 0.4, "top1": 0.9164})
-    plain, drawn = shown(passed, line("STAGE_BEGIN", step="infer", number=6))
+    plain, live = shown(passed, line("STAGE_BEGIN", step="infer", number=6))
     assert plain == "top1 (framework, data as published) 0.9164"
-    assert plain in drawn
-    plain, drawn = shown(line("EVALUATE", phase="inference", num_items=99, metrics={"loss": 0.4, "top1": 0.9158}))
+    assert plain in live
+    plain, live = shown(line("EVALUATE", phase="inference", num_items=99, metrics={"loss": 0.4, "top1": 0.9158}))
     assert plain == "top1 (engine, all passes) 0.9158"
     checked = {"num_items": 9, "median_error": 0.0, "worst_error": 0.0, "top1_agreement": 1.0}
     metrics = {"engine_metrics": {"loss": 0.4, "top1": 0.9165}, "framework_metrics": {"loss": 0.4, "top1": 0.9161}}
-    plain, drawn = shown(line("ANSWER_CHECK", **checked, **metrics))
+    plain, live = shown(line("ANSWER_CHECK", **checked, **metrics))
     assert plain == "top1 0.91650, framework 0.91610 on the same inputs"
-    assert plain in drawn
+    assert plain in live
 
 
 @pytest.mark.parametrize(("state", "option"), [("cancelled", ""), ("failed", " --failed"), ("succeeded", None)])
@@ -148,10 +142,9 @@ def test_status_and_stop_name_the_command_that_repeats_rounds(state: Any, option
         log.move(plan.jobs[0].directory, each)
     log.close()
     expected = "" if option is None else f"Continue with: accelmark resume {directory.path}{option}\n"
-    console = Console(file=io.StringIO(), width=400)
-    print_status(read_status(directory.path), console)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().partition("\n")[2] == expected
+    output = io.StringIO()
+    print_status(read_status(directory.path), Console(file=output, width=400))
+    assert output.getvalue().partition("\n")[2] == expected
     stopped = CliRunner().invoke(app, ["stop", str(directory.path)], catch_exceptions=False)
     assert stopped.stdout == f"{directory.path}: not running\n{expected}"
 
@@ -201,10 +194,9 @@ def test_the_terminal_shows_the_share_of_linear_speed_up_of_each_scale(tmp_path:
 
 
 def shown(summary: Summary, run_dir: Path, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_summary(summary, run_dir, None, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    output = io.StringIO()
+    print_summary(summary, run_dir, None, Console(file=output, width=width, highlight=False))
+    return output.getvalue()
 
 
 def test_an_invalid_result_has_no_tick_and_the_summary_names_the_vendor_and_its_hooks(tmp_path: Path) -> None:

@@ -139,10 +139,9 @@ def test_the_results_have_both_rows_in_the_terminal_on_the_page_and_in_the_table
     rows = {str(row["role"]): row for row in rows_of([loaded])}
     assert rows["tuned"]["inference_core"] == pytest.approx(8 * float(rows["as shipped"]["inference_core"] or 0))
     assert (rows["tuned"]["rounds"], rows["as shipped"]["rounds"]) == (3, 3)
-    console = Console(file=io.StringIO(), width=140, highlight=False)
-    print_summary(loaded.summary, run.path, None, console)
-    assert isinstance(console.file, io.StringIO)
-    shown = " ".join(console.file.getvalue().split())
+    output = io.StringIO()
+    print_summary(loaded.summary, run.path, None, Console(file=output, width=140, highlight=False))
+    shown = " ".join(output.getvalue().split())
     page = render_page(loaded)
     assert re.search(r"as shipped: toy:pytorch [^○]* X2 eager fp32 batch 4 ", shown)
     assert re.search(r"tuned: toy:pytorch [^○]* X2 eager fp32 batch 16 threads=2 ", shown)
