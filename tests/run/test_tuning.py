@@ -162,6 +162,14 @@ def test_the_best_settings_are_written_for_a_vendor(run: RunDirectory, capsys: p
     assert str(run.path.parent / "best.yaml") in capsys.readouterr().out
 
 
+def refusal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return why the settings of a search are not written."""
+    summarise(run.path, audit_case)
+    write_settings_file(run.path, as_json=False)
+    assert not (run.path.parent / "best.yaml").exists()
+    return " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [
@@ -179,10 +187,7 @@ def test_settings_that_are_not_shown_to_be_better_are_not_written(
         values = json.loads(file.read_text())
         values["figures"]["inference_core"] = {"value": rate or None, "reason": None if rate else "made up for tests"}
         file.write_text(json.dumps(values))
-    summarise(run.path, audit_case)
-    write_settings_file(run.path, as_json=False)
-    assert not (run.path.parent / "best.yaml").exists()
-    shown = " ".join(capsys.readouterr().err.split())
+    shown = refusal(run, capsys)
     assert "not written" in shown
     assert expected in shown
     assert expected in re.sub(r"\s+", " ", render_page(load_run(run.path)))
@@ -194,10 +199,7 @@ def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
     last = run.path / run.plan.jobs[-1].directory / "result.json"
     wrong = finding("error", "inference-accuracy", "", "the answers are wrong").model_dump(mode="json")
     last.write_text(json.dumps(json.loads(last.read_text()) | {"findings": [wrong]}))
-    summarise(run.path, audit_case)
-    write_settings_file(run.path, as_json=False)
-    assert not (run.path.parent / "best.yaml").exists()
-    assert "not valid over all rounds" in " ".join(capsys.readouterr().err.split())
+    assert "not valid over all rounds" in refusal(run, capsys)
 
 
 def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:

@@ -88,7 +88,7 @@ def display(plan: Plan, run: str, statuses: Mapping[str, JobStatus], *, as_json:
     """Return the display of a run on standard output."""
     if as_json:
         return _JsonDisplay(run)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     on_terminal = console.is_terminal and not console.is_dumb_terminal
     return _LiveDisplay(plan, dict(statuses)) if on_terminal else _PlainDisplay(console)
 
@@ -194,25 +194,22 @@ class _PlainDisplay(RunObserver):
     def state(self, job: PlannedJob, status: JobStatus) -> None:
         self._last = time.monotonic()
         reason = f": {status.reason}" if status.reason else ""
-        self._print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
+        self._console.print(f"{SIGNS[status.state][0]} {job_name(job)}  {status.state}{reason}")
 
     def preparing(self, job: PlannedJob, what: str) -> None:
         if time.monotonic() - self._last >= _PLAIN_EVERY_S:
             self._last = time.monotonic()
-            self._print(f"  {job_name(job)}  {what}")
+            self._console.print(f"  {job_name(job)}  {what}")
 
     def progress(self, job: PlannedJob, progress: JobProgress) -> None:
         self.preparing(job, plain_progress(progress, job))
 
     def result(self, job: PlannedJob, result: RoundResult) -> None:
         if line := headline(result):
-            self._print(f"  {job_name(job)}  {line}")
+            self._console.print(f"  {job_name(job)}  {line}")
 
     def note(self, text: str) -> None:
-        self._print(f"  {text}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(f"  {text}")
 
 
 def plain_progress(progress: JobProgress, job: PlannedJob) -> str:

@@ -146,9 +146,8 @@ class ModuleCommand:
 class Sandbox:
     """The environment that the node agent, its recorder and its ranks run in: here, the host itself."""
 
-    def __init__(self) -> None:
-        self.image: ImageRecipe | None = None
-        """The image that it needs on a host."""
+    image: ImageRecipe | None = None
+    """The image that it needs on a host."""
 
     def command(self, python: str, inside: ModuleCommand) -> list[str]:
         """Return the arguments that run ``inside`` on a host; ``python`` is the host's own."""
@@ -175,9 +174,9 @@ class _ContainerSandbox(Sandbox):
     spec: ContainerSpec
     vendor: VendorSpec
     """Declares the needs of its devices."""
-    image: ImageRecipe | None
     code: PurePosixPath
     """Where AccelMark is on the host, mounted at the same path."""
+    image: ImageRecipe | None = None
     clear_caches: bool = False
     """Whether the agent drops the host's page cache."""
 
@@ -294,7 +293,7 @@ def job_sandbox(plan: Plan, job: JobSpec, code: PurePosixPath, vendor_dir: Path)
     if spec is None:
         return Sandbox()
     kind = _SANDBOXES.get(spec.engine, _ContainerSandbox)
-    return kind(spec, load_vendor(plan.vendor), image, code, plan.cluster.clear_caches)
+    return kind(spec, load_vendor(plan.vendor), code, image, plan.cluster.clear_caches)
 
 
 def model_files(job: JobSpec) -> tuple[Path, ...]:
