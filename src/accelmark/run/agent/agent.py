@@ -39,16 +39,7 @@ from accelmark.run.agent.rank_environment import (
     watched_code,
 )  # fmt: skip
 from accelmark.run.agent.stall import LimitChecker, diagnose, rank_log, size_of
-from accelmark.run.agent.task import (
-    EXIT_FILE,
-    IDENTITY_FILE,
-    LOCK_FILE,
-    RANKS_FILE,
-    STOP_FILES,
-    TASK_FILE,
-    AgentTask,
-    TelemetryTask,
-)  # fmt: skip
+from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
 from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
@@ -98,13 +89,8 @@ class _RecorderProcess:
         self._environment: dict[str, str] = {}
         self._num_starts = 0
 
-    def start(self, telemetry: TelemetryTask, environment: dict[str, str]) -> None:
-        request = telemetry.model_dump(mode="json") | {"pids": [os.getpid()]}
-        write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
+    def start(self, environment: dict[str, str]) -> None:
         self._environment = environment | {"OMP_NUM_THREADS": "1"}
-        self._start()
-
-    def _start(self) -> None:
         self._num_starts += 1
         command = module_command(sys.executable, _RECORDER_MODULE, str(self._dir))
         with (self._dir / "telemetry.log").open("ab") as output:
@@ -122,7 +108,7 @@ class _RecorderProcess:
         self._warn(f"the telemetry recorder ended with exit code {code}; it was {action}started again")
         self.process = None
         if again:
-            self._start()
+            self.start(self._environment)
 
     def stop(self, wait: Callable[[float], bool]) -> None:
         """End the recorder, once it has recorded anything; ``wait(seconds)`` returns True to end it at once."""
@@ -242,7 +228,9 @@ class Agent:
         write_atomic(self._dir / "sys_info.json", json.dumps({**information, "rank_python": python}, indent=2))
         self._list_secrets()
         if task.telemetry is not None:  # before the vendor's script, which is for the ranks: its figures are evidence
-            self._recorder.start(task.telemetry, self._environment)
+            request = task.telemetry.model_dump(mode="json") | {"pids": [os.getpid()]}
+            write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
+            self._recorder.start(self._environment)
         script = AdaptationRecord()
         if task.adaptation is not None or task.requirements is not None:
             self._environment, script = apply_adaptation(

@@ -40,15 +40,7 @@ from accelmark.run.record.directory import RunDirectory, measure_run
 from accelmark.run.record.registry import record_start, register_end, register_plan, require_original, require_unchanged
 from accelmark.run.record.states import JobStatus
 from accelmark.run.sandboxes.sandbox import recipe_of
-from accelmark.spec.errors import (
-    EXIT_CANCELLED,
-    EXIT_FAILED,
-    EXIT_OK,
-    AccelmarkError,
-    RunError,
-    SpecError,
-    WriteError,
-)  # fmt: skip
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RunError, SpecError, WriteError
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.log.records import COORDINATOR_LOG
 from accelmark.spec.plugins.catalog import add_plugins
