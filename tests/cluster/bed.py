@@ -164,7 +164,6 @@ class Bed:
         return ["nsenter", "--target", pid, "--net", "--mount", "--uts", *argv]
 
     def link(self, number: int, state: str) -> None:
-        """Cut a host off (``down``) or bring it back (``up``)."""
         run("ip", "link", "set", f"am{self.mark}v{number}", state)
 
     def stop_sshd(self, number: int) -> None:

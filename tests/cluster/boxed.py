@@ -65,7 +65,6 @@ def mounts() -> list[str]:
 
 
 def podman(bed: Bed, *arguments: str, number: int = 1) -> str:
-    """Return the output of a command of podman on a host of the bed."""
     variables = [f"{name}={value}" for name, value in bed.environment(bed.home(number)).items()]
     command = bed.inside(number, "env", *variables, "podman", *arguments)
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -25,7 +25,6 @@ __all__ = ["done", "drive", "running", "signalled", "statuses", "stepping"]
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Bed]:
-    """Four hosts with real sshd's."""
     if os.geteuid() != 0 or shutil.which("sshd", path="/usr/sbin:/usr/bin") is None:
         pytest.skip("needs root and sshd")
     with tempfile.TemporaryDirectory(prefix="accelmark-bed-") as directory:
@@ -39,7 +38,6 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture
 def cluster(bed: Bed) -> Callable[..., ClusterSpec]:
-    """Make the cluster of the bed's first hosts."""
 
     def make(num_hosts: int = 1, **changed: object) -> ClusterSpec:
         values: dict[str, object] = {
@@ -96,7 +94,6 @@ def record_fault(what: str, expected: str, status: JobStatus, noticed_s: float |
 
 
 def on_first_host_only(plan: Plan, index: int) -> Plan:
-    """Return the plan with one job on host 0 alone."""
     jobs = list(plan.jobs)
     jobs[index] = jobs[index].model_copy(update={"nodes": jobs[index].nodes[:1]})
     return plan.model_copy(update={"jobs": tuple(jobs)})

@@ -46,7 +46,6 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of ``count`` ports in a row that are free."""
     for first in range(17100, 30000, count):
         with contextlib.ExitStack() as stack:
             try:

@@ -29,7 +29,6 @@ pytestmark = pytest.mark.cluster
 
 @contextlib.contextmanager
 def bound(bed: Bed, number: int, source: Path, target: str) -> Iterator[None]:
-    """Replace a file on one host."""
     subprocess.run(bed.inside(number, "mount", "--bind", str(source), target), check=True)
     try:
         yield
@@ -151,7 +150,6 @@ def test_a_host_key_that_changes_during_a_run_ends_the_job_at_once(plan: MakePla
 
 
 def alive(bed: Bed, number: int, case: str) -> bool:
-    """Tell whether an agent of a case lives on a host."""
     return any(
         line.startswith(f"n{number}: ") and "accelmark.run.agent" in line and f"/{case}-" in line
         for line in bed.processes().values()

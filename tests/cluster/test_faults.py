@@ -44,12 +44,10 @@ class Running:
     coordinator: subprocess.Popen[str]
 
     def pids(self, text: str, host: str = "n2") -> list[int]:
-        """Return the processes of a host with ``text`` in their command."""
         found = self.bed.processes().items()
         return [pid for pid, command in found if command.startswith(f"{host}:") and text in command]
 
     def signal(self, text: str, number: signal.Signals) -> None:
-        """Send a signal to processes of n2."""
         pids = self.pids(text)
         assert pids, self.bed.processes()
         for pid in pids:

@@ -26,7 +26,6 @@ FAKES = Path(__file__).parents[1] / "run"
 
 @pytest.fixture
 def recipe(plugins: Path) -> Path:
-    """The recipe of acme's image."""
     folder = plugins / "vendors" / "acme" / "images" / "pytorch"
     folder.mkdir(parents=True)
     write_rootfs(folder / "rootfs.tar")
@@ -35,7 +34,6 @@ def recipe(plugins: Path) -> Path:
 
 
 def fakes_in(cluster: MakeCluster, version: str | None = None, **container: object) -> Plan:
-    """Plan a fake rank in a container on the first host."""
     values = in_container("podman") | {"mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]} | container
     plan = make_plan((), hosts=("n1",), cluster=cluster(1, container=values))
     (job,) = plan.jobs

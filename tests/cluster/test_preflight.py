@@ -212,7 +212,6 @@ def test_a_spare_replaces_a_host_that_is_not_ready(plan: MakePlan, bed: Bed, tmp
 
 @contextmanager
 def squatter(bed: Bed, number: int, port: int) -> Iterator[None]:
-    """Have somebody else listen at a port of a host."""
     body = f"import socket, time; s = socket.create_server(('', {port})); print(flush=True); time.sleep(300)"
     process = subprocess.Popen(bed.enter(number, sys.executable, "-c", body), stdout=subprocess.PIPE)
     try:

@@ -44,7 +44,6 @@ def nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
-    """After every test here: no process of any run below its directory is left."""
     yield
     needle = f"{RUN_MARKER}={tmp_path}".encode()
     deadline = time.monotonic() + 300

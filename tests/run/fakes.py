@@ -90,7 +90,6 @@ def _vendor_hash() -> str:
 
 
 def left_running(run: Path) -> list[int]:
-    """Return the processes that bear the mark of the run in ``run``."""
     return processes_with(f"{RUN_MARKER}={run}".encode())
 
 
@@ -109,7 +108,6 @@ def processes_with(needle: bytes) -> list[int]:
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 300.0) -> None:
-    """Wait until ``condition`` holds; fail the test where it does not."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -37,7 +37,6 @@ CarryOut = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder of a vendor for a case."""
     made = tmp_path / "acme" / "cases" / "toy-pytorch"
     made.mkdir(parents=True)
     return made

@@ -102,7 +102,6 @@ def rank(number: int, **changed: object) -> RankStall:
 
 
 def cause(*ranks: RankStall, **record: object) -> str | None:
-    """Return the cause of a stall of ranks on a host each."""
     exits = []
     for one in ranks:
         values: dict[str, object] = {

@@ -207,7 +207,6 @@ def test_the_wheel_is_reproducible(plugins: Path) -> None:
 
 
 def probed(**asked: object) -> HostFacts:
-    """Return what the probe reports of this machine."""
     request: dict[str, object] = {
         "work_directory": "/tmp", "mounted": None, "is_locked": False, "locked_file": None, "ports": [], "urls": [],
         "directories": [], "files": [], "engine": None, "modules": [], "python_path": [],

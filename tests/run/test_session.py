@@ -46,7 +46,6 @@ def drive(verb: str, run: Path, *options: str, plan: Plan | None = None) -> subp
 
 
 def running(run: Path, plan: Plan, *options: str) -> subprocess.Popen[str]:
-    """Start a run, and wait until a rank takes steps."""
     process = drive("start", run, *options, plan=plan)
     wait_for(lambda: stepping(run), "a step")
     return process
@@ -58,7 +57,6 @@ def done(process: subprocess.Popen[str], timeout_s: float = 400) -> tuple[int, s
 
 
 def signalled(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
-    """Send a signal to a coordinator, and wait for its end."""
     process.send_signal(number)
     return done(process)
 

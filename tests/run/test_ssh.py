@@ -81,8 +81,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(home: Path, **changed: str) -> str:
-    """Return what connecting to a server of this machine ends with."""
-
     async def connect() -> None:
         server = await asyncssh.create_server(
             asyncssh.SSHServer, "127.0.0.1", 0, server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")]

@@ -95,7 +95,6 @@ def carried_out(run_dir: Path, plan: Plan, *, wrong_trials: bool = False, **chan
 
 
 def within(plan: Plan, budget: Budget) -> Plan:
-    """Return the plan of a search with another budget."""
     assert plan.tuning is not None
     limits = {"budget_s": budget.time_s, "max_trials": budget.num_trials, "settings_file": budget.settings_file}
     return plan.model_copy(update={"tuning": plan.tuning.model_copy(update=limits), "timeout_s": budget.time_s})
@@ -119,7 +118,6 @@ def concluded(run: RunDirectory, plan: Plan | None = None) -> str:
 
 @pytest.fixture
 def run(plugins: Path, tmp_path: Path) -> RunDirectory:
-    """The directory of a search that has ended."""
     directory = begun(plugins, tmp_path, Budget(None, 20, tmp_path / "best.yaml"))
     concluded(directory, carried_out(directory.path, directory.plan))
     return directory
@@ -163,7 +161,6 @@ def test_the_best_settings_are_written_for_a_vendor(run: RunDirectory, capsys: p
 
 
 def refusal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return why the settings of a search are not written."""
     summarise(run.path, audit_case)
     write_settings_file(run.path, as_json=False)
     assert not (run.path.parent / "best.yaml").exists()
