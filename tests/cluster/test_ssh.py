@@ -86,24 +86,6 @@ def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Pat
     assert (runs / "recent" / "case").exists()
 
 
-def test_a_lost_job_is_retried_where_the_plan_allows_it(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = running(run, plan(("first=hang",), retry_lost=1))
-    kill(bed, "accelmark.run.agent")
-    code, out, err = done(process)
-    (status,) = statuses(run)
-    assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
-    first = next(run.glob("*/round1/attempt1/n1_noderank0/exit.json")).read_text()
-    assert "node agent exited without writing exit.json: killed by SIGKILL" in first
-
-
-def kill(bed: Bed, what: str, number: signal.Signals = signal.SIGKILL) -> None:
-    wait_for(lambda: any(what in line for line in bed.processes().values()), what)
-    for pid, line in bed.processes().items():
-        if what in line and " sh -c " not in line:
-            os.kill(pid, number)
-
-
 def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "none", "/var/tmp/accelmark"]
