@@ -82,10 +82,10 @@ def test_a_run_of_another_case_is_refused() -> None:
 
 
 def test_claims_of_mlperf_and_flagperf_are_read() -> None:
-    (mlperf,) = read_published(RECORDED / "mlperf_resnet_result.txt", URL)
-    assert mlperf.name == "mlperf-resnet-h100x8"
-    assert mlperf.claim.value == pytest.approx(57209.488 / 8, abs=0.1)
-    assert (mlperf.claim.nproc, mlperf.claim.settings["batch_size"]) == (8, 400)
+    ((name, mlperf),) = read_published(RECORDED / "mlperf_resnet_result.txt", URL)
+    assert name == "mlperf-resnet-h100x8"
+    assert mlperf.value == pytest.approx(57209.488 / 8, abs=0.1)
+    assert (mlperf.nproc, mlperf.settings["batch_size"]) == (8, 400)
     training = [claim for _, claim in read_published(RECORDED / "llama3_8B-megatron/README.md", URL)]
     assert [(one.hardware, one.num_devices, one.precision, one.value) for one in training] == [
         ("A100", 8, "bf16", 3698.7), ("H100", 8, "fp8", 10486), ("H100", 16, "bf16", 7914),
