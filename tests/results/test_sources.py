@@ -65,13 +65,6 @@ def test_a_result_with_facts_of_an_odd_type_is_named(places: Path, tmp_path: Pat
     assert any(problem.startswith(f"{first}: ") for problem in problems)
 
 
-def test_a_bundle_has_the_same_content_as_its_run(places: Path) -> None:
-    runs, _ = open_sources([places / "run", places / f"packed{SUFFIX}"])
-    [pair] = compare(runs).pairs
-    assert pair.differing == ()
-    assert {found.difference for found in pair.differences} == {0.0}
-
-
 def test_an_edited_bundle_is_named_and_the_others_show(places: Path, tmp_path: Path) -> None:
     for name in ("run", f"packed{SUFFIX}"):
         source = places / name

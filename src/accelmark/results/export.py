@@ -247,29 +247,19 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
 
 def _events_tracking(contents: RoundContents) -> list[object]:
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.text.summary_v2 import text_pb
 
-    def event(step: int, at: float, tag: str, **value: Any) -> object:
-        return Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=tag, **value)]))
+    def event(step: int, at: float, name: str, value: float) -> object:
+        return Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
 
     begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
     rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
-    text = TensorProto(
-        dtype="DT_STRING",
-        string_val=[f"| setting | value |\n| --- | --- |\n{rows}".encode()],
-        tensor_shape=TensorShapeProto(dim=[]),
-    )
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    text = text_pb("settings/text_summary", f"| setting | value |\n| --- | --- |\n{rows}")
     return [
-        *(
-            event(step, at, name, simple_value=value)
-            for name, points in contents.curves.items()
-            for step, at, value in points
-        ),
-        *(event(0, begin, f"figures/{name}", simple_value=value) for name, value in contents.figures.items()),
-        event(0, begin, "settings/text_summary", metadata=metadata, tensor=text),
+        *(event(step, at, name, value) for name, points in contents.curves.items() for step, at, value in points),
+        *(event(0, begin, f"figures/{name}", value) for name, value in contents.figures.items()),
+        Event(step=0, wall_time=begin, summary=text),
     ]
 
 
