@@ -32,7 +32,7 @@ from accelmark.report.tables import figure_cell, shown_figures
 from accelmark.report.templating import fill, page, plotly, text_of
 from accelmark.results.figures import FigureName, title_of, unit_of
 from accelmark.results.rounds.search import SEARCH_REPORT, is_search
-from accelmark.results.sources import find_sources, load_source, round_problems, without_copies
+from accelmark.results.sources import find_sources, load_source, without_copies
 from accelmark.results.store.loaded_run import SUMMARY_FILE, LoadedRun, has_ended
 from accelmark.results.table import HALF, Row, rows_of
 from accelmark.spec.errors import AccelmarkError, RequestError, raising
@@ -88,8 +88,8 @@ class RunIndex:
                         self._known[path] = (stamp, str(error))
             read = [run for _, run in self._known.values() if not isinstance(run, str)]
             problems += [problem for _, problem in self._known.values() if isinstance(problem, str)]
-            kept = without_copies(read)
-            problems += round_problems(read, kept)
+            kept, unreadable = without_copies(read)
+            problems += unreadable
             below = [problem.replace(f"{self.directory}/", "") for problem in problems]
             runs = {self._name(run.path): run for run in kept}
             self._snapshot = Snapshot(runs, unfinished, below, rows_of(runs.values()))

@@ -317,10 +317,13 @@ class Point(Spec):
     value: float | None
 
 
+Quantity = Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "rank_memory", "host_memory"]
+
+
 class TelemetrySeries(Spec):
     """One column of telemetry over raw training time, downsampled for charts."""
 
-    quantity: Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "rank_memory", "host_memory"]
+    quantity: Quantity
     unit: str
     label: str
     points: tuple[tuple[float, float | None], ...]

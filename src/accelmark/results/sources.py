@@ -43,8 +43,8 @@ def open_sources(paths: Iterable[Path]) -> tuple[list[LoadedRun], list[str]]:
         named.update(run.path for run in opened if run.path == path)
         runs += opened
         problems += unread if opened or unread else [f"{path}: has no runs"]
-    kept = without_copies(runs, named)
-    return kept, problems + round_problems(runs, kept)
+    kept, unreadable = without_copies(runs, named)
+    return kept, problems + unreadable
 
 
 def find_sources(path: Path) -> tuple[list[Path], list[str]]:
@@ -124,22 +124,11 @@ def _unmarked(run: LoadedRun) -> Summary:
     return run.summary.model_copy(update={"cases": tuple(cases)})
 
 
-def round_problems(found: Iterable[LoadedRun], kept: Iterable[LoadedRun]) -> list[str]:
-    """Return the unreadable rounds of the runs ``found``; an export has no rounds, so it counts only if it is kept."""
-    paths = {run.path for run in kept}
-    problems: list[str] = []
-    for run in found:
-        names = (name for case in run.summary.cases for name in case.rounds)
-        if run.path in paths or run.packed is not None or any((run.path / name).is_dir() for name in names):
-            problems += run.problems
-    return problems
-
-
-def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> list[LoadedRun]:
-    """Return ``runs`` without copies of the same results, such as bundles and exports to MLflow.
+def without_copies(runs: Sequence[LoadedRun], named: Collection[Path] = ()) -> tuple[list[LoadedRun], list[str]]:
+    """Return ``runs`` without copies of the same results, such as bundles and exports to MLflow, and unreadable rounds.
 
     Of several with equal summaries, those whose path is in ``named`` are kept, else the one with the fewest unreadable
-    rounds, a directory before a bundle.
+    rounds, a directory before a bundle. An export has no rounds, which matters only if it is kept.
     """
     copies: dict[str, list[LoadedRun]] = {}
     for run in runs:
@@ -148,4 +137,9 @@ def without_copies(runs: Iterable[LoadedRun], named: Collection[Path] = ()) -> l
     for group in copies.values():
         best = min(group, key=lambda run: (len(run.problems), run.packed is not None))
         kept += [run for run in group if run.path in named] or [best]
-    return kept
+    paths, problems = {run.path for run in kept}, list[str]()
+    for run in runs:
+        names = (name for case in run.summary.cases for name in case.rounds)
+        if run.path in paths or run.packed is not None or any((run.path / name).is_dir() for name in names):
+            problems += run.problems
+    return kept, problems

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.rounds.timeline import Column, Floats, Indices, Timeline
-from accelmark.results.schema import Point, TelemetrySeries
+from accelmark.results.schema import Point, Quantity, TelemetrySeries
 from accelmark.spec.backports import zip_strict
 
 MAX_POINTS: Final = 1000
@@ -90,7 +90,6 @@ MAX_LINES: Final = 8
 _MAX_TELEMETRY_POINTS: Final = 600
 _GRID: Final = 600
 
-Quantity = Literal["utilisation", "memory", "power", "temperature", "clock", "cpu", "rank_memory", "host_memory"]
 _DEVICE: Final[dict[str, tuple[Quantity, str]]] = {
     "utilisation": ("utilisation", "ratio"), "memory_used_mib": ("memory", "MiB"), "power_w": ("power", "W"),
     "temperature_c": ("temperature", "°C"), "sm_clock_mhz": ("clock", "MHz"),

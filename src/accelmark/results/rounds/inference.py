@@ -319,11 +319,8 @@ def _compared(log: InferLog, infer: InferJob) -> Figures:
     whole, data = (_metric(log, infer, phase) for phase in ("inference", "validation"))
     absent = whole.reason or "the framework's answers to the engine's inputs have no metric"
     answers = log.answers
-    engine, framework = (
-        (answers.engine_metrics.get(infer.metric), answers.framework_metrics.get(infer.metric))
-        if answers
-        else (None, None)
-    )
+    engine = answers.engine_metrics.get(infer.metric) if answers else None
+    framework = answers.framework_metrics.get(infer.metric) if answers else None
     difference = None if engine is None or framework is None else engine - framework
     note = f"over {answers.num_scored:,} inputs, the same in both" if answers and answers.num_scored else None
     if answers is None or not answers.engine_metrics:

@@ -257,19 +257,10 @@ def serve_round(
     findings += contention_findings(nodes, {0: log.finished})
     figures, num_tokens = _figures(job, serving, log, measured, hosts, findings)
     return round_of(
-        job,
-        (state, reason),
-        nodes,
-        findings,
-        {"started": log.started},
-        task="serve",
-        figures={name: figures[name] for name in figures_of("serve")},
-        curves=curves_of(ended, requests),
-        telemetry=telemetry_series(hosts, span),
-        num_samples=num_tokens,
-        num_devices=num_devices,
-        serving=serving,
-    )
+        job, (state, reason), nodes, findings, {"started": log.started}, task="serve",
+        figures={name: figures[name] for name in figures_of("serve")}, curves=curves_of(ended, requests),
+        telemetry=telemetry_series(hosts, span), num_samples=num_tokens, num_devices=num_devices, serving=serving,
+    )  # fmt: skip
 
 
 def _highest_rate(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[float | None, str]:
@@ -399,20 +390,10 @@ def generation_round(
         measured = stage_of(job, settings, chosen, ended, job.key.nproc, hosts, no_telemetry).stage
         stages.append(generation_stage(measured, chosen, details, precision, peak, bandwidth))
     serving = serving_round(
-        settings,
-        (requests, lines.malformed),
-        node_dir,
-        stages,
-        log.token_scenarios,
-        has_slo=False,
-        min_agreement=infer.min_agreement,
-        num_devices=job.key.nproc,
-        server=None,
-        engine=infer.settings.compiler,
-        endpoint=None,
-        served_model=None,
-        has_tokenizer=True,
-    )
+        settings, (requests, lines.malformed), node_dir, stages, log.token_scenarios, has_slo=False,
+        min_agreement=infer.min_agreement, num_devices=job.key.nproc, server=None, engine=infer.settings.compiler,
+        endpoint=None, served_model=None, has_tokenizer=True,
+    )  # fmt: skip
     stage = serving.headline_stage
     absent = (log.finished.message if log.finished is not None else None) or serving.headline_why
     unknown = absent if stage is None else "the step create did not report the model's shapes"

@@ -62,9 +62,8 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
     began = timeline.init_s is not None
     training_s = timeline.train_s - timeline.eval_s
     why = no_work(timeline)
-    why_steps = why
-    if timeline.num_steps and not len(timeline.step_ms):
-        why_steps = "the framework times windows of steps, not single steps"
+    windows_only = timeline.num_steps and not len(timeline.step_ms)
+    why_steps = "the framework times windows of steps, not single steps" if windows_only else why
     warmup_s = sum(part.time_s for part in timeline.warm_ups)
     share_after = 1 - sum(part.num_steps for part in timeline.warm_ups) / max(timeline.num_steps, 1)
     steady = ratio(units * share_after or None, training_s - warmup_s, why)
@@ -265,18 +264,12 @@ def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[RankTi
     ranks = []
     for rank, own in sorted(timeline.own.items()):
         data_wait_ms = own.data_wait_ms / max(1, own.num_waits)
-        ranks.append(
-            RankTime(
-                rank=rank,
-                host=hosts[rank],
-                step_ms=own.step_ms / own.num_steps + data_wait_ms,
-                data_wait_ms=data_wait_ms,
-                own_ms=own.own_ms / own.num_steps,
-                wait_ms=rest_ms[rank] - least_ms,
-                longest_s=own.longest_ms / 1e3,
-                num_steps=own.num_steps,
-            )
-        )
+        rank_time = RankTime(
+            rank=rank, host=hosts[rank], step_ms=own.step_ms / own.num_steps + data_wait_ms, data_wait_ms=data_wait_ms,
+            own_ms=own.own_ms / own.num_steps, wait_ms=rest_ms[rank] - least_ms, longest_s=own.longest_ms / 1e3,
+            num_steps=own.num_steps,
+        )  # fmt: skip
+        ranks.append(rank_time)
     return RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks))), None
 
 
