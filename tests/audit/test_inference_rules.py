@@ -171,12 +171,7 @@ answered = partial(change_event, name="ANSWER_CHECK")
         (partial(answered, median_error=0.002), "error", "answers", "median error"),
         (partial(answered, worst_error=1.0), "error", "answers", "largest error"),
         (partial(answered, worst_error=None), "error", "answers", "largest error"),
-        (
-            partial(answered, top1_agreement=0.98),
-            "error",
-            "answers",
-            "the framework's largest value in 98.00",
-        ),
+        (partial(answered, top1_agreement=0.98), "error", "answers", "the framework's largest value in 98.00"),
         (partial(answered, sensitivity=0.01), "error", "answers", "may be looked up"),
         (partial(answered, num_items=0), "open", "answers", "were not compared"),
     ],
