@@ -193,15 +193,10 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
     files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{records.ENVIRONMENT_FILE}")))
     environments = map(records.EnvironmentRecord.stored, files)
     return RoundEvidence(
-        result=result,
-        job=JobSpec.stored(round_dir / "job.json"),
-        reference=reference,
-        started=started,
-        data=data,
-        reevaluation=read_reevaluation(round_dir),
-        adaptations=tuple(filter(None, adaptations)),
+        result=result, job=JobSpec.stored(round_dir / "job.json"), reference=reference, started=started, data=data,
+        reevaluation=read_reevaluation(round_dir), adaptations=tuple(filter(None, adaptations)),
         environments=tuple(filter(None, environments)),
-    )
+    )  # fmt: skip
 
 
 def _standard(result: RoundResult) -> Standard | None:

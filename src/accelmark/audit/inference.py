@@ -127,8 +127,7 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     if "synthetic" in entry.result.marks:
         return
     if metric.value is None:
-        actual = f"{infer.metric} of the engine was not measured: {metric.reason}"
-        yield finding("error", "accuracy-missed", "", actual)
+        yield finding("error", "accuracy-missed", "", f"{infer.metric} of the engine was not measured: {metric.reason}")
     elif validation.value is None and infer.reference is None:
         actual = (
             f"nothing to compare the engine's {infer.metric} with: in the framework it was not measured "

@@ -384,5 +384,4 @@ def case_known(evidence: Evidence) -> Findings:
     if evidence.rounds and evidence.reference.case is None:
         result = evidence.rounds[0].result
         case = f"{result.key.model!r} of version {result.case_version}"
-        actual = f"not compared with its case: this machine has no case {case}"
-        yield finding("warning", "case-unknown", "", actual)
+        yield finding("warning", "case-unknown", "", f"not compared with its case: this machine has no case {case}")

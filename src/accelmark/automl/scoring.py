@@ -130,14 +130,9 @@ class Scoreboard:
         error = 1 - best.held_out_accuracy if best is not None and best.held_out_accuracy is not None else None
         search_error = None if accuracy == _NONE else 1 - accuracy
         return search.SearchPoint(
-            time_h=elapsed_s / 3600,
-            operations=operations,
-            score=score,
-            error=error,
-            search_error=search_error,
-            regulated_score=regulated(score, error),
-            regulated_search_score=regulated(score, search_error),
-        )
+            time_h=elapsed_s / 3600, operations=operations, score=score, error=error, search_error=search_error,
+            regulated_score=regulated(score, error), regulated_search_score=regulated(score, search_error),
+        )  # fmt: skip
 
     def series(self, step_s: float) -> tuple[search.SearchPoint, ...]:
         """Return the figures every ``step_s`` and at the end."""
@@ -161,13 +156,10 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
         running = [record for record in records if record.status == "running"]
         worked_s += sum(end_s - max(record.started_s, state.totals_of(record).ended_s) for record in running)
     return search.SearchUtilisation(
-        workers=state.workers,
-        available_s=available_s,
-        training_s=training_s,
-        evaluating_s=evaluating_s,
+        workers=state.workers, available_s=available_s, training_s=training_s, evaluating_s=evaluating_s,
         data_wait_s=waited_s,
         idle_share=max(0.0, 1 - worked_s / available_s) if worked_s > 0 and available_s > 0 else None,
-    )
+    )  # fmt: skip
 
 
 def _consumption(directory: SearchDirectory, state: SearchState, board: Scoreboard) -> search.SearchConsumption:
@@ -273,13 +265,9 @@ def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = 
     if state.interruptions:
         disclosures.append(f"the run was interrupted and resumed {counted(state.interruptions, 'time')}")
     return search.SearchVerdict(
-        rules=rules.name,
-        version=rules.version,
-        rules_sha256=rules.sha256,
-        verdict=verdict_of(findings),
-        reasons=tuple(dict.fromkeys(map(str, findings))),
-        disclosures=tuple(disclosures),
-    )
+        rules=rules.name, version=rules.version, rules_sha256=rules.sha256, verdict=verdict_of(findings),
+        reasons=tuple(dict.fromkeys(map(str, findings))), disclosures=tuple(disclosures),
+    )  # fmt: skip
 
 
 class Verified(search.SearchVerdict):
@@ -491,8 +479,7 @@ def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
         match event:
             case journal.SessionBegan(clock_s=clock_s):
                 expected = f"{latest_s:.1f} s, where the run's clock stopped"
-                right = abs(clock_s - latest_s) <= _SLACK_S
-                yield right, "clock", expected, f"a session began at {clock_s:.1f} s"
+                yield abs(clock_s - latest_s) <= _SLACK_S, "clock", expected, f"a session began at {clock_s:.1f} s"
                 time_s = clock_s
             case (
                 journal.Heartbeat(clock_s=time_s)
@@ -521,8 +508,7 @@ def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
 
 def _between(what: str, time_s: float, earliest_s: float, latest_s: float) -> Check:
     expected = f"between {earliest_s:.1f} and {latest_s:.1f} s, by the heartbeats around it"
-    right = earliest_s - _SLACK_S <= time_s <= latest_s + _SLACK_S
-    return right, "clock", expected, f"{what} is at {time_s:.1f} s"
+    return earliest_s - _SLACK_S <= time_s <= latest_s + _SLACK_S, "clock", expected, f"{what} is at {time_s:.1f} s"
 
 
 def _upper_bounds(events: Sequence[journal.Event]) -> list[float]:

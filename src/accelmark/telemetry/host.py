@@ -222,14 +222,12 @@ class HostSampler:
         return HostSample(
             cpu=self._try("cpu", self._cpu.busy),
             mem_used_mib=None if memory is None else (memory.total - memory.available) / _MIB,
-            mem_total_mib=None if memory is None else memory.total / _MIB,
-            load1=None if load is None else load[0],
+            mem_total_mib=None if memory is None else memory.total / _MIB, load1=None if load is None else load[0],
             power_w=self._power_w.pop() if self._power_w else None,
             rapl_j=None if self._rapl is None else self._try("rapl_j", self._rapl.energy_j),
-            rank_rss_mib=self._rank_rss(now_s),
-            **{f"psi_{name}": stall and stall[0] for name, stall in stalls.items()},
+            rank_rss_mib=self._rank_rss(now_s), **{f"psi_{name}": stall and stall[0] for name, stall in stalls.items()},
             **self._rates(now_s),
-        )
+        )  # fmt: skip
 
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
         try:
@@ -304,8 +302,7 @@ def foreign_processes(devices: Iterable[DeviceSample], roots: Collection[int]) -
 
 def _pressure_of(resource: str) -> tuple[float, float]:
     """Return ``avg10`` in percent and ``total`` in us from the ``some`` line of a ``/proc/pressure`` file."""
-    text = (_PROC / "pressure" / resource).read_text()
-    some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", text, re.MULTILINE)
+    some = re.search(r"^some avg10=([\d.]+) .*total=(\d+)", (_PROC / "pressure" / resource).read_text(), re.MULTILINE)
     if some is None:
         raise ValueError("no line of some tasks with avg10 and total")
     return float(some[1]), float(some[2])

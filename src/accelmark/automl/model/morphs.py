@@ -179,8 +179,7 @@ class MorphChoices:
             if not (choices := self.of(kind)):
                 remaining.remove(kind)
                 continue
-            chosen = choices[int(generator.integers(len(choices)))]
-            morph, child = self.make(chosen, generator)
+            morph, child = self.make(choices[int(generator.integers(len(choices)))], generator)
             if self.limits.allow(child):
                 return morph, child
         raise MorphError(f"{self.network.name!r} allows no further morph within the limits")

@@ -373,8 +373,7 @@ class HalvingSearch(TpeSearch):
         promoted = {one.parent for one in population.individuals if one.round > 1}
         for number in range(self.rounds - 1, 0, -1):
             ended = [one for one in population.observed if one.round == number]
-            best = sorted(ended, key=lambda one: one.rank, reverse=True)[: len(ended) // _REDUCTION]
-            for one in best:
+            for one in sorted(ended, key=lambda one: one.rank, reverse=True)[: len(ended) // _REDUCTION]:
                 if one.id not in promoted:
                     return population.add(one.network, one.id, (), point=one.point, round=number + 1)
         return super()._next(population)

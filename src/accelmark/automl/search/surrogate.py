@@ -155,8 +155,7 @@ class GaussianProcess:
             projected = (scaled @ vectors) ** 2
             for noise in _NOISES:
                 spectrum = np.maximum(eigenvalues, 0.0) + noise
-                likelihood = -0.5 * float((projected / spectrum + np.log(spectrum)).sum())
-                best = max(best, (likelihood, scale, noise))
+                best = max(best, (-0.5 * float((projected / spectrum + np.log(spectrum)).sum()), scale, noise))
         _, scale, noise = best
         lower = _factor(distance, scale, noise)
         return GaussianProcess(scale, noise, mean, deviation, lower, solve_triangular(lower, scaled, lower=True))
@@ -165,8 +164,7 @@ class GaussianProcess:
         """Return the process with further networks in training, last in ``distance``, at their expected values."""
         count = len(self._whitened)
         lower = _factor(distance, self.scale, self.noise)
-        scaled = self._lower @ self._whitened
-        whitened = solve_triangular(lower[:count, :count], scaled, lower=True)
+        whitened = solve_triangular(lower[:count, :count], self._lower @ self._whitened, lower=True)
         return replace(self, _lower=lower, _whitened=np.append(whitened, np.zeros(len(distance) - count)))
 
     def predict(self, distance: Vector) -> tuple[float, float]:

@@ -351,8 +351,7 @@ class _Trial:
             self.case = TrialCase(self, *args)
             return self.case
 
-        in_process = InProcess(make_case, self.place.control)
-        self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, in_process)
+        self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, InProcess(make_case, self.place.control))
         return self.backend
 
     @property
