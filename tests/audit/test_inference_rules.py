@@ -266,8 +266,7 @@ def test_an_engine_that_leaves_time_out_has_to_be_looked_at(run: Path, share: fl
 def test_rounds_with_different_models_are_found(run: Path) -> None:
     second = run / "tiny" / "round2"
     shutil.copytree(run / ROUND, second)
-    told = json.loads((second / "job.json").read_text()) | {"round": 2}
-    (second / "job.json").write_text(json.dumps(told))
+    (second / "job.json").write_text(json.dumps(json.loads((second / "job.json").read_text()) | {"round": 2}))
     assert "model-mismatch" not in rules(judged(run), "error")
     change_step(run, "create", weights_hash="ab" * 32)
     case = judged(run)

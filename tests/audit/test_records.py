@@ -217,8 +217,7 @@ def test_each_run_is_registered_with_its_number_and_the_earlier_ones_of_the_same
     (found,) = [one for one in case.findings if one.rule == "run-registered"]
     earlier = f"number 1 ({case.verdict}), number 2 (no end)"
     assert found.actual == f"number 3 in the registry; 2 earlier of the same work, the last: {earlier}"
-    lines = (tmp_path / "state" / "runs.jsonl").read_bytes().splitlines()
-    for before, line in itertools.pairwise(lines):
+    for before, line in itertools.pairwise((tmp_path / "state" / "runs.jsonl").read_bytes().splitlines()):
         assert json.loads(line)["previous"] == hashlib.sha256(before).hexdigest()
     edit(run / "plan.json", lambda plan: plan.update(name="another"))
     assert "plan-not-registered" in rules(judged(run))

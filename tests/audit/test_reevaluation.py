@@ -101,8 +101,7 @@ def test_the_metric_of_the_fresh_process_counts(run: Path) -> None:
 
 
 def test_weights_that_did_not_have_the_claimed_metric_are_found(run: Path) -> None:
-    good = evaluated(metric_of(run))
-    write_evaluation(run, good, evaluated(0.2, "step1"), replayed(losses_of(run)))
+    write_evaluation(run, evaluated(metric_of(run)), evaluated(0.2, "step1"), replayed(losses_of(run)))
     case = judged(run)
     assert case.verdict == "INVALID"
     assert {"reevaluated-target", "target-missed"} <= rules(case)
@@ -137,8 +136,7 @@ def test_whether_the_target_was_reached_is_not_known_where_the_evaluation_was_ca
 def test_replayed_steps_have_the_losses_and_the_effect_of_training(
     run: Path, change: float, update: UpdateSquares, rule: str | None
 ) -> None:
-    losses = [loss * change for loss in losses_of(run)]
-    write_evaluation(run, evaluated(metric_of(run)), replayed(losses, update))
+    write_evaluation(run, evaluated(metric_of(run)), replayed([loss * change for loss in losses_of(run)], update))
     case = judged(run)
     assert rules(case) == ({rule} if rule else set())
     assert case.verdict == ("INVALID" if rule else "VALID")
@@ -302,8 +300,7 @@ def test_a_target_reached_earlier_than_the_reference_allows_is_open(
 
 def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
     """Return what the rule about convergence finds of a round."""
-    standard = Standard(case, "", is_shipped=True)
-    folders = ReferenceFolders(standard)
+    folders = ReferenceFolders(Standard(case, "", is_shipped=True))
     return list(plausible_convergence(Evidence([RoundEvidence(entry, None, folders)], 1, folders, None)))
 
 

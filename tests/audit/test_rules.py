@@ -156,8 +156,7 @@ def test_data_that_differs_from_its_declaration_or_between_rounds_is_found(run: 
 
 
 def test_a_target_or_fixed_setting_other_than_the_cases_is_found(run: Path, plugins: Path) -> None:
-    case = judged(run)
-    reasons = " ".join(case.reasons)
+    reasons = " ".join(judged(run).reasons)
     assert "settings-changed" in reasons
     assert "seed is" in reasons
     for number in (1, 2):
@@ -237,8 +236,7 @@ def head() -> str:
 
 
 def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
-    record = {"version": accelmark.__version__, "sha256": "00" * 32} | source
-    (run / "source.json").write_text(json.dumps(record))
+    (run / "source.json").write_text(json.dumps({"version": accelmark.__version__, "sha256": "00" * 32} | source))
     case = judged(run)
     return case.verdict, [str(finding) for finding in case.findings if finding.rule == "source-tree"]
 
@@ -250,8 +248,7 @@ def test_the_verifying_source_itself_gives_no_finding(run: Path) -> None:
 
 def test_another_build_of_the_same_version_is_named_with_the_files_that_differ(run: Path) -> None:
     own = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in tree_files(provenance.package())}
-    files = own | {"api.py": "00" * 8, "gone.py": "00" * 8}
-    verdict, (found,) = source_findings(run, kind="folder", files=files)
+    verdict, (found,) = source_findings(run, kind="folder", files=own | {"api.py": "00" * 8, "gone.py": "00" * 8})
     assert verdict == "OPEN"
     assert "differ in api.py, gone.py" in found
     assert f"two builds have the version {accelmark.__version__}, verify with the one that ran" in found
@@ -286,8 +283,7 @@ def with_files(sha256: str, job: dict[str, Any]) -> None:
 
 
 def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
-    known = case_hash(plugins / "cases" / "toy", "train")
-    for sha256, severity in ((known, None), ("ab" * 32, "open")):
+    for sha256, severity in ((case_hash(plugins / "cases" / "toy", "train"), None), ("ab" * 32, "open")):
         for number in (1, 2):
             change_job(run, number, partial(with_files, sha256))
         found = [finding for finding in judged(run).findings if "files on this machine" in finding.expected]

@@ -145,8 +145,7 @@ def test_a_start_that_takes_far_longer_than_the_load_of_the_model_makes_a_run_op
 ) -> None:
     times, loaded = (StartTimes(cpu_s=pair[0], wall_s=pair[1]) for pair in (start, load))
     ended = COMPLETED.model_copy(update={"load": loaded})
-    case = judged(tmp_path, replace(SERVED, start=times, ended=ended, device_type=device_type))
-    told = found(case, "untimed-work")
+    told = found(judged(tmp_path, replace(SERVED, start=times, ended=ended, device_type=device_type)), "untimed-work")
     assert [(severity, text[: len(actual or "")]) for severity, text in told] == ([("open", actual)] if actual else [])
 
 
@@ -208,8 +207,7 @@ def test_loadgens_verdict_counts(
     judgement = found(case, "loadgen-invalid")
     assert [each for each, _ in judgement] == ([] if severity is None else [severity])
     assert what in "".join(actual for _, actual in judgement)
-    figure = case.figures[FigureName.LOADGEN_SERVER_TOKENS].mean
-    assert figure == (result["tokens_per_second"] if result else None)
+    assert case.figures[FigureName.LOADGEN_SERVER_TOKENS].mean == (result["tokens_per_second"] if result else None)
 
 
 TWO_STAGES = {"load": {"concurrency": [4, 64]}}

@@ -53,8 +53,7 @@ def test_data_of_directories_is_compared_with_the_readers(run: Path, tmp_path: P
     command = ["verify", str(run), "--data", str(tmp_path), "--json"]
     (nothing,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
     assert nothing.startswith("no round recorded contents of its data")
-    sample = {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}
-    add_event(run / LOG, "DATA_READ", {"sample": {"images": sample}})
+    add_event(run / LOG, "DATA_READ", {"sample": {"images": {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}}})
     write_manifest(run)
     assert json.loads(CliRunner().invoke(app, command).output)["differences"] == []
     (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeG")

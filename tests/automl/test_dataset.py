@@ -29,8 +29,7 @@ def write_fashion(directory: Path, *, packed: bool = False) -> None:
     generator = np.random.default_rng(1)
     for name, count in (("train", 50), ("t10k", 20)):
         images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+        for kind, array in (("images-idx3", images), ("labels-idx1", (np.arange(count) % 10).astype(np.uint8))):
             raw = idx(array)
             suffix = ".gz" if packed else ""
             (directory / f"{name}-{kind}-ubyte{suffix}").write_bytes(gzip.compress(raw) if packed else raw)
@@ -75,8 +74,7 @@ def test_wrong_shapes_and_class_counts_are_reported(tmp_path: Path) -> None:
 
 def test_cifar10s_binary_records_are_read(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
-    names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
-    for name in names:
+    for name in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
         records = generator.integers(0, 256, (20, 3073), dtype=np.uint8)
         records[:, 0] = np.arange(20) % 10
         (tmp_path / f"{name}.bin").write_bytes(records.tobytes())
@@ -161,8 +159,7 @@ def test_imagenet_is_identified_by_its_classes_and_size(tmp_path: Path, monkeypa
             folder = place / folders[number % len(folders)]
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{number}.JPEG").touch()
-        source = ClassFolders(place, len(folders))
-        return LabeledFiles(source, np.arange(count), np.zeros(count, np.int64), 224)
+        return LabeledFiles(ClassFolders(place, len(folders)), np.arange(count), np.zeros(count, np.int64), 224)
 
     assert imagenet_identity(split(29), split(9)) == "a part of imagenet (29 training and 9 held-out images)"
     assert imagenet_identity(split(30), split(9)) == "imagenet"
@@ -171,8 +168,7 @@ def test_imagenet_is_identified_by_its_classes_and_size(tmp_path: Path, monkeypa
 
 
 def test_a_limit_applies_to_all_splits(tmp_path: Path) -> None:
-    config = tiny_dataset(tmp_path).model_copy(update={"limit": 40})
-    data = open_dataset(config, tiny_network())
+    data = open_dataset(tiny_dataset(tmp_path).model_copy(update={"limit": 40}), tiny_network())
     assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
 
 

@@ -73,8 +73,7 @@ def test_an_unfinished_epoch_counts_by_its_fraction() -> None:
 
 def test_a_part_of_an_epoch_counts_the_images_really_processed() -> None:
     part = epoch(0, 0.0, 5.0, None, trained_images=7, evaluated_images=0, steps=1, complete=False)
-    board = Scoreboard(state([trial(0, 0.0, 5.0)], [part]))
-    assert board.final().operations == 30 * 7 + 100
+    assert Scoreboard(state([trial(0, 0.0, 5.0)], [part])).final().operations == 30 * 7 + 100
 
 
 def test_the_error_is_the_held_out_error_of_the_best_network_by_validation() -> None:
@@ -119,8 +118,7 @@ def test_the_epoch_that_a_worker_trains_is_not_idle_time() -> None:
 
 
 def test_waiting_for_data_is_idle_time() -> None:
-    waited = [one.model_copy(update={"data_wait_s": one.training_s / 2}) for one in EPOCHS]
-    used = utilisation(state(TRIALS, waited))
+    used = utilisation(state(TRIALS, [one.model_copy(update={"data_wait_s": one.training_s / 2}) for one in EPOCHS]))
     assert used.idle_share == pytest.approx(1 - (42 - used.training_s / 2) / 82)
 
 

@@ -94,8 +94,7 @@ def test_a_trial_stops_when_its_time_is_up(data: Dataset) -> None:
 
 
 def test_early_stop_ends_a_trial_as_finished(data: Dataset) -> None:
-    frozen = Hyperparameters(batch_size=32, learning_rate=1e-12)
-    result, _, notes = run(data, order(frozen, epochs=40, early_stop=True))
+    result, _, notes = run(data, order(Hyperparameters(batch_size=32, learning_rate=1e-12), epochs=40, early_stop=True))
     assert result.status == "finished"
     assert len(notes.epochs) <= 14
 

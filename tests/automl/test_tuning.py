@@ -55,8 +55,7 @@ def test_tpe_learns_from_reported_values(tmp_path: Path) -> None:
         asked.append(point)
         one.tell(number, -abs(log10(point.learning_rate / 0.01)))
     early = sum(abs(log10(point.learning_rate / 0.01)) for point in asked[:10])
-    late = sum(abs(log10(point.learning_rate / 0.01)) for point in asked[-10:])
-    assert late < 0.7 * early
+    assert sum(abs(log10(point.learning_rate / 0.01)) for point in asked[-10:]) < 0.7 * early
 
 
 def test_tpe_avoids_where_trials_diverged_and_ignores_crashed_ones(tmp_path: Path) -> None:
@@ -153,8 +152,7 @@ def postgresql() -> Iterator[str]:
     make = [str(programs_of / "initdb"), "-D", str(folder / "data"), "-U", "accelmark", "-A", "trust", "--no-sync"]
     subprocess.run(make, check=True, user=owner, cwd="/", stdout=subprocess.DEVNULL)
     options = ["-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-F"]
-    serve = [str(programs_of / "postgres"), *options]
-    server = subprocess.Popen(serve, user=owner, cwd="/", stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([str(programs_of / "postgres"), *options], user=owner, cwd="/", stderr=subprocess.DEVNULL)
     ready = [str(programs_of / "pg_isready"), "-h", str(folder), "-U", "accelmark", "-d", "postgres", "-t", "20"]
     while subprocess.run(ready, check=False, stdout=subprocess.DEVNULL).returncode:
         assert server.poll() is None
@@ -168,12 +166,10 @@ def postgresql() -> Iterator[str]:
 def test_a_study_can_be_stored_in_postgresql(tmp_path: Path, postgresql: str) -> None:
     one, other = tuner(tmp_path, shared(tmp_path, postgresql)), tuner(tmp_path, shared(tmp_path, postgresql), run="two")
     for number in range(6):
-        point = one.ask(number)
-        one.tell(number, -abs(log10(point.learning_rate / 0.01)))
+        one.tell(number, -abs(log10(one.ask(number).learning_rate / 0.01)))
     assert [trial.value for trial in other.trials] == [trial.value for trial in one.trials]
     one.ask(6)
-    again = tuner(tmp_path, shared(tmp_path, postgresql))
-    assert again.abandon_running() == 1
+    assert tuner(tmp_path, shared(tmp_path, postgresql)).abandon_running() == 1
     with pytest.raises(RequestError, match="another experiment"):
         tuner(tmp_path, shared(tmp_path, postgresql), experiment="other data")
 

@@ -122,8 +122,7 @@ def test_csv_columns_are_found_by_name() -> None:
     names += ["GPU Core Temperature (Celsius Degree)", "GPU Frequency (MHz)"]
     row = ["06:14:46.000", "0", "120.5", "4096", "45.0", "65", "2100"]
     for order in itertools.islice(itertools.permutations(range(7)), 0, 5040, 97):
-        text = ", ".join(names[at] for at in order) + "\n" + ", ".join(row[at] for at in order)
-        (device,) = parse_output(text, form)
+        (device,) = parse_output(", ".join(names[at] for at in order) + "\n" + ", ".join(row[at] for at in order), form)
         assert device == {
             "index": 0, "utilisation": 0.45, "power_w": 120.5, "sm_clock_mhz": 2100, "temperature_c": 65,
             "memory_used_mib": 4096,
@@ -137,8 +136,7 @@ def test_an_output_that_was_tampered_with_never_crashes_and_keeps_figures_plausi
 ) -> None:
     text = text_of(name)
     at %= len(text)
-    devices = _read(tool_of(name.split("/", maxsplit=1)[0]), text[:at] + put + text[at + cut :])
-    for device in devices or ():
+    for device in _read(tool_of(name.split("/", maxsplit=1)[0]), text[:at] + put + text[at + cut :]) or ():
         utilisation, power = device.get("utilisation"), device.get("power_w")
         assert utilisation is None or (isinstance(utilisation, float) and 0 <= utilisation <= 1)
         assert power is None or (isinstance(power, float) and 0 <= power <= 5000)

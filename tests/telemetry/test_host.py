@@ -107,8 +107,7 @@ def test_a_process_on_a_device_that_the_run_did_not_start_is_foreign() -> None:
     gone = 2**22 + 1  # beyond the largest process ID
     with subprocess.Popen(["sleep", "30"]) as own, subprocess.Popen(["sleep", "30"]) as other:
         shared = DeviceSample(0, pids={own.pid: 1.0, other.pid: 1.0})
-        devices = [shared, DeviceSample(1, pids={gone: 1.0}), DeviceSample(2)]
-        found = foreign_processes(devices, [own.pid])
+        found = foreign_processes([shared, DeviceSample(1, pids={gone: 1.0}), DeviceSample(2)], [own.pid])
         own.kill()
         other.kill()
     assert found == [f"process {other.pid} (sleep) on device 0", f"process {gone} (name not visible) on device 1"]

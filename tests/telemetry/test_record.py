@@ -140,8 +140,7 @@ def test_a_tool_that_hangs_is_killed_and_does_not_hold_up_the_host(tmp_path: Pat
 def test_a_vendor_reader_that_raises_costs_device_telemetry_only(tmp_path: Path) -> None:
     folder, _ = make_vendor(tmp_path)
     (folder / "telemetry.py").write_text("raise ValueError('broken by its maker')\n")
-    recording = recorded(tmp_path, folder, 4)
-    assert "ValueError: broken by its maker" in recording.reason("devices")
+    assert "ValueError: broken by its maker" in recorded(tmp_path, folder, 4).reason("devices")
 
 
 def test_power_in_a_wrong_unit_is_refused_whatever_reads_it(tmp_path: Path) -> None:
@@ -227,8 +226,7 @@ def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_lo
     head = text[: text.index("telemetry:")]
     (folder / "vendor.yaml").write_text(head + "telemetry: {script: {file: acme_monitor.py}}\n")
     (folder / "acme_monitor.py").write_text(recorder.FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid"), pace_s=0.2))
-    recording = recorded(tmp_path, folder, 2, '"power_w": 114')
-    assert set(_read_values(recording.devices[1]["power_w"])) == {74}
+    assert set(_read_values(recorded(tmp_path, folder, 2, '"power_w": 114').devices[1]["power_w"])) == {74}
     assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
     until(lambda: not (tmp_path / "pid").exists())
 

@@ -136,8 +136,7 @@ def test_its_report_is_self_contained_and_shows_every_network(finished: SearchDi
     assert [path.name for path in written] == [
         "report.html", "report.json", "report.csv", "trials.csv", "logs.tar.gz",
     ]  # fmt: skip
-    page = written[0].read_text()
-    before_library = page.split("<script>")[0]
+    before_library = written[0].read_text().split("<script>")[0]
     assert "src=" not in before_library
     assert before_library.count('class="network"') == len(finished.state().individuals)
     assert "Regulated score" in before_library
@@ -282,8 +281,7 @@ def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_pa
 
 
 def test_the_best_network_is_trained_last_in_the_rest_of_the_time(tmp_path: Path) -> None:
-    schedule = ScheduleConfig(max_duration=8.0, final_share=0.5, round_epochs=(1,), tuning_round=None)
-    run, _ = ran(tmp_path, schedule)
+    run, _ = ran(tmp_path, ScheduleConfig(max_duration=8.0, final_share=0.5, round_epochs=(1,), tuning_round=None))
     state = run.state()
     *searched, final = state.trials.values()
     assert [one.epochs is not None for one in state.individuals if one.id == final.individual] == [True]

@@ -31,8 +31,7 @@ def test_a_killed_search_resumes_to_its_last_trial_with_the_right_score(search: 
     assert (code, out) == (130, "")
     assert f"Continue with: accelmark automl resume {search.run().path}" in err
     assert len(search.run().state().sessions) == 1, "it ended before its trials began"
-    resumed = search.begin("resume", "latest", "--json")
-    code, out, err = search.finish(resumed)
+    code, out, err = search.finish(search.begin("resume", "latest", "--json"))
     assert code == 0, err
     summary = json.loads(out)
     assert summary["trials"] == {"finished": 5}
@@ -70,8 +69,7 @@ def test_trials_of_lost_and_stalled_workers_are_retried(search: Search) -> None:
     other.send_signal(signal.SIGSTOP)
     code, out, err = search.finish(search.started[-1])
     assert code == 0, err
-    summary = json.loads(out)
-    assert summary["trials"] == {"finished": 2}
+    assert json.loads(out)["trials"] == {"finished": 2}
     state = search.run().state()
     assert {record.status for record in state.attempts.values() if record.attempt == 1} == {"lost", "stalled"}
     assert {record.attempt for record in state.trials.values()} == {2}

@@ -16,8 +16,7 @@ from tests.automl.test_score import FULL, epoch, state, trial
 
 
 def begun() -> list[Event]:
-    seed = Individual(id=0, network=tiny_network())
-    return [Proposed(individual=seed, searcher="seed"), *state([], []).sessions]
+    return [Proposed(individual=Individual(id=0, network=tiny_network()), searcher="seed"), *state([], []).sessions]
 
 
 def tried(started_s: float, ended_s: float | None, **changes: object) -> TrialEvent:

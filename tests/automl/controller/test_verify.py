@@ -222,8 +222,7 @@ def test_a_configuration_changed_afterwards_is_detected(
 
 
 def test_a_trial_finishes_before_its_last_epoch_only_where_the_early_stop_ends_it(tmp_path: Path) -> None:
-    asked = made_config(schedule=ScheduleConfig(max_trials=2, round_epochs=(12,), tuning_round=None))
-    run = made_run(tmp_path, asked)
+    run = made_run(tmp_path, made_config(schedule=ScheduleConfig(max_trials=2, round_epochs=(12,), tuning_round=None)))
     forge(run, _each("trial", {"epochs_planned": 12}))
     assert "finished after 2 epochs (expected: 12 epochs or an early stop)" in " ".join(verify_search(run).reasons)
 

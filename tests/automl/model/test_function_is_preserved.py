@@ -83,8 +83,7 @@ def test_a_sequence_of_random_morphs_preserves_the_function(seed: int) -> None:
 def test_skips_and_deepened_blocks_get_gradients() -> None:
     for kind in ("deepen", "add-skip", "concat-skip"):
         morph, child_network = MorphChoices(QUIET).draw(np.random.default_rng(0), [kind])
-        weights = carry_weights(QUIET, child_network, morph, to_weights(trained_module(QUIET)))
-        child = built(child_network, weights)
+        child = built(child_network, carry_weights(QUIET, child_network, morph, to_weights(trained_module(QUIET))))
         child(images_for(QUIET)).square().sum().backward()
         added = [value for key, value in child.named_parameters() if f".{morph.label}_" in key]
         assert any(value.grad is not None and bool(value.grad.abs().sum() > 0) for value in added)

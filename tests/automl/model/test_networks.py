@@ -85,8 +85,7 @@ def test_keras_weights_of_resnet50_compute_the_same(tmp_path: Path) -> None:
     )
     means = [torch.tensor(values).reshape(-1, 1, 1) for values in (weights["stem_bn.running_mean"], their_mean)]
     assert torch.allclose(ours - means[0], theirs - means[1], rtol=1e-4, atol=0.05)
-    shifted = layers["bn3a_branch1"][2] - layers["res3a_branch1"][1]
-    assert np.allclose(weights["s3b1_0_bn.running_mean"], shifted)
+    assert np.allclose(weights["s3b1_0_bn.running_mean"], layers["bn3a_branch1"][2] - layers["res3a_branch1"][1])
     assert np.allclose(weights["s5b3_3_bn.running_var"] + 1e-5, layers["bn5c_branch2c"][3] + 1e-3)
     assert np.array_equal(weights["dense.weight"], layers["fc1000"][0].T)
     path.write_bytes(b"damaged")
@@ -138,8 +137,7 @@ def test_an_unknown_seed_comes_with_the_nearest_name() -> None:
 def test_the_main_chain_of_resnet50_passes_all_bottlenecks_and_sixteen_skips_leave_it() -> None:
     network = resnet50()
     chain = main_chain(network)
-    convolutions = [name for name in chain if isinstance(network.by_name[name].layer, Convolution)]
-    assert len(convolutions) == 1 + 3 * 16
+    assert len([name for name in chain if isinstance(network.by_name[name].layer, Convolution)]) == 1 + 3 * 16
     assert len(skips(network)) == 16
 
 
@@ -189,6 +187,5 @@ def test_accelmark_agrees_on_matrix_work_and_counts_batch_norm_backward_in_full(
     ours, theirs = count(resnet50(), "accelmark"), count(resnet50(), "aiperf-v1")
     assert ours.matrix_forward == theirs.matrix_forward
     assert ours.matrix_backward == theirs.matrix_backward
-    norm = sum(layer.backward for layer in ours.layers if layer.kind == "batch_norm")
-    assert norm == 9 * 74_109_952 // 7
+    assert sum(layer.backward for layer in ours.layers if layer.kind == "batch_norm") == 9 * 74_109_952 // 7
     assert theirs.backward - theirs.update_in_backward < ours.backward
