@@ -150,14 +150,9 @@ class Bench:
         }
         variables |= {name: text.replace("{{directory}}", str(directory)) for name, text in (environment or {}).items()}
         return subprocess.run(
-            [python, "-c", _MAIN, *arguments],
-            cwd=directory,
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-        )
+            [python, "-c", _MAIN, *arguments], cwd=directory, env=variables, capture_output=True, text=True,
+            check=False, timeout=_TIMEOUT_S,
+        )  # fmt: skip
 
     def start(
         self,
