@@ -145,7 +145,9 @@ def judged(
     session = recorded.sessions[0].model_copy(update={"dataset_identity": dataset})
     config = AutomlConfig(
         rules=rules, network=network, counting="aiperf-v1", schedule=ScheduleConfig(max_trials=3),
-        search=SearchConfig(initial_weights=Path("w.npz") if pretrained else None, morphs=("deepen", "widen", "add-skip")),
+        search=SearchConfig(
+            initial_weights=Path("weights.npz") if pretrained else None, morphs=("deepen", "widen", "add-skip")
+        ),
         dataset=DatasetConfig.model_validate(changes),
     )  # fmt: skip
     return verdict(config, replace(recorded, sessions=[session, session]))
