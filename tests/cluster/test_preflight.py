@@ -38,11 +38,8 @@ def look(plan: Plan, *given: Path) -> list[Problem]:
     directory = RunDirectory(Path("/nowhere/run"), plan)
 
     async def body() -> list[Problem]:
-        launcher = create_launcher(plan, directory.path)
-        try:
+        async with create_launcher(plan, directory.path) as launcher:
             return await Preflight(directory, launcher, plan.jobs).run()
-        finally:
-            await launcher.close()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])

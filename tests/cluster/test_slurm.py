@@ -154,11 +154,8 @@ def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_pa
     run.mkdir()
 
     async def body() -> list[str]:
-        launcher = create_launcher(plan, run)
-        try:
+        async with create_launcher(plan, run) as launcher:
             return [str(problem) for problem in await Preflight(RunDirectory(run, plan), launcher, plan.jobs).run()]
-        finally:
-            await launcher.close()
 
     found = [what for what in asyncio.run(body()) if "busy: load" not in what]
     hint = "choose a run directory on a file system that all nodes share (--out)"

@@ -144,13 +144,10 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
 
     async def all_hosts(report: Report) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="accelmark-env-") as directory:
-            launcher = create_launcher(plan_of_hosts(cluster), Path(directory))
-            try:
+            async with create_launcher(plan_of_hosts(cluster), Path(directory)) as launcher:
                 await launcher.allocate()
                 bodies = (body(launcher, launcher.host(host), report) for host in cluster.hosts)
                 results = await asyncio.gather(*bodies, return_exceptions=True)
-            finally:
-                await launcher.close()
         problems = []
         for result in results:
             if isinstance(result, HostError):

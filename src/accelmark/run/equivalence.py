@@ -156,8 +156,7 @@ def check_equivalence(
     directory = RunDirectory.create(path, plan)
 
     async def take_steps() -> list[_Steps]:
-        launcher = create_launcher(directory.plan, directory.path)
-        try:
+        async with create_launcher(directory.plan, directory.path) as launcher:
             await preflight(directory, launcher, directory.plan.jobs, observer)
             done: list[_Steps] = []
             for planned in directory.plan.jobs:
@@ -187,8 +186,6 @@ def check_equivalence(
                     raise RunError(f"{job.job.key}: its log has no INIT_END")
                 done.append(_Steps(job.job, job.job.work.train, started, job.job.work.results))
             return done
-        finally:
-            await launcher.close()
 
     reference, *others = run_until_signal(take_steps())
     compared: dict[str, list[_Steps]] = {}

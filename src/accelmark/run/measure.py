@@ -79,16 +79,13 @@ def probe(
 
     async def run_job() -> None:
         (job,) = run.plan.jobs
-        launcher = create_launcher(run.plan, run.path)
-        launcher.report = report
-        try:
+        async with create_launcher(run.plan, run.path) as launcher:
+            launcher.report = report
             is_here, preflight = launcher.spec.is_localhost, Preflight(run, launcher, (job,))
             require_ready(await (missing_here(run, launcher) if is_here else preflight.run()), run.plan)
             state, reason = await execute_job(run, job, launcher, lambda *_: None, Cancellation())
             if state != "succeeded":
                 raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
-        finally:
-            await launcher.close()
 
     # Hosts that share the file system have to see the directory.
     place = Path.cwd() if spec.launcher != "local" and load_launcher(spec.launcher).shares_filesystem else None

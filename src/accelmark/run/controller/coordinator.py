@@ -507,11 +507,8 @@ def _stop_without_coordinator(directory: RunDirectory, *, at_once: bool) -> bool
             await coordinator.resume()
         states = directory.statuses()
         lost = {node.host for job in directory.plan.jobs if states[job.directory].state == "lost" for node in job.nodes}
-        launcher = create_launcher(directory.plan, directory.path)
-        try:
+        async with create_launcher(directory.plan, directory.path) as launcher:
             return await launcher.end_stale_agents([host for host in directory.plan.cluster.hosts if host.name in lost])
-        finally:
-            await launcher.close()
 
     with directory.locked():
         if problems := asyncio.run(end_jobs()):

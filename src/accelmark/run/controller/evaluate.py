@@ -191,12 +191,9 @@ def evaluate_run(
         places = {round_dir: directory.round_dir(evaluation) for round_dir, evaluation in evaluations.items()}
 
         async def run_all() -> None:
-            launcher = create_launcher(directory.plan, directory.path)
-            try:
+            async with create_launcher(directory.plan, directory.path) as launcher:
                 for evaluation in evaluations.values():
                     await evaluate(directory, evaluation, launcher, fetch, Cancellation(), report)
-            finally:
-                await launcher.close()
 
         try:
             run_until_signal(run_all())

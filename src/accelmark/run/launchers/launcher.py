@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
@@ -142,7 +142,7 @@ class AgentHandle(ABC):
 
 
 class Launcher(ABC):
-    """Starts node agents on the hosts of a plan's cluster; ``run`` is the run's directory on this machine."""
+    """Starts node agents on the hosts of a plan's cluster; ``run`` is the run's directory here. Its context closes it."""
 
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""
@@ -259,6 +259,12 @@ class Launcher(ABC):
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run without a coordinator; returns one message for each host that was not reached."""
         return []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def abort(self) -> None:  # noqa: B027  most launchers hold nothing
         """Return allocations without waiting: the process is about to exit at once."""

@@ -75,12 +75,9 @@ async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = la
     everything = cluster.model_copy(update={"hosts": (*cluster.hosts, *cluster.spares), "spares": ()})
     with tempfile.TemporaryDirectory(prefix="accelmark-preflight-") as place:
         directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(everything))
-        launcher = create_launcher(directory.plan, directory.path)
-        launcher.report = report
-        try:
+        async with create_launcher(directory.plan, directory.path) as launcher:
+            launcher.report = report
             return await Preflight(directory, launcher, ()).run()
-        finally:
-            await launcher.close()
 
 
 async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Problem]:
