@@ -94,6 +94,15 @@ class Host(ABC):
         Raises HostError: it could not be started or did not end in time; UnreachableError: the host was not reached.
         """
 
+    async def require(
+        self, argv: Sequence[str], problem: str, stdin: bytes = b"", timeout_s: float | None = 60.0
+    ) -> bytes:
+        """Run a command, and return its output. Raises HostError: it failed; ``problem`` and the command's error."""
+        done = await self.run(argv, stdin, timeout_s)
+        if done.code != 0:
+            raise HostError(self.name, f"{problem}: {done.message}")
+        return done.out
+
     @abstractmethod
     def running(
         self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S

@@ -142,7 +142,7 @@ class AgentHandle(ABC):
 
 
 class Launcher(ABC):
-    """Starts node agents on the hosts of a plan's cluster; ``run`` is the run's directory here. Its context closes it."""
+    """Starts node agents on the hosts of a plan's cluster, for the run in ``run`` here; its context closes it."""
 
     visible_file: Path | None = None
     """A file of this machine that the hosts must see at the same path; None: nothing is shared."""

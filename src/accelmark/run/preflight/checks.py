@@ -368,11 +368,9 @@ async def package_facts(
     names = {"distributions": distributions, "modules": modules, "python_path": python_path, "imports": imports}
     request = json.dumps({name: list(values) for name, values in names.items()})
     argv = command(python, "packages", request) if enter is None else enter(request)
-    done = await host.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
-    if done.code != 0:
-        raise HostError(host.name, f"the packages of {python} cannot be read: {done.message}")
+    output = await host.require(argv, f"the packages of {python} cannot be read", timeout_s=_IMPORT_TIMEOUT_S)
     try:
-        return PackageFacts.model_validate_json(done.out.strip().rpartition(b"\n")[2])
+        return PackageFacts.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
         raise HostError(host.name, f"{python} did not print its packages: {error.errors()[0]['msg']}") from error
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 import accelmark
-from accelmark.run.host import Host, HostError
+from accelmark.run.host import Host
 from accelmark.run.onhost import command
 from accelmark.spec.plugins.catalog import JOB_KINDS, FolderRef, extensions, folders
 
@@ -110,9 +110,8 @@ async def deliver(host: Host, python: str, code: PurePosixPath) -> None:
     """Unpack the wheel at ``code`` on a host where it is missing. Raises HostError: it could not be written."""
     if (await host.run(["test", "-d", str(code)])).code == 0:
         return
-    done = await host.run(delivery_command(python, code), wheel().content, timeout_s=None)
-    if done.code != 0:
-        raise HostError(host.name, f"AccelMark could not be delivered: {done.message}")
+    argv = delivery_command(python, code)
+    await host.require(argv, "AccelMark could not be delivered", wheel().content, timeout_s=None)
 
 
 async def put_files(host: Host, python: str, files: Mapping[PurePosixPath, str]) -> None:
@@ -120,6 +119,4 @@ async def put_files(host: Host, python: str, files: Mapping[PurePosixPath, str])
     contents = {str(path): text.encode() for path, text in files.items()}
     header = [[path, hashlib.sha256(content).hexdigest(), len(content)] for path, content in contents.items()]
     stdin = b"".join([json.dumps(header).encode(), b"\n", *contents.values()])
-    done = await host.run(command(python, "files"), stdin)
-    if done.code != 0:
-        raise HostError(host.name, f"files could not be written: {done.message}")
+    await host.require(command(python, "files"), "files could not be written", stdin)

@@ -213,9 +213,8 @@ class _SshAgent(AgentHandle):
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; a second call starts no second agent."""
-        done = await self.host.run(start_command(self.stream.remote, self.command))
-        if done.code != 0:
-            raise HostError(self.host.name, f"the node agent could not be started: {done.message}")
+        argv = start_command(self.stream.remote, self.command)
+        await self.host.require(argv, "the node agent could not be started")
 
     async def attach(self) -> bool:
         """Return whether an agent was ever started; True where that cannot be read: :meth:`wait` retries.
@@ -462,9 +461,8 @@ class _SshLauncher(Launcher):
     async def _clear(self, node: NodeJob) -> None:
         host = self.host(node.host)
         async with self._locks[host.name]:
-            cleared = await host.run(self._clear_command(str(self._remote_dir(node))), timeout_s=_CLEAR_TIMEOUT_S)
-            if cleared.code != 0:
-                raise HostError(host.name, f"an earlier attempt cannot be removed: {cleared.message}")
+            argv = self._clear_command(str(self._remote_dir(node)))
+            await host.require(argv, "an earlier attempt cannot be removed", timeout_s=_CLEAR_TIMEOUT_S)
             self._lost = {lost for lost in self._lost if lost[0] != host.name}
 
     async def _fetch_data(self, node: NodeJob) -> None:
@@ -473,10 +471,8 @@ class _SshLauncher(Launcher):
             return
         if self.plan.cluster.container is not None:
             await host.run(["mkdir", "-p", "--", *(str(path.parent) for path in node.job.data_dirs.values())])
-        done = await host.run(argv, timeout_s=_DATA_TIMEOUT_S)
-        if done.code != 0:
-            raise HostError(host.name, f"its data is not available: {done.message}")
-        records = json.loads(done.out.decode(errors="replace").strip().splitlines()[-1])
+        output = await host.require(argv, "its data is not available", timeout_s=_DATA_TIMEOUT_S)
+        records = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
         path = node.node_dir.parent / DATA_FILE
         content = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
         first, known = self._data.setdefault(path, (host.name, content))
