@@ -255,10 +255,10 @@ async def broken_frameworks() -> list[str]:
         broken = checks.broken_imports(facts, framework, checks.create_command(framework.name))
         return [f"{problem.what}: run {problem.hint}" for problem in broken]
 
-    checks = [broken_here(framework) for framework in frameworks.values()]
+    found = [broken_here(framework) for framework in frameworks.values()]
     known = [environment for environment in registered().values() if environment.framework in frameworks]
-    checks += [_broken_environment(environment, vendor) for environment in known]
-    return [line for lines in await asyncio.gather(*checks) for line in lines]
+    found += [_broken_environment(environment, vendor) for environment in known]
+    return [line for lines in await asyncio.gather(*found) for line in lines]
 
 
 async def _broken_environment(environment: FrameworkEnvironment, vendor: str) -> list[str]:
