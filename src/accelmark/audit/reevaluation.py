@@ -184,14 +184,11 @@ def _update_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: Rep
 
 
 def _state_findings(entry: RoundEvidence, replay: ReplayedSteps) -> Findings:
-    """Compare buffers and optimizer state at the end, from which later steps go on.
-
-    Not buffers of the first steps: a vendor may move them before, by a pass that warms up.
-    """
+    """Compare buffers and optimizer state at the end, from which later steps go on."""
     update = replay.update.relative_difference if replay.update is not None else 0.0
     for kind, squares in replay.state.items():
         if kind == "buffers" and replay.start is None:
-            continue
+            continue  # a vendor may move them before the first steps, by a pass that warms up
         least, per_update, most = _STATE_TOLERANCES["buffers" if kind == "buffers" else "optimizer"]
         limit = min(least + per_update * update, most)
         difference = squares.relative_difference

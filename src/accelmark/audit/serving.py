@@ -95,17 +95,14 @@ def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
 
 @for_each(_serving)
 def requests(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
-    """Check that every request has a consistent record and an answer, with the requested tokens where they are pinned.
-
-    In a search, failed requests miss the SLO, which is no fault.
-    """
+    """Check that every request has a consistent record and an answer, of the requested length where it is pinned."""
     if missing := sum(stage.num_missing for stage in serving.stages):
         actual = f"{missing} requests that the load generator counted have no record"
         yield finding("error", "request-records", "a record of every request", actual)
     if strange := sum(stage.num_implausible for stage in serving.stages):
         actual = f"{strange} records contradict each other or the events of their stage"
         yield finding("error", "request-records", "due, sent, first output, gaps and end in this order", actual)
-    for stage in serving.planned_stages:
+    for stage in serving.planned_stages:  # in a search, failed requests miss the SLO, which is no fault
         if not stage.num_failed:
             continue
         share = stage.num_failed / stage.num_requests

@@ -222,10 +222,7 @@ TrainedWeights = dict[str, Array] | None
 
 
 class TrialOrder(Spec):
-    """One trial to run.
-
-    With ``parent_network``, the weights sent with the order are its, and ``morphs`` lead from it to ``network``.
-    """
+    """One trial to run; weights are those of ``parent_network``, from which ``morphs`` lead to ``network``."""
 
     round: int
     network: Network

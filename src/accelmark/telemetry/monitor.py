@@ -46,10 +46,7 @@ def check_vendor(vendor: str) -> Path:
 
 
 def start(vendor: str, log_path: Path, interval_s: float = 1.0) -> MonitorStatus:
-    """Start a monitor that writes to ``log_path`` and continues after this process has ended; keeps an earlier record.
-
-    Raises RunError with its error output where it did not start.
-    """
+    """Start a monitor that outlives this process; keeps an earlier record. Raises RunError with its error output."""
     folder = check_vendor(vendor)
     now = status(log_path)
     if now.running:

@@ -118,10 +118,7 @@ class Searcher:
     rounds: int = 1
 
     def propose(self, population: Population, number: int = 1) -> list[Individual]:
-        """Add at most ``number`` networks to the population and return them; equal populations give equal proposals.
-
-        Raises MorphError where no network may have a further child.
-        """
+        """Add at most ``number`` networks, equal for equal populations; raises MorphError where none is possible."""
         proposed = [self._next(population)]
         with suppress(MorphError):
             while len(proposed) < number:

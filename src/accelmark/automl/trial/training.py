@@ -274,16 +274,14 @@ def run_trial(
     weights: records.TrainedWeights,
     listener: records.TrialListener,
 ) -> records.TrialEnded:
-    """Run a trial as one rank; a trial that fails is reported in its result.
-
-    There is no limit in time: the driver would evaluate a trial that reaches one once more.
-    """
+    """Run a trial as one rank; a trial that fails is reported in its result."""
     hyper, training, images = order.hyperparameters, order.training, len(data.training)
     if hyper.batch_size > images:
         raise DataError(f"a batch of {hyper.batch_size} is larger than the training split of {images} images")
     optimizer = OptimizerSettings(
         name="sgd", lr=hyper.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
     )
+    # Without a limit in time: the driver would evaluate a trial that reaches one once more.
     settings = TrainSettings(
         batch_size=max(1, hyper.batch_size // place.ranks.world_size), eval_batch_size=_EVALUATION_BATCH,
         precision=training.precision, seed=order.seed, threads=place.threads, optimizer=optimizer,
