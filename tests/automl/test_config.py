@@ -236,13 +236,6 @@ def test_all_problems_of_our_own_form_are_reported_at_once(tmp_path: Path) -> No
         assert part in message
 
 
-def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
-    text = OURS + "search: {max_kernel: 5}\n"
-    assert "tuning.kernel: 7 is above search.max_kernel, 5" in problems(tmp_path, text)
-    untuned = text.replace("concurrency: 2", "concurrency: 2, tuning_round: null")
-    assert load_search(written(tmp_path, untuned))[0].search.max_kernel == 5
-
-
 @pytest.mark.parametrize(
     ("limits", "more", "message"),
     [
@@ -251,12 +244,15 @@ def test_a_searched_kernel_above_max_kernel_is_refused(tmp_path: Path) -> None:
         ("tuning_round: 4", "", "give max_trials, max_duration or max_operations"),
         ("max_duration: 10m", "tuning: {seed_trials: 3}\n", "write schedule.tuning_round: 1"),
         ("max_duration: 10m", "search: {method: halving}\n", "write 1 or null"),
+        ("max_duration: 10m", "search: {max_kernel: 5}\n", "tuning.kernel: 7 is above search.max_kernel, 5"),
+        ("max_duration: 10m, tuning_round: null", "search: {max_kernel: 5}\n", None),
     ],
 )
-def test_limits_and_first_trials_that_contradict_each_other_are_refused(
-    tmp_path: Path, limits: str, more: str, message: str
+def test_settings_that_contradict_each_other_are_refused(
+    tmp_path: Path, limits: str, more: str, message: str | None
 ) -> None:
-    assert message in problems(tmp_path, OURS.replace("max_duration: 10m", limits) + more)
+    text = OURS.replace("max_duration: 10m", limits) + more
+    assert message in problems(tmp_path, text) if message else load_search(written(tmp_path, text))
 
 
 def test_a_host_that_is_listed_twice_is_named(tmp_path: Path) -> None:
