@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +307,7 @@ def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
     wall_s = np.array(
         [length * step_ms(int(step)) / 1e3 for step, length in zip(windows["steps"], windows["lengths"], strict=True)]
     )
-    return replace(timeline, windows={**windows, "wall_s": wall_s})
+    return timeline._replace(windows={**windows, "wall_s": wall_s})
 
 
 PAIRS = checkpoints((None, 10), (10, 40), (60, 80))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple
 
 from accelmark.spec.backports import StrEnum
 from accelmark.spec.number_format import quantity
@@ -24,9 +23,7 @@ ALL: Final = (*TRAIN, *INFER, *SERVE)
 _FULL_BATCH: Final = "of a full batch in the engine, its wait there for a free stream included, nearest rank"
 
 
-@final
-@dataclass(frozen=True)
-class FigureInfo:
+class FigureInfo(NamedTuple):
     """The declaration of a figure.
 
     Title, unit and explanation may contain ``{unit}`` (image, token), titles ``{metric}`` (top-1 accuracy), which the

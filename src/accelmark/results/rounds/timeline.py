@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Union, final
+from typing import Any, Final, NamedTuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +57,7 @@ class TimedEvaluation(NamedTuple):
     evaluation: Evaluation
 
 
-@final
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """One round over all its ranks; job-wide times come from the lead rank.
 
     The lead is the lowest rank whose log has windows of steps, else the lowest rank with a log.
