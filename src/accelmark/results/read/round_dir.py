@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Optional
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from accelmark.results.schema import JobState
 from accelmark.spec.errors import RunError, raising
@@ -72,21 +72,22 @@ def ledger_states(run_dir: Path) -> dict[str, LedgerState]:
 
 
 def ledger_events(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the run's ``events.jsonl``; damaged ones are ignored."""
-    try:
-        lines = (run_dir / "events.jsonl").read_bytes().splitlines()
-    except OSError:
-        return
-    yield from json_objects(lines)
+    """Return the lines of the run's ``events.jsonl``; damaged ones are ignored."""
+    return json_lines(run_dir / "events.jsonl")
+
+
+def json_lines(*paths: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the lines of files; files that cannot be read and damaged lines are ignored."""
+    for path in paths:
+        with suppress(OSError), path.open("rb") as file:
+            yield from json_objects(file)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; return an empty one where the file is missing or invalid."""
-    try:
-        loaded = from_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
+    with suppress(OSError):
+        return next(json_objects([path.read_bytes()]), {})
+    return {}
 
 
 def planned_jobs(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

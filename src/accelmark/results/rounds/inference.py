@@ -18,6 +18,7 @@ from accelmark.results.rounds.load import latency_curve
 from accelmark.results.rounds.serving import generation_round, load_span
 from accelmark.results.rounds.training import measured_ceiling
 from accelmark.results.schema import (
+    PERCENTILES,
     Figure,
     Figures,
     Finding,
@@ -34,8 +35,6 @@ from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import ANSWER_LIMITS, InferPrecision, InferStep, ScenarioName
-
-PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 class PhaseFigures(NamedTuple):

@@ -6,7 +6,6 @@ header of its telemetry (chip).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,6 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from accelmark.results.figures import FigureName
+from accelmark.results.read.round_dir import json_lines
 from accelmark.results.read.telemetry import read_samples
 from accelmark.results.rounds.summary import spread
 from accelmark.results.schema import CaseResult, Environment, Figure, JobState, RoundResult, Summary, Verdict
@@ -21,7 +21,6 @@ from accelmark.results.store.loaded_run import SCHEMA_VERSION, LoadedRun, RunFil
 from accelmark.spec.errors import AccelmarkError, RunError
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance, flatten
-from accelmark.spec.model import json_objects
 from accelmark.spec.rules import SearchRules, shipped_rules
 
 CONFIG_FILE: Final = "automl.json"
@@ -193,8 +192,8 @@ def load_search(path: Path) -> LoadedRun:
     report, config = load_file(SearchSummary, files, SEARCH_REPORT), files.json(CONFIG_FILE)
     if not config:
         raise RunError(f"{path / CONFIG_FILE}: cannot be read as a JSON object")
-    session = next((line for line in _lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
-    headers = (line.get("header") for line in _lines(*sorted(path.glob(f"telemetry/session*/{_RECORD}"))))
+    session = next((line for line in json_lines(path / _JOURNAL) if line.get("event") == "session-began"), {})
+    headers = (line.get("header") for line in json_lines(*sorted(path.glob(f"telemetry/session*/{_RECORD}"))))
     header: dict[str, Any] = next((header for header in headers if isinstance(header, dict)), {})
     vendor = str(header.get("vendor") or "unknown")
     device = next((str(device["name"]) for device in header.get("devices") or () if device.get("name")), None)
@@ -271,9 +270,3 @@ def _figures(report: SearchSummary) -> dict[FigureName, Figure]:
         *((one, getattr(used, name), used.reasons.get(name) or not_measured) for name, one in _CONSUMPTION.items()),
     )
     return {one: Figure(value=value, reason=reason if value is None else None) for one, value, reason in known}
-
-
-def _lines(*paths: Path) -> Iterator[dict[str, Any]]:
-    for path in paths:
-        with suppress(OSError), path.open("rb") as file:
-            yield from json_objects(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
@@ -15,6 +16,7 @@ from pydantic_core import from_json
 from accelmark.results.read.round_dir import ledger_events
 from accelmark.results.schema import CaseResult, RoundResult, Summary
 from accelmark.spec.errors import RunError, raising
+from accelmark.spec.model import json_objects
 
 PLAN_FILE: Final = "plan.json"
 SUMMARY_FILE: Final = "summary.json"
@@ -89,11 +91,9 @@ class RunFiles:
 
     def json(self, name: str) -> dict[str, Any]:
         """Return the JSON object in ``name``; an empty one where the file is missing or invalid."""
-        try:
-            loaded = from_json(self.read(name))
-        except (RunError, ValueError):
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+        with suppress(RunError):
+            return next(json_objects([self.read(name)]), {})
+        return {}
 
     def has(self, name: str) -> bool:
         """Return whether there is a file ``name``."""
