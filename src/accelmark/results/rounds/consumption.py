@@ -76,7 +76,6 @@ Series = Sequence[tuple[float, float]]
 class EnergyReason(StrEnum):
     """Why the energy of a window is unknown or doubtful."""
 
-    NO_POWER = "power was not read"
     EMPTY_WINDOW = "nothing was measured"
     START_NOT_COVERED = "no power reading before the start"
     END_NOT_COVERED = "no power reading after the end"
@@ -106,8 +105,6 @@ def energy(
     """
     if end_s <= start_s:
         return Energy(None, (EnergyReason.EMPTY_WINDOW,))
-    if not power and not counter:
-        return Energy(None, (EnergyReason.NO_POWER,))
     integrated_j: float | None = None
     reasons = _not_covered(power, start_s, end_s)
     if power and not reasons:

@@ -229,22 +229,14 @@ def serve_round(
     unknown: dict[str, Any] = {"served_model": settings.served_model, "has_tokenizer": False}
     options = settings.server_options
     serving = serving_round(
-        settings,
-        (requests, lines.malformed),
-        node.path if node else None,
-        stages,
-        log.scenarios,
-        has_slo=has_limits(settings.slo),
-        min_agreement=serve.min_agreement,
-        num_devices=num_devices,
-        server=serve.server.name if serve.server else None,
-        endpoint=settings.endpoint,
+        settings, (requests, lines.malformed), node.path if node else None, stages, log.scenarios,
+        has_slo=has_limits(settings.slo), min_agreement=serve.min_agreement, num_devices=num_devices,
+        server=serve.server.name if serve.server else None, endpoint=settings.endpoint,
         load=log.finished.load if log.finished else None,
         facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
-        highest_rate=rate,
-        highest_rate_note=note,
+        highest_rate=rate, highest_rate_note=note,
         **({name: getattr(log.started, name) for name in reported} if log.started else unknown),
-    )
+    )  # fmt: skip
     findings += [finding("warning", "rank-warning", "", warning) for warning in dict.fromkeys(log.warnings)]
     if log.malformed:
         findings.append(finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines"))

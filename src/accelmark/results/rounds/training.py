@@ -476,29 +476,17 @@ def train_round(
             findings.append(finding("info", "stragglers", expected, slow))
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
     return round_of(
-        job,
-        (state, reason),
-        nodes,
-        findings,
-        {"started": lead.started, "compiled": lead.compiled} if lead else {},
-        synthetic=work.settings.loader.synthetic,
-        partial_evaluation=work.settings.evaluate.max_batches is not None,
-        resumed=timeline is not None and len(timeline.lead.attempts) > 1,
-        task="train",
-        converged=converged(timeline, work, per_step, checked),
-        target=work.target,
-        precision=precision,
+        job, (state, reason), nodes, findings, {"started": lead.started, "compiled": lead.compiled} if lead else {},
+        synthetic=work.settings.loader.synthetic, partial_evaluation=work.settings.evaluate.max_batches is not None,
+        resumed=timeline is not None and len(timeline.lead.attempts) > 1, task="train",
+        converged=converged(timeline, work, per_step, checked), target=work.target, precision=precision,
         started_at=min((node.exit.started_at for node in (*before, *nodes) if node.exit), default=""),
         figures={name: figures[name] for name in figures_of("train")},
         curves=curves_of(timeline, work.units_per_sample, per_step) if timeline else {},
-        step_ms_histogram=histogram(timeline.step_ms) if timeline else (),
-        telemetry=telemetry_series(hosts),
-        num_steps=timeline.num_steps if timeline else 0,
-        num_samples=timeline.num_samples if timeline else 0,
-        num_devices=job.key.world_size,
-        rank_times=rank_times,
-        rank_times_unknown=rank_times_unknown,
-    )
+        step_ms_histogram=histogram(timeline.step_ms) if timeline else (), telemetry=telemetry_series(hosts),
+        num_steps=timeline.num_steps if timeline else 0, num_samples=timeline.num_samples if timeline else 0,
+        num_devices=job.key.world_size, rank_times=rank_times, rank_times_unknown=rank_times_unknown,
+    )  # fmt: skip
 
 
 def samples_per_step(job: JobSpec, work: TrainingWork) -> int:
