@@ -112,13 +112,9 @@ def read(train: bool, workers: int, epoch: int, skip: int = 0) -> list[tuple[lis
     return [(batch["x"].tolist(), batch["noise"].tolist()) for batch in batches.epoch(epoch, skip)]
 
 
-def test_worker_processes_give_the_same_samples_as_none() -> None:
-    assert read(train=True, workers=2, epoch=1) == read(train=True, workers=0, epoch=1)
-
-
-def test_an_epoch_that_begins_within_it_reads_no_sample_before() -> None:
-    for workers in (0, 2):
-        assert read(train=True, workers=workers, epoch=1, skip=4) == read(train=True, workers=0, epoch=1)[4:]
+def test_worker_processes_give_the_same_samples_as_none_and_no_sample_before_a_skip_is_read() -> None:
+    for workers, skip in ((0, 4), (2, 0), (2, 4)):
+        assert read(train=True, workers=workers, epoch=1, skip=skip) == read(train=True, workers=0, epoch=1)[skip:]
     source, random = Noisy(), torch.get_rng_state()
     list(IndexedBatches(source, 4, place(), LoaderSettings(num_workers=0), train=True).epoch(0, 4))
     assert source.num_read == 2 * 4

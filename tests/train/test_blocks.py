@@ -98,18 +98,10 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(make_job(directory, SHORT, nproc=2), directory)
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("parallelism", "checkpointing"),
-    [
-        pytest.param("fsdp2", "selective", marks=pytest.mark.heavy),
-        pytest.param("ddp", "full", marks=pytest.mark.heavy),
-        pytest.param("ddp", "off", marks=pytest.mark.heavy),
-        pytest.param("ddp", "selective", marks=pytest.mark.heavy),
-        pytest.param("fsdp2", "full", marks=pytest.mark.heavy),
-        pytest.param("fsdp2", "off", marks=pytest.mark.heavy),
-    ],
-)
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("checkpointing", ["off", "full", "selective"])
 def test_two_ranks_with_compiled_blocks_train_as_eager_ones(
     parallelism: str, checkpointing: str, eager: Ran, tmp_path: Path
 ) -> None:

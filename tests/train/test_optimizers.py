@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer, build_schedule
+from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
 from accelmark.train.loop.epochs import learning_rate_factor
 
@@ -98,14 +98,3 @@ def test_a_schedule_stays_between_zero_and_peak(name: str, warmup: int, total: i
 def test_three_stages_fall_to_a_share_above_zero() -> None:
     with pytest.raises(ValidationError, match="final_lr_ratio, which must be greater than 0"):
         ScheduleSettings(name="tri_stage")
-
-
-def test_the_schedule_moves_the_optimizer() -> None:
-    optimizer = build_optimizer(make_model(), OptimizerSettings(lr=0.5), CPU)
-    schedule = build_schedule(optimizer, ScheduleSettings(name="linear"), 2, 1)
-    rates = []
-    for _ in range(4):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == [0.5, 0.25, 0.0, 0.0]

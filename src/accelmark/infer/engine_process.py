@@ -26,10 +26,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from accelmark.infer.engine import EngineRequest
-from accelmark.infer.failures import InferenceError, restored, shortened
+from accelmark.infer.failures import InferenceError, restored
 from accelmark.infer.slots import Rows, Slots, create_memory, mapped
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RANK_VARIABLES, RankPlace, module_command
 
@@ -157,12 +157,10 @@ class EngineProcess:
 
     def compile(self, request: EngineRequest, modules: Sequence[tuple[FolderRef, str]]) -> dict[str, Any]:
         """Compile, or load an engine; return its details. ``modules`` have the classes of the model."""
-        with os.fdopen(os.dup(self._inputs), "wb") as file:
-            try:
-                torch.save(request, file)
-            except (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError) as error:
-                problem = f"the model cannot be sent to the engine's process ({shortened(error, 200)})"
-                raise RequestError(f"{problem}; define its classes at the top level of a module") from error
+        problem = "the model cannot be sent to the engine's process; define its classes at the top level of a module"
+        causes = (AttributeError, TypeError, ValueError, RuntimeError, pickle.PicklingError)
+        with os.fdopen(os.dup(self._inputs), "wb") as file, raising(RequestError, problem, *causes):
+            torch.save(request, file)
         details: dict[str, Any] = self.call("compile", list(modules))
         os.ftruncate(self._inputs, 0)
         self.concurrency = details["concurrency"]

@@ -9,6 +9,7 @@ import platform
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from accelmark.infer.engine import CALIBRATION_ITEMS, Engine
 from accelmark.infer.failures import InferenceError
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.requirements import pip_install
 from accelmark.telemetry.host import cpu_features
 
@@ -46,12 +47,10 @@ def export_onnx(
     model: nn.Module, example: Sequence[Tensor], path: Path, input_names: Sequence[str], output_names: Sequence[str]
 ) -> None:
     """Export ``model`` to ``path`` with the batch as a dynamic first dimension of every input."""
-    try:
+    problem = f"the ONNX export needs onnx and onnxscript: run {pip_install(['onnx', 'onnxscript'])}"
+    with raising(partial(InferenceError, end_reason="engine_missing"), problem, ImportError):
         import onnx  # noqa: F401 - only the export needs it
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        problem = f"the ONNX export needs onnx and onnxscript: run {pip_install(['onnx', 'onnxscript'])}"
-        raise InferenceError(problem, "engine_missing") from error
     if len(example) != len(input_names):
         raise RequestError(f"the case names {len(input_names)} inputs, its data has {len(example)}")
     # The exporter treats a dimension of 1 as constant, so the example needs at least two items.

@@ -28,11 +28,9 @@ def load_weights(model: Any, path: Path) -> None:
     transformers loads its own models: it restores omitted tied weights and renamed weights, and leaves others out.
     Raises DataError: the file is missing, damaged, or of another model.
     """
-    try:
+    with raising(DataError, f"{path}: safetensors is not installed: run {pip_install(['safetensors'])}", ImportError):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
-    except ImportError as error:
-        raise DataError(f"{path}: safetensors is not installed: run {pip_install(['safetensors'])}") from error
     sys.audit("open", str(path), "r", 0)  # the library opens it itself
     try:
         if hasattr(model, "from_pretrained"):

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from accelmark import __version__
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.errors import first_line
+from accelmark.spec.errors import first_line, raising
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
@@ -488,10 +488,9 @@ class Connections:
             response.sent_ns, response.error, response.end_ns = None, None, 0
 
     async def _connect(self) -> Connection:
-        try:
+        # refused, unknown or impossible host, no certificate
+        with raising(NotSentError, f"cannot connect to {self._host}:{self._port}", OSError, UnicodeError):
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self._selector, self._buffer), self._host, self._port, ssl=self._tls
             )
-        except (OSError, UnicodeError) as error:  # refused, unknown or impossible host, no certificate
-            raise NotSentError(f"cannot connect to {self._host}:{self._port}: {first_line(error)}") from error
         return connection

@@ -302,9 +302,8 @@ class _Trainer:
         try:
             code = self._exit_code()
         except OSError as error:
-            is_missing = isinstance(error, FileNotFoundError)
-            problem = "was not found" if is_missing else f"cannot be started: {error.strerror}"
-            return self._failed(f"the trainer's program {self.command[0]!r} {problem}; check its requirements")
+            problem = f"the trainer's program {self.command[0]!r} cannot be started: {error.strerror}"
+            return self._failed(f"{problem}; check its requirements")
         except Cancelled as cancelled:
             self.signal(signal.SIGTERM)
             if self._process is not None:
