@@ -125,17 +125,13 @@ class _ServingRun:
         sample = AnswerSample(settings.num_compared, SystemRandom())
         with self._server(model) as (server, started):
             self.log.event(Event.INIT_END, started)
-            fields: dict[str, object] = {}
-            if spec is not None:
-                fields = spec.request | (spec.pinned if settings.is_pinned else {})
+            fields = spec.request | (spec.pinned if settings.is_pinned else {}) if spec is not None else {}
             target = Endpoint(started.endpoint, started.served_model, settings.api, fields)
             if server is None:
                 target.require_reachable()
-            requests = self.node_dir / REQUESTS_FILE
-            client_cores = self.cores.client if self.cores is not None else None
             with (
-                requests.open("w", encoding="utf-8") as stream,
-                Client(target, settings.load.processes, client_cores) as client,
+                (self.node_dir / REQUESTS_FILE).open("w", encoding="utf-8") as stream,
+                Client(target, settings.load.processes, self.cores.client if self.cores else None) as client,
             ):
                 check = server.check if server is not None else lambda: None
                 self.stages = Stages(client, model, self.log.event, stream, sample, check)

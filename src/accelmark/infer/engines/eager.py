@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ class Engine(TorchEngine):
     def __init__(self, request: EngineRequest, forward: Forward | None = None) -> None:
         super().__init__(request)
         self.forward = forward
-        self.model = self.model_on_device()
+        self.model: Any = self.model_on_device()
 
     def placed_model(self) -> nn.Module:
         """Return the model; with several devices, this device's part of a language model."""
@@ -42,13 +43,12 @@ class Engine(TorchEngine):
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
         """Let the model generate with its KV cache; a token is yielded when it is on the CPU."""
-        generate: Callable[[Tensor, int], Iterator[Tensor]] = self.model.generate  # type: ignore[assignment]
-        yield from (each.cpu() for each in generate(tokens.to(self.device), num_tokens))
+        yield from (each.cpu() for each in self.model.generate(tokens.to(self.device), num_tokens))
 
     def logits(self, tokens: Tensor, num_last: int) -> Tensor:
         """Let the model compute the prompts without a KV cache."""
-        logits: Callable[[Tensor, int], Tensor] = self.model.logits  # type: ignore[assignment]
-        return logits(tokens.to(self.device), num_last).cpu()
+        logits: Tensor = self.model.logits(tokens.to(self.device), num_last).cpu()
+        return logits
 
     def close(self) -> None:
         """Release the model, and the device's memory for other processes."""
