@@ -117,22 +117,18 @@ def test_tensorrt_with_graphs_and_several_contexts(
     engine.close()
 
 
-def _difference(tmp_path: Path, names: tuple[str, str]) -> Path:
-    """An ONNX file with the output left - right, whose inputs are declared in the order of ``names``."""
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in names]
-    outputs = [
-        helper.make_tensor_value_info("twice", TensorProto.FLOAT, ["batch", 3]),
-        helper.make_tensor_value_info("difference", TensorProto.FLOAT, ["batch", 3]),
+def _onnx(
+    tmp_path: Path, inputs: dict[str, int], outputs: dict[str, int], nodes: list[tuple[str, list[str], str]], *more: Any
+) -> Path:
+    """Write an ONNX file: its inputs and outputs with their widths, and (type, inputs, output) of each node."""
+    tensors = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name, width in each.items()]
+        for each in (inputs, outputs)
     ]
-    left, right = sorted(names)
-    nodes = [
-        helper.make_node("Sub", [left, right], ["difference"]),
-        helper.make_node("Add", ["difference", "difference"], ["twice"]),
-    ]
-    path = tmp_path / "difference.onnx"
-    graph = helper.make_graph(nodes, "difference", inputs, outputs)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
-    return path
+    made = [helper.make_node(kind, names, [output]) for kind, names, output in nodes]
+    graph = helper.make_graph(made, "graph", *tensors, *more)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "graph.onnx")
+    return tmp_path / "graph.onnx"
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "tensorrt"])
@@ -146,7 +142,8 @@ def test_inputs_and_outputs_are_bound_by_name(
     toy_tensorrt.play_cuda(monkeypatch)
     left, right = torch.full((2, 3), 5.0), torch.full((2, 3), 3.0)
     given = {"example": (left, right), "model": None, "options": options, "output_names": ("difference", "twice")}
-    path = _difference(tmp_path, ("right", "left"))
+    nodes = [("Sub", ["left", "right"], "difference"), ("Add", ["difference", "difference"], "twice")]
+    path = _onnx(tmp_path, {"right": 3, "left": 3}, {"twice": 3, "difference": 3}, nodes)
     request = request_of(make_job, path, tmp_path, **given, input_names=("left", "right"))
     for _ in range(2):
         outputs, _ = engine_class(name, None)(request)([left, right])
@@ -155,17 +152,9 @@ def test_inputs_and_outputs_are_bound_by_name(
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_the_data_for_calibration_is_given_by_name(make_job: Any, tmp_path: Path, name: str) -> None:
-    shapes = {"bias": 5, "row": 3}  # the file's order is not the case's
-    inputs = [helper.make_tensor_value_info(each, TensorProto.FLOAT, ["batch", n]) for each, n in shapes.items()]
-    outputs = [helper.make_tensor_value_info("sum", TensorProto.FLOAT, ["batch", 5])]
     weight = numpy_helper.from_array(np.ones((3, 5), np.float32), "weight")
-    nodes = [
-        helper.make_node("MatMul", ["row", "weight"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["sum"]),
-    ]
-    path = tmp_path / "sum.onnx"
-    graph = helper.make_graph(nodes, "sum", inputs, outputs, [weight])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    nodes = [("MatMul", ["row", "weight"], "product"), ("Add", ["product", "bias"], "sum")]
+    path = _onnx(tmp_path, {"bias": 5, "row": 3}, {"sum": 5}, nodes, [weight])  # the file's order is not the case's
     items = torch.rand(32, 3), torch.rand(32, 5)
     names: dict[str, Any] = {"input_names": ("row", "bias"), "output_names": ("sum",)}
     request = request_of(

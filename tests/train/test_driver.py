@@ -257,10 +257,8 @@ class FakeDevice:
     def __init__(self) -> None:
         self.time_ms = 0.0
         self.waits = 0
-        self.made = 0
 
     def event(self) -> FakeEvent:
-        self.made += 1
         return FakeEvent(self)
 
 

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from accelmark.infer.engine import EngineRequest
 from accelmark.infer.failures import InferenceError, restored
-from accelmark.infer.slots import Rows, Slots, create_memory, mapped
+from accelmark.infer.slots import Rows, Slots, mapped
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.catalog import FolderRef
@@ -105,13 +105,13 @@ class EngineProcess:
         """Whether a reply is missing."""
         self._values: list[Any] = []
         """Replies of all processes to the last command."""
-        self._inputs = create_memory()
+        self._inputs = os.memfd_create("accelmark")
         self._children: list[_Child] = []
         variables: dict[str, str] = {}
         if num_devices > 1:
             self._store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-            variables = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(self._store.port)}
-            variables |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+            port = str(self._store.port)
+            variables = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         for rank in range(num_devices):
             log = self.log if rank == 0 else log_dir / f"engine.rank{rank}.out.log"
             environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD} | variables
@@ -119,7 +119,7 @@ class EngineProcess:
             if num_devices > 1:
                 name = f"its process of rank {rank}"
                 environment |= RankPlace(rank, rank, num_devices, num_devices).variables()
-            outputs = create_memory()
+            outputs = os.memfd_create("accelmark")
             ours, theirs = socket.socketpair()
             descriptors = (theirs.fileno(), self._inputs, outputs)
             command = module_command(sys.executable, worker, *map(str, descriptors), str(os.getpid()))
@@ -256,8 +256,7 @@ class EngineProcess:
         device = [value for value in self._values if value is not None]
         resident: list[float] = []
         for pid in self.pids:
-            status = Path(f"/proc/{pid}/status")
-            lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+            lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
             resident += [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")]
         return {
             "peak_device_memory_mib": max(device, default=None),

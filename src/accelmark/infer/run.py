@@ -291,8 +291,7 @@ class InferenceRun:
             with torch.inference_mode():  # entered once, not in each call
                 self.validation = measure(engine.call, self.batches, self.case, self.emit)
             self.details["peak_device_memory_mib"] = engine.device_memory_mib()
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            self.details["peak_host_memory_mib"] = peak / (2**20 if sys.platform == "darwin" else 2**10)
+            self.details["peak_host_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         finally:
             engine.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -19,14 +18,6 @@ _ALIGNMENT = 64
 """Bytes."""
 Rows = tuple[tuple[str, tuple[int, ...]], ...]
 """Element type and shape of an item, for each tensor of a batch."""
-
-
-def create_memory() -> int:
-    """Return the descriptor of an empty file without a name, in memory on Linux."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("accelmark")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def mapped(descriptor: int) -> Tensor:

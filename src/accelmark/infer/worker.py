@@ -253,8 +253,7 @@ class Worker:
 def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
     """Execute the rank's commands until it closes the connection."""
     connection_fd, inputs_fd, outputs_fd, parent = map(int, arguments)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles an interruption from the terminal

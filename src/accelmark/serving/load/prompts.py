@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -87,7 +86,7 @@ class TextPrompts:
         self._encode: Callable[[str], Sequence[Any]] = model.tokens or str.split
         self._decode: Callable[[list[Any]], str] = model.text or (lambda words: " " + " ".join(words))
         self._tokens = list(self._encode(text))
-        self._used: set[bytes] = set()
+        self._used: set[int] = set()
         """Hashes of the prompts that were drawn: long prompts of many requests would fill the memory."""
         self._num_drawn = 0
         lengths = settings.input
@@ -124,9 +123,8 @@ class TextPrompts:
                 text = None if text is None else self._extended(text, num_before, num_tokens, begin)
             if text is None:
                 continue
-            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-            if digest not in self._used:
-                self._used.add(digest)
+            if hash(text) not in self._used:
+                self._used.add(hash(text))
                 return text
             repeated = text
         if repeated and self._settings.repeat:

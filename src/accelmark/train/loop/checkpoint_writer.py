@@ -185,7 +185,8 @@ class CheckpointWriter:
             self._reason = "checkpoint.replay_mib is 0" if self._is_checked else None
             return
         self._is_open = True
-        self._due = _next_multiple(step + max([FIRST_STEPS, *(_num_steps(*pair) for pair in self._pairs)]))
+        lengths = (step_of(end) - (0 if start is None else step_of(start)) for start, end in self._pairs)
+        self._due = _next_multiple(step + max([FIRST_STEPS, *lengths]))
         if step:
             size = sum(size_of(self._directory / name) for name in self._names.values())
             (self._num_bytes,) = self._backend.mean([float(size)])
@@ -322,10 +323,6 @@ class CheckpointWriter:
             if not self._settings.checkpoint.asynchronous:
                 self.settle()
         return name
-
-
-def _num_steps(start: str | None, end: str) -> int:
-    return step_of(end) - (0 if start is None else step_of(start))
 
 
 def _next_multiple(steps: float) -> int:
