@@ -67,7 +67,7 @@ def prompts(length: int, number: int) -> dict[str, float]:
 
 def stage(number: int, num_tokens: int) -> dict[str, float]:
     """Send requests, 64 at a time."""
-    model = cast(ServedModel, SimpleNamespace(tokens=None, directory=None, has_tokenizer=False))
+    model = cast(ServedModel, SimpleNamespace(tokens=None, directory=None))
     with null_server("--step-ms", "1") as url, Client(Endpoint(url, "null")) as client:
         sample = AnswerSample(16, random.Random(1))
         stages = Stages(client, model, lambda event, value: None, io.StringIO(), sample, lambda: None)

@@ -58,7 +58,7 @@ WITHOUT_TOKENIZER: Any = SimpleNamespace(tokens=None, text=None, prompt_text=PAI
 def test_arrivals_have_the_rate_and_the_variation_asked_for(
     arrival: Arrival, burstiness: float, variation: float
 ) -> None:
-    times = [due.due_s for due in due_times(arrival, 50.0, 200.0, burstiness, np.random.default_rng(7))]
+    times = [due.timestamp for due in due_times(arrival, 50.0, 200.0, burstiness, np.random.default_rng(7))]
     gaps = np.diff(times)
     assert len(times) / 200 == pytest.approx(50, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-6)
@@ -150,7 +150,7 @@ def test_a_trace_gives_times_and_lengths_and_its_bad_lines_are_named(tmp_path: P
     file = tmp_path / "trace.jsonl"
     line = '{"timestamp": %s, "input_tokens": 30, "output_tokens": 7}\n'
     file.write_text(line % 100 + line % 100.5 + line % 190, encoding="utf-8")
-    assert [(due.due_s, due.output_tokens) for due in read_trace(file, 60)] == [(0, 7), (0.5, 7)]
+    assert [(due.timestamp, due.output_tokens) for due in read_trace(file, 60)] == [(0, 7), (0.5, 7)]
     load = LoadSettings(arrival="trace", trace=str(file), warmup_requests=0, duration_s=60)
     stages = _stages(ServeSettings(load=load, seed=3))
     ((stage, requests),) = stages
@@ -316,7 +316,7 @@ class _AtOnce:
 
 
 def _served(emit: Callable[[Event, Any], None], watch: Callable[[], None] = lambda: None) -> Stages:
-    model = SimpleNamespace(tokens=None, directory=None, has_tokenizer=False)
+    model = SimpleNamespace(tokens=None, directory=None)
     return Stages(_AtOnce(), cast(ServedModel, model), emit, io.StringIO(), AnswerSample(2, random.Random(1)), watch)
 
 

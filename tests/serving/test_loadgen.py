@@ -40,7 +40,6 @@ SETTINGS: dict[str, Any] = {
 
 
 class Words:
-    has_tokenizer = False
     directory = None
     words = tuple(TEXT.split())
 

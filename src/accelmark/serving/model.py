@@ -32,14 +32,13 @@ class ServedModel:
             self.directory.mkdir(exist_ok=True)
             self._module.write_model(self.directory)
         file = None if self.directory is None else self.directory / "tokenizer.json"
-        self.has_tokenizer = file is not None and file.is_file()
         self.tokens: Callable[[str], list[int]] | None = None
         """Function from a text to its tokens, without special ones; like the others None without a tokenizer."""
         self.input_tokens: Callable[[str], list[int]] | None = None
         """Function from a prompt to the tokens that the model computes, with the special ones of its tokenizer."""
         self.text: Callable[[list[int]], str] | None = None
         """Function from tokens to their text."""
-        if self.has_tokenizer:
+        if file is not None and file.is_file():
             from tokenizers import Tokenizer
 
             with raising(DataError, f"{file}: not a tokenizer", Exception):

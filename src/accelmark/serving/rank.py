@@ -215,7 +215,7 @@ class _ServingRun:
             start=server.times(start_s) if server is not None and start_s is not None else None,
             num_devices=self.job.key.nproc,
             weights_sha256=model.sha256(self._report_start) if server is not None else None,
-            has_tokenizer=model.has_tokenizer,
+            has_tokenizer=model.tokens is not None,
             server_cores=divided.server if divided else (),
             client_cores=divided.client if divided else (),
         )

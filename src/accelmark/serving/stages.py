@@ -94,7 +94,7 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.progress = LoadReporter(self.emit)
-        self.tokenizer_dir = self.model.directory if self.model.has_tokenizer else None
+        self.tokenizer_dir = self.model.directory if self.model.tokens is not None else None
         self._ended = RequestTable()
 
     def run(self, load: Load, requests: Iterable[PlannedRequest]) -> tuple[LoadStage, Requests]:

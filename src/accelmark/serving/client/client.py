@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Final, cast, final
 
-from typing_extensions import Self
-
 from accelmark.serving.client.stage import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.serving.server_process import started_on
@@ -33,7 +31,7 @@ _NO_MORE: Final = b"null\n"
 
 
 @final
-class Client:
+class Client(contextlib.AbstractContextManager["Client"]):
     """Processes that send requests to one service; a context manager, which ends them."""
 
     def __init__(self, target: Endpoint, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
@@ -54,9 +52,6 @@ class Client:
         self._inputs = [cast(IO[bytes], process.stdin) for process in self._processes]
         for number in range(num_processes):
             threading.Thread(target=self._read, args=(number,), daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,7 +6,6 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Optional, final
@@ -27,21 +26,14 @@ from accelmark.spec.settings.serving import Arrival, ServeSettings
 _DRAWN_AT_ONCE: Final = 1024
 
 
-class _TraceLine(Spec):
+@final
+class Due(Spec):
+    """When a request is due; a line of a trace."""
+
     timestamp: NonNegativeFloat
+    """Seconds from the beginning of the stage, in a file from any other."""
     input_tokens: PositiveInt | None = None
     output_tokens: PositiveInt | None = None
-
-
-@final
-@dataclass(frozen=True)
-class Due:
-    """When a request is due, and its entry in a trace."""
-
-    due_s: float
-    """Seconds from the beginning of the stage."""
-    input_tokens: int | None = None
-    output_tokens: int | None = None
 
 
 def due_times(
@@ -54,7 +46,7 @@ def due_times(
     1/sqrt(burstiness); shape 1 is Poisson.
     """
     if arrival == "constant":
-        return [Due(number / rate) for number in range(int(np.ceil(duration_s * rate)))]
+        return [Due(timestamp=number / rate) for number in range(int(np.ceil(duration_s * rate)))]
     shape = burstiness if arrival == "gamma" else 1.0
     times: list[float] = []
     last_s = 0.0
@@ -62,7 +54,7 @@ def due_times(
         drawn = last_s + np.cumsum(rng.gamma(shape, 1 / (rate * shape), _DRAWN_AT_ONCE))
         times.extend(drawn.tolist())
         last_s = times[-1]
-    return [Due(at_s) for at_s in times if at_s < duration_s]
+    return [Due(timestamp=at_s) for at_s in times if at_s < duration_s]
 
 
 def read_trace(file: Path, duration_s: float) -> list[Due]:
@@ -71,18 +63,18 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
     A line is a JSON object with ``timestamp`` (s), in ascending order, and optionally ``input_tokens`` and
     ``output_tokens``. Raises DataError: a line is not, or all requests but the first are due later.
     """
-    lines: list[_TraceLine] = []
+    lines: list[Due] = []
     for number, text in numbered_lines(file):
         with raising(DataError, f"{file}:{number}", ValueError):
-            lines.append(_TraceLine.model_validate(json.loads(text)))
+            lines.append(Due.model_validate(json.loads(text)))
         if len(lines) > 1 and lines[-1].timestamp < lines[-2].timestamp:
             raise DataError(
                 f"{file}:{number}: timestamp {lines[-1].timestamp:g} is before the timestamp of the line before"
             )
     if not lines:
         raise DataError(f"{file}: has no requests")
-    due = (Due(line.timestamp - lines[0].timestamp, line.input_tokens, line.output_tokens) for line in lines)
-    in_stage = [arrival for arrival in due if arrival.due_s < duration_s]
+    due = (line.model_copy(update={"timestamp": line.timestamp - lines[0].timestamp}) for line in lines)
+    in_stage = [arrival for arrival in due if arrival.timestamp < duration_s]
     if len(in_stage) == 1 < len(lines):
         problem = f"only the first of {len(lines)} requests is due within {duration_s:g} s (load.duration_s)"
         raise DataError(f"{file}: {problem}; timestamp is in seconds")
@@ -256,9 +248,9 @@ class LoadPlan:
         """Yield the requests at the given times, or requests of a closed loop without end."""
         input_tokens, output_tokens = pair or (None, None)
         for number in count() if due is None else range(len(due)):
-            at = Due(0.0) if due is None else due[number]
+            at = Due(timestamp=0.0) if due is None else due[number]
             prompt = self._prompts.draw(at.input_tokens or input_tokens, at.output_tokens or output_tokens)
-            yield PlannedRequest(number, due_s=None if due is None else at.due_s, **prompt._asdict())
+            yield PlannedRequest(number, due_s=None if due is None else at.timestamp, **prompt._asdict())
 
     def _drawn(self, arrival: Arrival, rate: float) -> list[Due]:
         """Return the times of a stage; the same rate has the same times, so that stages can be compared."""

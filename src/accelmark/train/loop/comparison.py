@@ -81,13 +81,11 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> En
         loss = backend.step([comparison.batch(arrays) for arrays in batches])
         read = backend.losses.fetch([backend.losses.keep(loss)])
         results["loss"] = np.array(backend.mean(read())[0], np.float64)
-        named = {
-            f"weights/{reference_name(name, comparison)}": array for name, array in comparison.parameters().items()
-        }
+        for name, array in comparison.parameters().items():
+            results[f"weights/{reference_name(name, comparison)}"] = array
         if place.world_size == 1:  # of several ranks, each has the statistics of its own batches
-            kept = comparison.statistics().items()
-            named |= {f"statistics/{reference_name(name, comparison)}": array for name, array in kept}
-        results |= named
+            for name, array in comparison.statistics().items():
+                results[f"statistics/{reference_name(name, comparison)}"] = array
         if place.rank:
             results = {name: array for name, array in results.items() if name.startswith("outputs/")}
         write_tensors(work.results / results_file(step, place.rank), results)
