@@ -6,7 +6,6 @@ import copy
 import hashlib
 import importlib
 import json
-import math
 import os
 import platform
 import time
@@ -342,15 +341,6 @@ def check_outputs(result: object, engine: str, items: int | None = None, rows: R
     if rows is not None and rows_of(outputs) != rows:
         problem = f"returns {rows_of(outputs)}, in its warm-up {rows}"
         raise InferenceError(f"engine {engine}: {problem} (types and shapes of an item)", "wrong_shape")
-
-
-def check_excluded_time(other_s: float, took_s: float, engine: str) -> None:
-    """Check the seconds of a call that ``engine`` reports as not inference: from 0 to ``took_s``."""
-    if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
-        raise InferenceError(
-            f"engine {engine}: reports {other_s!r} s of a call as not inference; it must return (outputs, seconds) "
-            f"with seconds from 0 to the duration of the call, {took_s:.6f} s"
-        )
 
 
 def check_separate_memory(calls: Sequence[Sequence[Tensor]], engine: str) -> None:

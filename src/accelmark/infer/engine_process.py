@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from accelmark.infer.engine import EngineRequest
-from accelmark.infer.failures import InferenceError, restored
+from accelmark.infer.failures import EngineExceptionError, InferenceError
 from accelmark.infer.slots import Rows, Slots, mapped
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
@@ -315,7 +315,8 @@ class EngineProcess:
             self._fail(self._end_error(child))
         if "error" in message:
             self.is_busy = len(self._children) > 1
-            self._fail(restored(message))
+            text, end_reason = message["error"], message.get("end_reason")
+            self._fail(InferenceError(text, end_reason) if end_reason else EngineExceptionError(text))
         return message
 
     def _fail(self, error: Exception) -> NoReturn:

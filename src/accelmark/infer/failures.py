@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
 from accelmark.spec.log.inference import InferEndReason
@@ -30,12 +29,6 @@ def described(error: Exception) -> dict[str, str]:
     if isinstance(error, AccelmarkError):
         return {"error": str(error), "end_reason": end_reason_of(error)}
     return {"error": f"{type(error).__name__}: {error}"}
-
-
-def restored(message: Mapping[str, Any]) -> Exception:
-    """Return the exception that :func:`described` describes."""
-    text = str(message["error"])
-    return InferenceError(text, message["end_reason"]) if "end_reason" in message else EngineExceptionError(text)
 
 
 @final

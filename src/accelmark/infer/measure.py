@@ -17,7 +17,6 @@ from torch import Generator, Tensor
 
 from accelmark.infer.case import InferBatch, InferBatches, InferCase
 from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
-from accelmark.infer.engine import check_excluded_time
 from accelmark.infer.engine_process import EngineProcess, TimedWindow
 from accelmark.infer.failures import InferenceError
 from accelmark.infer.slots import Slots, rows_of
@@ -392,7 +391,11 @@ class CheckedPass:
     def _timed(self, sizes: Sequence[int]) -> TimedWindow:
         timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
         for other_s, took_s in zip_strict(timed.excluded_s, timed.calls_s):
-            check_excluded_time(other_s, took_s, self.process.engine)
+            if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
+                raise InferenceError(
+                    f"engine {self.process.engine}: reports {other_s!r} s of a call as not inference; it must return "
+                    f"(outputs, seconds) with seconds from 0 to the duration of the call, {took_s:.6f} s"
+                )
         return timed
 
     def _compare(self, chunk: _Chunk, outputs: Sequence[Tensor], *, whole: bool) -> None:

@@ -172,7 +172,7 @@ class WholeBatches(Generic[T, R]):
     ``augment`` changes each training batch; its generator follows from seed, epoch, rank and batch.
     """
 
-    kind: ClassVar[ArrayKind[Any, Any]]
+    kind: ClassVar[ArrayKind[Any, Any]] = NUMPY
 
     def __init__(
         self,
@@ -198,13 +198,6 @@ class WholeBatches(Generic[T, R]):
             if self._augment is not None:
                 batch = self._augment(batch, kind.generator(seed_of(place.shared_seed, number, place.rank, position)))
             yield batch
-
-
-@final
-class ArrayBatches(WholeBatches[npt.NDArray[Any], np.random.Generator]):
-    """Batches cut from NumPy arrays."""
-
-    kind = NUMPY
 
 
 _STEPS_IN_EPOCH: Final = 100

@@ -27,13 +27,13 @@ from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Scalar, TrainSettings
 from accelmark.train.batches import (
-    ArrayBatches,
     ArrayPlace,
     Arrays,
     ArraySource,
     BatchSource,
     DataSetCase,
     SampleBatches,
+    WholeBatches,
 )
 
 CaseT = TypeVar("CaseT")
@@ -148,7 +148,7 @@ class ArrayCase(DataSetCase, ModelSettings, ABC):
     def _batches(self, data: Arrays | ArraySource, size: int, *, train: bool) -> Batches:
         place = ArrayPlace(self.place.rank, self.place.world_size, self.settings.seed)
         if isinstance(data, Mapping):
-            return ArrayBatches(data, size, place, train=train, augment=self.augment if train else None)
+            return WholeBatches(data, size, place, train=train, augment=self.augment if train else None)
         return SampleBatches(data, size, place, self.settings.loader, train=train)
 
     @property
