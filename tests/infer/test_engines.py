@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -116,44 +116,37 @@ def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch
     engine.close()
 
 
-class _GpuSession:
-    """Stands in for a session on a GPU, which is not here; keeps what it was opened with."""
-
-    given: ClassVar[list[Any]] = []
-
-    def __init__(self, path: str, options: Any, providers: list[Any]) -> None:
-        _GpuSession.given = providers
-
-    def get_providers(self) -> list[str]:
-        return [name for name, _ in _GpuSession.given]
-
-    def get_inputs(self) -> list[Any]:
-        return [SimpleNamespace(name="input")]
-
-    def get_outputs(self) -> list[Any]:
-        return [SimpleNamespace(name="logits")]
-
-
 @pytest.fixture
-def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build of ONNX Runtime with NVIDIA's providers, its sessions stood in for."""
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The providers of the last session of a build of ONNX Runtime with NVIDIA's providers, without a GPU."""
     onnxruntime = pytest.importorskip("onnxruntime")
+    opened: list[Any] = []
+
+    def session(path: str, options: Any, providers: list[Any]) -> Any:
+        opened[:] = providers
+        return SimpleNamespace(
+            get_providers=lambda: [name for name, _ in providers],
+            get_inputs=lambda: [SimpleNamespace(name="input")],
+            get_outputs=lambda: [SimpleNamespace(name="logits")],
+        )
+
     providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", _GpuSession)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    return opened
 
 
 @pytest.mark.parametrize(("precision", "options"), [("fp32", {"use_tf32": "0"}), ("fp16", {})])
 def test_fp32_on_cuda_is_not_tf32(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, gpu_build: None, precision: Any, options: dict[str, str]
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, opened: list[Any], precision: Any, options: dict[str, str]
 ) -> None:
     engine_class("onnxruntime", None)(_request(make_job, tiny_onnx, tmp_path, precision=precision, device_type="cuda"))
-    assert _GpuSession.given == [("CUDAExecutionProvider", options)]
+    assert opened == [("CUDAExecutionProvider", options)]
 
 
 def test_a_provider_without_fp32_is_refused_unless_the_environment_enables_it(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, gpu_build: None, monkeypatch: pytest.MonkeyPatch
+    make_job: Any, tiny_onnx: Path, tmp_path: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {"providers": ("TensorrtExecutionProvider", "CUDAExecutionProvider")}
     request = _request(make_job, tiny_onnx, tmp_path, device_type="cuda", options=named)
@@ -161,7 +154,7 @@ def test_a_provider_without_fp32_is_refused_unless_the_environment_enables_it(
         engine_class("onnxruntime", None)(request)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     engine_class("onnxruntime", None)(request)
-    assert _GpuSession.given == [("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {"use_tf32": "0"})]
+    assert opened == [("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {"use_tf32": "0"})]
 
 
 @pytest.mark.parametrize(

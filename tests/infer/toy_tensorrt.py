@@ -37,11 +37,8 @@ class MemoryPoolType(Enum):
     WORKSPACE = 1
 
 
-class Logger:
+class Logger(int):
     WARNING = 1
-
-    def __init__(self, level: int) -> None:
-        self.level = level
 
 
 class Context:
@@ -102,46 +99,32 @@ class ToyEngine:
         return Context(self)
 
 
-class Runtime:
-    def __init__(self, logger: Logger) -> None:
-        self.logger = logger
-
-    def deserialize_cuda_engine(self, plan: bytes) -> ToyEngine:
-        return ToyEngine(plan)
+def Runtime(logger: Logger) -> Any:
+    return SimpleNamespace(deserialize_cuda_engine=ToyEngine)
 
 
-class Builder:
-    def __init__(self, logger: Logger) -> None:
-        self.logger = logger
+def Builder(logger: Logger) -> Any:
+    def ignore(*_: Any) -> None:
+        return
 
-    def create_network(self, flags: int) -> Any:
-        return SimpleNamespace(num_inputs=0, source=b"")
-
-    def create_builder_config(self) -> Any:
-        ignored: Callable[..., None] = lambda *_: None  # noqa: E731
-        return SimpleNamespace(
-            clear_flag=ignored, set_flag=ignored, set_memory_pool_limit=ignored, add_optimization_profile=ignored
-        )
-
-    def create_optimization_profile(self) -> Any:
-        shapes: dict[str, Any] = {}
-        return SimpleNamespace(shapes=shapes, set_shape=lambda name, *given: shapes.update({name: given}))
-
-    def build_serialized_network(self, network: Any, config: Any) -> bytes:
-        return bytes(network.source)
+    names = ("clear_flag", "set_flag", "set_memory_pool_limit", "add_optimization_profile")
+    return SimpleNamespace(
+        create_network=lambda flags: SimpleNamespace(num_inputs=0, source=b""),
+        create_builder_config=lambda: SimpleNamespace(**dict.fromkeys(names, ignore)),
+        create_optimization_profile=lambda: SimpleNamespace(set_shape=ignore),
+        build_serialized_network=lambda network, config: network.source,
+    )
 
 
-class OnnxParser:
-    def __init__(self, network: Any, logger: Logger) -> None:
-        self.network = network
-        self.num_errors = 0
-
-    def parse_from_file(self, path: str) -> bool:
-        self.network.source = Path(path).read_bytes()
-        names = [each.name for each in ToyEngine(self.network.source).session.get_inputs()]
-        self.network.num_inputs = len(names)
-        self.network.get_input = lambda index: SimpleNamespace(name=names[index])
+def OnnxParser(network: Any, logger: Logger) -> Any:
+    def parse_from_file(path: str) -> bool:
+        network.source = Path(path).read_bytes()
+        names = [each.name for each in ToyEngine(network.source).session.get_inputs()]
+        network.num_inputs = len(names)
+        network.get_input = lambda index: SimpleNamespace(name=names[index])
         return True
+
+    return SimpleNamespace(num_errors=0, parse_from_file=parse_from_file)
 
 
 def _memory(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

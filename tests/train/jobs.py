@@ -14,7 +14,7 @@ from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
 from accelmark.spec.job import JobSpec, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
-from accelmark.spec.log.events import Finished
+from accelmark.spec.log.events import Event, Finished
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.catalog import FolderRef
@@ -66,6 +66,16 @@ def make_job(
         ),
         **more,
     )
+
+
+class Events(list[tuple[Event, Any]]):
+    """An event log in memory."""
+
+    def event(self, event: Event, value: Any = None, *, at_ns: int | None = None) -> None:
+        self.append((event, value))
+
+    def values(self, event: Event) -> list[Any]:
+        return [value for name, value in self if name == event]
 
 
 @dataclass(frozen=True)

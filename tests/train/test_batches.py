@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.language.data import TokenShards
 from accelmark.train.batches import ArrayPlace, Arrays, SampleBatches, log_bad_samples
+from tests.train.jobs import Events
 
 
 def place(rank: int = 0, world_size: int = 1, seed: int = 7) -> Place:
@@ -180,25 +180,18 @@ class Damaged(Noisy):
         return super().read(index, random)
 
 
-class Log:
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def event(self, event: Event, value: Any = None, *, at_ns: int | None = None) -> None:
-        assert event == Event.BAD_SAMPLE
-        self.messages.append(value["message"])
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_bad_training_samples_are_named_once_and_replaced_by_the_next(workers: int) -> None:
     loader = LoaderSettings(num_workers=workers, tolerate_bad_samples=3)
-    batches, log = IndexedBatches(Damaged(), 4, place(), loader, train=True), Log()
+    batches, log = IndexedBatches(Damaged(), 4, place(), loader, train=True), Events()
     epochs = [
         sorted(x for batch in log_bad_samples(batches.epoch(number), batches, log) for x in batch["x"].tolist())
         for number in (0, 1, 0)
     ]
     assert epochs[0] == epochs[2] == sorted([*(set(range(24)) - {3, 4, 9}), 5, 5, 10])
-    assert sorted(log.messages) == [f"sample {number} is damaged" for number in (3, 4, 9)]
+    messages = [f"sample {number} is damaged" for number in (3, 4, 9)]
+    assert sorted(value["message"] for value in log.values(Event.BAD_SAMPLE)) == messages
+    assert len(log) == 3
 
 
 @pytest.mark.parametrize(("limit", "train"), [(0, True), (1, True), (2, True), (3, False)])

@@ -15,7 +15,7 @@ from accelmark.spec.log.events import CheckpointHashes, Event
 from accelmark.train.loop.checkpoint_writer import FIRST_STEPS, MOST_STEPS, CheckpointWriter
 from accelmark.train.loop.contract import Progress
 from accelmark.train.loop.window import RunTotals
-from tests.train.jobs import make_job
+from tests.train.jobs import Events, make_job
 
 
 class Writing:
@@ -40,15 +40,6 @@ class Writing:
         return values
 
 
-class Log:
-    def __init__(self) -> None:
-        self.hashes: list[CheckpointHashes] = []
-
-    def event(self, event: Event, value: Any = None, *, at_ns: int | None = None) -> None:
-        if event == Event.CHECKPOINTS_HASHED:
-            self.hashes.append(value)
-
-
 def train(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -70,7 +61,7 @@ def train(
     job = make_job(directory, {"end.max_steps": steps, **settings})
     assert isinstance(job.work, TrainJob)
     backend: Any = Writing(directory / "c", clock, write_s, size)
-    work, log = job.work.model_copy(update={"is_checked": True}), Log()
+    work, log = job.work.model_copy(update={"is_checked": True}), Events()
     for end in filter(None, (cut, steps)):
         if lost and backend.newest.global_steps:
             shutil.rmtree(directory / "c" / f"step{lost:09d}")
@@ -86,7 +77,7 @@ def train(
             if step == claimed:
                 writer.save_target_checkpoint()
     writer.finish()
-    (hashes,) = log.hashes
+    (hashes,) = log.values(Event.CHECKPOINTS_HASHED)
     return hashes, sorted(path.name for path in (directory / "c").iterdir())
 
 

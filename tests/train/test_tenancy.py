@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,29 +12,25 @@ from torch._C._distributed_c10d import HashStore
 
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.spec.job import JobSpec, TrainJob
-from accelmark.spec.log.events import Evaluation, Event, StepWindow
-from accelmark.spec.model import Spec
+from accelmark.spec.log.events import Evaluation, Event
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import RankOutcome, run_training
 from accelmark.train.loop.window import RunTotals
-from tests.train.jobs import make_job
+from tests.train.jobs import Events, make_job
 from tests.train.tiny.pytorch import Case
 
 PAUSE_S = 0.2
 
 
-class Heard:
+class Heard(Events):
     """A log and a judge: ends training at the evaluation with this number, after a pause."""
 
     def __init__(self, ends_at: int | None = None) -> None:
-        self.events: list[tuple[Event, Any]] = []
+        super().__init__()
         self.evaluations: list[Evaluation] = []
         self.ends_at = ends_at
-
-    def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
-        self.events.append((event, value))
 
     def evaluated(self, evaluation: Evaluation) -> End | None:
         self.evaluations.append(evaluation)
@@ -43,9 +38,6 @@ class Heard:
             return None
         time.sleep(PAUSE_S)
         return End("early_stop") if len(self.evaluations) == self.ends_at else None
-
-    def windows(self) -> list[StepWindow]:
-        return [value for _, value in self.events if isinstance(value, StepWindow)]
 
 
 def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None) -> RankOutcome:
@@ -71,8 +63,8 @@ def test_an_early_stop_ends_training_at_an_evaluation_outside_any_window(tmp_pat
     done = carried(make_job(tmp_path, {"end.max_steps": 50, "evaluate.every_steps": 4}), heard)
     assert (done.end.reason, done.end.completed, done.in_step, done.exit_code) == ("early_stop", True, True, 0)
     assert [evaluation.global_steps for evaluation in heard.evaluations] == [4, 8, 12]
-    assert [window.global_steps for window in heard.windows()] == [4, 8, 12]
-    for window in heard.windows():
+    assert [window.global_steps for window in heard.values(Event.STEP_END)] == [4, 8, 12]
+    for window in heard.values(Event.STEP_END):
         assert window.wall_ms < sum(window.step_ms) + sum(window.data_wait_ms) + PAUSE_S * 1000
 
 
