@@ -18,7 +18,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.metrics import ErrorRate
-from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, SpeechToLetters, read_audio, spans
+from accelmark.tasks.speech.pytorch import FULL_SCALE, LETTERS, Recordings, SpeechToLetters, read_audio, spans
 
 TRANSCRIPTS: Final = "core-sounds-en.txt"
 RATE_HZ: Final = 8_000
@@ -51,8 +51,8 @@ def read_transcripts(directory: Path) -> Mapping[str, str]:
 
 
 @final
-class Prompts:
-    """The prompts of a split that have recordings, sorted; see :class:`accelmark.tasks.speech.pytorch.Utterances`.
+class Prompts(Recordings):
+    """The prompts of a split that have recordings, sorted.
 
     One in eight transcripts is held out, by its SHA-256: no text is in both splits. In training, an utterance is
     several prompts one after another, each at 0.9 to 1.1 times its speed: first that of the index, then random ones.
@@ -62,26 +62,15 @@ class Prompts:
 
     def __init__(self, recordings: Path, transcripts: Mapping[str, str], *, train: bool) -> None:
         texts = {recordings / f"{name}.wav": transcripts[name] for name in sorted(transcripts)}
-        self._prompts = [(path, text) for path, text in texts.items() if path.is_file() and _held_out(text) != train]
-        if not self._prompts:
+        self._utterances = [(path, text) for path, text in texts.items() if path.is_file() and _held_out(text) != train]
+        if not self._utterances:
             raise DataError(f"{recordings}: expected recordings such as {next(iter(texts), 'hello.wav')}, found none")
         self._train = train
-
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def row(self, index: int) -> tuple[str, ...]:
-        """Return the transcript of prompt ``index``."""
-        return (self._prompts[index][1],)
-
-    def where(self, index: int) -> Path:
-        """Return the path of a recording."""
-        return self._prompts[index][0]
 
     def utterance(self, index: int, most_s: float, seed: int) -> tuple[_Samples, str]:
         """Return a held-out prompt, or in training several of at most ``most_s`` seconds together."""
         most, random = round(most_s * RATE_HZ), np.random.default_rng(seed)
-        audio, texts = self._read(index, random), [self._prompts[index][1]]
+        audio, texts = self._read(index, random), [*self.row(index)]
         if len(audio) > most:
             raise DataError(f"{self.where(index)}: lasts {len(audio) / RATE_HZ:.1f} s; expected at most {most_s:g} s")
         while self._train:
@@ -90,7 +79,7 @@ class Prompts:
             if len(audio) + len(following) > most:
                 break
             audio = np.concatenate([audio, following])
-            texts.append(self._prompts[other][1])
+            texts += self.row(other)
         return audio, " ".join(texts)
 
     def _read(self, index: int, random: np.random.Generator) -> _Samples:

@@ -6,7 +6,7 @@ import sys
 import wave
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, cast, final
+from typing import Any, ClassVar, Final, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,31 +31,13 @@ RATE_HZ: Final = 16_000
 _SUFFIXES: Final = (".flac", ".wav")
 
 
-class Utterances(Protocol):
-    """Recorded speech with a transcript for each recording."""
-
-    rate_hz: int
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int) -> tuple[str, ...]:
-        """Return the transcript that utterance ``index`` is scored against."""
-
-    def where(self, index: int) -> Path:
-        """Return the path of a recording."""
-
-    def utterance(self, index: int, most_s: float, seed: int) -> tuple[npt.NDArray[np.int16], str]:
-        """Return samples and transcript, in training changed by random numbers for ``seed``.
-
-        Raises DataError: the recording cannot be read, or is longer than ``most_s`` seconds.
-        """
-
-
-@final
 class Recordings:
-    """The utterances of some subsets: ``<subset>/<speaker>/<chapter>/*.trans.txt`` with a recording for each line."""
+    """The utterances of some subsets: ``<subset>/<speaker>/<chapter>/*.trans.txt`` with a recording for each line.
 
-    rate_hz = RATE_HZ
+    A subclass has others, or another sampling rate.
+    """
+
+    rate_hz: ClassVar[int] = RATE_HZ
 
     def __init__(self, directory: Path, subsets: Sequence[str]) -> None:
         self._utterances: list[tuple[Path, str]] = []
@@ -70,7 +52,7 @@ class Recordings:
         return len(self._utterances)
 
     def row(self, index: int) -> tuple[str, ...]:
-        """Return the transcript of utterance ``index``."""
+        """Return the transcript that utterance ``index`` is scored against."""
         return (self._utterances[index][1],)
 
     def where(self, index: int) -> Path:
@@ -86,7 +68,7 @@ class Recordings:
         return samples
 
     def utterance(self, index: int, most_s: float, seed: int) -> tuple[npt.NDArray[np.int16], str]:
-        """Return samples and transcript, which are the same in every epoch."""
+        """Return samples and transcript; a subclass may change them in training by random numbers for ``seed``."""
         return self.audio(index, most_s), self._utterances[index][1]
 
 
@@ -148,7 +130,7 @@ _CHANNEL_SPAN: Final = 64
 class LetteredSpeech:
     """Recordings padded to ``seconds``, with their transcripts as letters."""
 
-    def __init__(self, recordings: Utterances, seconds: float, most_letters: int) -> None:
+    def __init__(self, recordings: Recordings, seconds: float, most_letters: int) -> None:
         self._recordings, self._seconds, self._most_letters = recordings, seconds, most_letters
 
     def __len__(self) -> int:
@@ -225,9 +207,9 @@ class SpeechToLetters(TaskFamily):
     eval_subsets: ClassVar[Sequence[str]] = ()
     score: ClassVar[TextScore] = ErrorRate("word")
     rate_hz: ClassVar[int] = RATE_HZ
-    _references: Utterances | None = None
+    _references: Recordings | None = None
 
-    def recordings(self, *, train: bool) -> Utterances:
+    def recordings(self, *, train: bool) -> Recordings:
         """Return the recordings of the training or the evaluation subsets."""
         return Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
 

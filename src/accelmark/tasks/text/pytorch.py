@@ -42,7 +42,6 @@ class Records(Protocol):
         """Return the texts of row ``index``."""
 
 
-@final
 class Lines:
     """The lines of a UTF-8 file, which is indexed but not kept in memory; raises DataError where it is not readable."""
 
@@ -94,23 +93,21 @@ class Parallel:
 
 
 @final
-class JsonLines:
+class JsonLines(Lines):
     """Some keys of a file with a JSON object in each line."""
 
     def __init__(self, path: Path, keys: Sequence[str]) -> None:
-        self._lines, self._keys = Lines(path), tuple(keys)
-
-    def __len__(self) -> int:
-        return len(self._lines)
+        super().__init__(path)
+        self._keys = keys
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the values of the keys; raises DataError with file and line where there is no such text."""
-        with raising(DataError, f"{self._lines.where(index)}: is not a JSON object", json.JSONDecodeError):
-            entry = json.loads(self._lines.text(index))
+        with raising(DataError, f"{self.where(index)}: is not a JSON object", json.JSONDecodeError):
+            entry = json.loads(self.text(index))
         for key in self._keys:
             if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
                 has = ", ".join(map(repr, entry)) if isinstance(entry, dict) else type(entry).__name__
-                raise DataError(f"{self._lines.where(index)}: has no text {key!r}; it has {has}")
+                raise DataError(f"{self.where(index)}: has no text {key!r}; it has {has}")
         return tuple(entry[key] for key in self._keys)
 
 
