@@ -85,6 +85,14 @@ def run(job: Path, num_ranks: int = 1) -> list[tuple[str, dict[str, Any]]]:
     return events_of(log)
 
 
+def trained(
+    name: str, directory: Path, data_dirs: Mapping[str, Path], over: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[float]]:
+    """Train a case, and return how it ended and the loss of every step."""
+    events = run(job_of(name, directory / "run", data_dirs, over))
+    return value_of(events, Event.FINISHED), losses_of(events)
+
+
 def events_of(log: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return a rank's events as (name, value)."""
     lines = log.read_text(encoding="utf-8").splitlines()

@@ -16,11 +16,10 @@ from accelmark.cases.detection_mini._canvases import BACKGROUND, Canvases
 from accelmark.cases.detection_mini.pytorch import point_loss
 from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, words
 from accelmark.cases.segmentation_mini.pytorch import mirrored
-from accelmark.spec.log.events import Event
 from accelmark.tasks.conversation.pytorch import IMAGE, PLACEHOLDER, Answers
 from accelmark.tasks.detection.pytorch import Scene, overlaps
 from accelmark.tasks.metrics import IGNORED
-from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.job_of import trained
 from tests.cases.test_definitions import SMALL, case_of
 from tests.cases.tiny_data import write_idx
 
@@ -128,8 +127,7 @@ def fashion(tmp_path: Path) -> Path:
 def test_the_case_learns(tmp_path: Path, fashion: Path, name: str, library: str, metric: str, least: float) -> None:
     pytest.importorskip(library)
     over: dict[str, Any] = {"model.hidden_size": 16, "model.train_images": 1600, "model.eval_images": 50, "threads": 1}
-    events = run(job_of(name, tmp_path / "run", {"fashion_mnist": fashion}, over))
-    finished, losses = value_of(events, Event.FINISHED), losses_of(events)
+    finished, losses = trained(name, tmp_path, {"fashion_mnist": fashion}, over)
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
     assert finished["final_metrics"][metric] > least
 
@@ -222,7 +220,6 @@ def test_a_caption_is_exact_where_each_of_its_tokens_is_the_likeliest() -> None:
 def test_multimodal_mini_learns(tmp_path: Path, fashion: Path) -> None:
     over: dict[str, Any] = {"model.train_images": 4800, "model.eval_images": 100, "model.num_layers": 2, "threads": 1}
     over |= {"model.most_items": 1, "model.hidden_size": 64}
-    events = run(job_of(NAME, tmp_path / "run", {"fashion_mnist": fashion}, over))
-    finished, losses = value_of(events, Event.FINISHED), losses_of(events)
+    finished, losses = trained(NAME, tmp_path, {"fashion_mnist": fashion}, over)
     assert sum(losses[-5:]) < 0.3 * sum(losses[:5]), losses
     assert finished["final_metrics"]["exact_match"] > 0.4, "guesses have 1 in 8"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from accelmark.cases.llama2_7b_finetune.pytorch import dialogues
 from accelmark.frameworks.pytorch.model.experts import balancing_loss
+from accelmark.frameworks.pytorch.model.linear import LowRank, adapt
 from accelmark.spec.errors import DataError
-from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, documents_of
+from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, documents_of, packed_rows
+from accelmark.tasks.text.pytorch import read_tokenizer
 from tests.cases.test_definitions import SMALL, case_of
 
 FAMILY = ["llama2_7b", "gpt3_6_7b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"]
@@ -31,10 +36,12 @@ def gradients(model: CausalLm, tokens: Tensor, labels: Tensor) -> dict[str, Tens
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-@pytest.mark.parametrize("name", FAMILY)
-def test_loss_and_gradients_are_those_of_transformers_own_attention_and_experts(name: str) -> None:
+@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in FAMILY), ("gpt_oss_20b", {"sliding_window": 7})])
+def test_loss_and_gradients_are_those_of_transformers_own_attention_and_experts(
+    name: str, more: dict[str, int]
+) -> None:
     case = family(name)
-    case.config_values = {**case.config_values, "router_aux_loss_coef": 0.0}  # type: ignore[misc]
+    case.config_values = {**case.config_values, "router_aux_loss_coef": 0.0, **more}  # type: ignore[misc]
     ours = case.build_model()
     assert isinstance(ours, CausalLm)
     config = case.config()
@@ -48,18 +55,6 @@ def test_loss_and_gradients_are_those_of_transformers_own_attention_and_experts(
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=2e-6, msg=key)
-
-
-def test_the_window_of_gpt_oss_limits_attention() -> None:
-    case = family("gpt_oss_20b")
-    case.config_values = {"sliding_window": 7}  # type: ignore[misc]
-    ours = case.build_model()
-    config = case.config()
-    config._attn_implementation = config._experts_implementation = "eager"
-    theirs = CausalLm(config)
-    theirs.load_state_dict(ours.state_dict())
-    tokens = case.synthetic_batch(2)["tokens"][:, :-1]
-    torch.testing.assert_close(ours(tokens), theirs(tokens))
 
 
 @pytest.mark.parametrize("name", ["llama3_1_8b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"])
@@ -118,3 +113,51 @@ def test_a_checkpoint_of_transformers_is_loaded_and_another_refused(tmp_path: Pa
         CausalLm.pretrained(other.config(), tmp_path)
     with pytest.raises(DataError, match="is not a checkpoint of MixtralForCausalLM"):
         CausalLm.pretrained(case.config(), tmp_path / "missing")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.o = nn.Linear(6, 4), nn.Linear(6, 2), nn.Linear(4, 6)
+
+
+def test_adapted_layers_start_unchanged_and_only_their_changes_are_trained() -> None:
+    block = Block()
+    model = nn.Sequential(block, Block())
+    x = torch.randn(3, 6)
+    expected = block.q(x)
+    adapt(model, (("q", "k"), ("o",)), rank=2, alpha=8, dropout=0.0)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert trained == [
+        f"{index}.{name}.weight" for index in (0, 1) for name in ("q.down", "q.up", "k.up", "o.down", "o.up")
+    ]
+    layer, other = block.get_submodule("q"), block.get_submodule("k")
+    assert isinstance(layer, LowRank)
+    torch.testing.assert_close(layer(x), expected)
+    nn.init.ones_(layer.up.weight)
+    change = 8 / 2 * layer.up.weight @ layer.down.weight
+    torch.testing.assert_close(layer(x), expected + x @ change.T)
+    assert isinstance(other, LowRank)
+    assert other.down is layer.down
+
+
+@pytest.fixture
+def samsum(tmp_path: Path) -> tuple[Path, Path]:
+    words = ["[UNK]", "Summarize", "this", "dialog", ":", "---", "Summary", "a", "b", "</s>"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    entries = [{"id": str(index), "dialogue": "a " * index, "summary": "b"} for index in range(1, 6)]
+    (tmp_path / "train.json").write_text(json.dumps(entries), encoding="utf-8")
+    return tmp_path / "train.json", tmp_path / "tokenizer.json"
+
+
+def test_dialogues_are_packed_into_rows_without_padding(samsum: tuple[Path, Path]) -> None:
+    file, tokenizer = samsum[0], read_tokenizer(samsum[1], 10)
+    rows = packed_rows(dialogues(file), tokenizer, 10, file)
+    assert rows.shape[1] == 10
+    assert rows.dtype == torch.int32
+    flat = rows.flatten().tolist()
+    assert flat.count(9) in {4, 5}, "each of the dialogues but perhaps the last ends with the end token"
+    assert flat[:10] == packed_rows(dialogues(file), tokenizer, 4, file).flatten().tolist()[:10]

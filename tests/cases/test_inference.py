@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -22,6 +23,8 @@ from transformers import (
 
 from accelmark.cases.minilm.infer_pytorch import SentenceEncoder
 from accelmark.cases.minilm_finetune.pytorch import read_text
+from accelmark.infer.case import InferBatch, InferCase
+from accelmark.infer.measure import Score
 from tests.cases import tiny_data
 from tests.cases.infer_of import accuracies, built, infer, packaged
 
@@ -172,7 +175,7 @@ def test_without_weights_and_data_a_run_measures_speed_and_no_accuracy(
 
 @pytest.mark.heavy
 def test_swin_b_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
-    small = {"hidden_size": 16, "num_classes": 2} | {f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}
+    small = {"hidden_size": 16, "num_classes": 2} | STAGES
     over = {"compiler": "onnxruntime", "precision": "fp32", "batch_size": 2, "synthetic": True, "max_batches": 2}
     finished = infer("swin_b", tmp_path, {}, parameters=small, **over).finished
     assert (finished.state, finished.invalid_reasons) == ("completed", ()), finished.message
@@ -186,22 +189,31 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: 
     assert "has classifier.bias, classifier.weight, vit.embeddings.cls_token besides" in str(ran.finished.message)
 
 
+STAGES = {f"stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}
+DETR = STAGES | {"image_size": 64, "hidden_size": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 8}
 SAM = {"image_size": 64, "hidden_size": 16, "num_layers": 4, "num_heads": 2}
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-def test_sam_h_segments_the_objects_of_coco_with_weights_from_a_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameters", "compiler"),
+    [("sam_h", SAM, "onnxruntime"), ("detr", DETR, "onnxruntime"), ("detr", DETR, "openvino")],
+)
+def test_objects_of_coco_are_found_with_weights_from_a_directory(
+    tmp_path: Path, name: str, parameters: dict[str, int], compiler: str
+) -> None:
     torch.manual_seed(0)
-    made: Any = built("sam_h", tmp_path, {}, SAM).create_model()
-    for parameter in made.net.vision_encoder.parameters():  # which starts at 0
-        torch.nn.init.normal_(parameter, std=0.2)
-    dirs = {**tiny_data.coco(tmp_path), "weights": _saved(made.net, tmp_path / "sam_h")}
-    over = {"compiler": "onnxruntime", "precision": "fp32", "batch_size": 2, "repeat": 3}
-    ran = infer("sam_h", tmp_path, dirs, parameters=SAM, **over)
+    made: Any = built(name, tmp_path, {}, parameters).create_model()
+    if name == "sam_h":
+        for parameter in made.net.vision_encoder.parameters():  # which starts at 0
+            torch.nn.init.normal_(parameter, std=0.2)
+    dirs = {**tiny_data.coco(tmp_path), "weights": _saved(made.net, tmp_path / name)}
+    over = {"compiler": compiler, "precision": "fp32", "batch_size": 2, "repeat": 3}
+    ran = infer(name, tmp_path, dirs, parameters=parameters, **over)
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
     framework, engine = accuracies(ran)
-    assert 0 < framework < 1
+    assert name == "detr" or 0 < framework < 1
     assert engine == pytest.approx(framework, abs=0.05), "on images with noise of 1 %"
 
 
@@ -220,3 +232,46 @@ def test_sam_h_compares_masks_with_the_annotated_ones(tmp_path: Path) -> None:
     sums = case.evaluator([torch.where(wanted == 0, -1.0, 1.0)[..., None]], wanted)
     assert case.metrics(sums) == {"miou": 1.0}
     assert case.metrics(case.evaluator([torch.ones(*wanted.shape, 1)], wanted))["miou"] < 0.5
+
+
+def _answers(batch: InferBatch, *, shift: float = 0.0) -> list[Tensor]:
+    """Return the outputs of a detector that finds the annotated boxes, moved by a part of the image's sides."""
+    assert batch.labels is not None
+    logits, boxes = torch.zeros(batch.num_items, 8, 92), torch.zeros(batch.num_items, 8, 4)
+    logits[..., -1] = 20.0
+    for item, labels in enumerate(batch.labels):
+        for query, row in enumerate(labels[1 : 1 + int(labels[0, 2])]):
+            logits[item, query, int(row[4])] = 40.0
+            boxes[item, query] = row[:4] + torch.tensor([shift, 0, 0, 0])
+    return [logits, boxes]
+
+
+def _scored(case: InferCase, passes: int, **over: Any) -> Score:
+    score = Score(case)
+    for batch in [batch for _ in range(passes) for batch in case.build_dataloader()]:
+        score.add(_answers(batch, **over), batch.labels)
+    return score
+
+
+def test_the_annotated_boxes_have_a_precision_of_one_in_any_number_of_passes(tmp_path: Path) -> None:
+    case = built("detr", tmp_path, tiny_data.coco(tmp_path), DETR, batch_size=2)
+    case.trained = True
+    assert _scored(case, 1).metrics() == {"map": 1.0, "map50": 1.0}
+    moved = _scored(case, 1, shift=0.1).metrics()
+    assert moved["map50"] == 1.0
+    assert 0.2 < float(moved["map"] or 0) < 0.9
+    thrice = _scored(case, 3, shift=0.1)
+    assert {int(row[0]) for rows in thrice.rows["boxes"] for row in rows} == set(range(9)), "three images in each pass"
+    assert thrice.metrics() == pytest.approx(moved, abs=0.03), "boxes at 101 recalls are interpolated"
+
+
+def test_images_are_filled_up_and_their_labels_are_those_of_the_files(tmp_path: Path) -> None:
+    case = built("detr", tmp_path, tiny_data.coco(tmp_path), DETR, batch_size=3)
+    (batch,) = case.build_dataloader()
+    image, mask = batch.inputs
+    assert image.shape == (3, 3, 64, 64)
+    assert mask.sum((1, 2)).tolist() == [64 * 43, 43 * 64, 64 * 43]
+    assert not image[0, :, 43:].any()
+    assert batch.labels is not None
+    assert batch.labels[:, 0, :3].tolist() == [[60, 40, 1], [40, 60, 2], [60, 40, 1]]
+    assert batch.labels[0, 1, 2:4].tolist() == pytest.approx([20 / 60, 20 / 40])

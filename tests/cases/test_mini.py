@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import math
+import struct
+import wave
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,12 +20,13 @@ from accelmark.cases.llama_mini._plays import HELD_OUT, read_plays, read_windows
 from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune.pytorch import KINDS, read_passages, split_passages
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
+from accelmark.cases.speech_mini.pytorch import RATE_HZ, TRANSCRIPTS, Prompts, read_transcripts, spoken
+from accelmark.cases.translation_mini.pytorch import CATALOGUE, characters, read_names, split_names
 from accelmark.spec.errors import DataError
-from accelmark.spec.log.events import Event
 from accelmark.tasks.text.pytorch import Encoder, EncoderConfig
 from tests.cases import tiny_data
 from tests.cases.flops import published_flops
-from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.job_of import trained
 from tests.cases.test_definitions import case_of
 
 WORDS = {"comedies": "love merry jest", "histories": "king crown war", "tragedies": "death blood grief"}
@@ -52,7 +58,7 @@ def test_idx_files_are_read_compressed_or_not(fashion: Path) -> None:
 @pytest.mark.parametrize("fashion", [False], indirect=True)
 def test_resnet_mini_learns(tmp_path: Path, fashion: Path) -> None:
     over = {"batch_size": 20, "end.max_epochs": 6, "optimizer.lr": 0.05, "threads": 1, "precision": "fp32"}
-    finished = value_of(run(job_of("resnet_mini", tmp_path / "run", {"fashion_mnist": fashion}, over)), Event.FINISHED)
+    finished, _ = trained("resnet_mini", tmp_path, {"fashion_mnist": fashion}, over)
     assert finished["end_reason"] == "max_epochs"
     assert finished["final_metrics"]["top1"] > 0.5
     assert finished["flops_per_sample"] == published_flops("resnet_mini", case_of("resnet_mini", over).settings.model)
@@ -106,17 +112,15 @@ def test_held_out_plays_are_whole_and_only_in_the_evaluation(plays: Path) -> Non
         read_plays(plays, held_out=False)
 
 
+DECODER: Mapping[str, Any] = {
+    **{"model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2, "model.seq_length": 32},
+    **{"end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2},
+}
+
+
 def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
-    over: dict[str, Any] = {
-        "model.hidden_size": 32,
-        "model.intermediate_size": 48,
-        "model.num_layers": 2,
-        "model.seq_length": 32,
-    }
-    over |= {"model.eval_windows": 32, "end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "precision": "fp32"}
-    over |= {"batch_size": 16, "evaluate.every_steps": None}
-    events = run(job_of("llama_mini", tmp_path / "run", {"shakespeare": plays}, over))
-    finished, losses = value_of(events, Event.FINISHED), losses_of(events)
+    over = {**DECODER, "model.eval_windows": 32, "precision": "fp32", "batch_size": 16, "evaluate.every_steps": None}
+    finished, losses = trained("llama_mini", tmp_path, {"shakespeare": plays}, over)
     assert losses[0] == pytest.approx(math.log(256), rel=0.05)
     assert finished["final_metrics"]["eval_loss"] < 3.0
     assert finished["final_metrics"]["bits_per_byte"] == pytest.approx(
@@ -125,16 +129,9 @@ def test_llama_mini_learns(tmp_path: Path, plays: Path) -> None:
 
 
 def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path, plays: Path) -> None:
-    over: dict[str, Any] = {
-        "model.eval_windows": 8,
-        "end.max_steps": 12,
-        "threads": 1,
-        "batch_size": 4,
-        "model.seq_length": 32,
-    }
-    over |= {"checkpoint.every_steps": 12, "optimizer.lr": 1e-2}
-    events = run(job_of("lora_mini", tmp_path / "run", {"shakespeare": plays}, over))
-    losses = losses_of(events)
+    over: dict[str, Any] = {"model.eval_windows": 8, "model.seq_length": 32, "batch_size": 4, "threads": 1}
+    over |= {"end.max_steps": 12, "checkpoint.every_steps": 12, "optimizer.lr": 1e-2}
+    _, losses = trained("lora_mini", tmp_path, {"shakespeare": plays}, over)
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3, losses
     case = case_of("lora_mini", over)
     before = case.build_model().state_dict()
@@ -145,16 +142,9 @@ def test_lora_mini_learns_and_changes_only_its_low_rank_matrices(tmp_path: Path,
 
 
 def test_moe_mini_learns_and_spreads_tokens_over_its_experts(tmp_path: Path, plays: Path) -> None:
-    over: dict[str, Any] = {
-        "model.hidden_size": 32,
-        "model.intermediate_size": 48,
-        "model.num_layers": 2,
-        "model.seq_length": 32,
-        "model.eval_samples": 32,
-    }
-    over |= {"end.max_steps": 60, "threads": 1, "optimizer.lr": 1e-2, "checkpoint.every_steps": 60}
-    events = run(job_of("moe_mini", tmp_path / "run", {"shakespeare": plays}, over))
-    assert value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] < 3.0
+    over = {**DECODER, "model.eval_samples": 32, "checkpoint.every_steps": 60}
+    finished, _ = trained("moe_mini", tmp_path, {"shakespeare": plays}, over)
+    assert finished["final_metrics"]["eval_loss"] < 3.0
     model = case_of("moe_mini", over).build_model()
     weights = torch.load(tmp_path / "run/checkpoints/step000000060/weights.pt", weights_only=True)["model"]
     model.load_state_dict(weights)
@@ -204,11 +194,148 @@ def minilm(tmp_path: Path) -> Path:
 
 
 def test_minilm_finetune_learns(tmp_path: Path, plays: Path, minilm: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 16}
-    over: dict[str, Any] = {
-        f"model.{name}": value for name, value in {**sizes, "max_positions": 64, "passage_chars": 100}.items()
-    }
-    over |= {"model.seq_length": 32, "end.max_steps": 30, "threads": 1, "precision": "fp32", "optimizer.lr": 1e-3}
-    events = run(job_of("minilm_finetune", tmp_path / "run", {"shakespeare": plays, "minilm": minilm}, over))
-    finished = value_of(events, Event.FINISHED)
+    over = {**DECODER, "model.num_layers": 1, "model.num_heads": 4, "model.vocab_size": 16, "model.max_positions": 64}
+    over |= {"model.passage_chars": 100, "end.max_steps": 30, "precision": "fp32", "optimizer.lr": 1e-3}
+    finished, _ = trained("minilm_finetune", tmp_path, {"shakespeare": plays, "minilm": minilm}, over)
     assert finished["final_metrics"]["accuracy"] > 0.9, "one word tells the kind"
+
+
+LETTERS = dict(zip("abcdefgh", "абцдефгх", strict=True))
+
+
+def write_catalogue(path: Path, texts: Mapping[str, str]) -> None:
+    """Write a catalogue of GNU gettext in its binary format."""
+    pairs = sorted({"": "Content-Type: text/plain; charset=UTF-8\n", **texts}.items())
+    tables, content = [b"", b""], b""
+    start = 28 + 16 * len(pairs)
+    for column in (0, 1):
+        for pair in pairs:
+            text = pair[column].encode()
+            tables[column] += struct.pack("<2I", len(text), start + len(content))
+            content += text + b"\0"
+    head = struct.pack("<7I", 0x950412DE, 0, len(pairs), 28, 28 + 8 * len(pairs), 0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(head + b"".join(tables) + content)
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Path:
+    """Words of four letters, each of which has one letter of the other alphabet."""
+    words = [f"{a}{b}{c}a" for a in LETTERS for b in LETTERS for c in "abcd"]
+    texts = {word: "".join(LETTERS[letter] for letter in word) for word in words}
+    more = {"Old Abba, Cab": "абба", "Cab (old)": "цаб", "A name of too many letters": "абцдефгх"}
+    write_catalogue(tmp_path / "iso_codes" / CATALOGUE, {**texts, **more})
+    return tmp_path / "iso_codes"
+
+
+def test_names_are_read_without_those_that_repeat_others(names: Path) -> None:
+    found = read_names(names, 16)
+    assert len(found) == 256
+    assert found[1] == ("aaba", "ааба")
+    held_out, others = (split_names(found, held_out=held) for held in (True, False))
+    assert 16 <= len(held_out) <= 56
+    assert len(held_out) + len(others) == 256
+    tokenizer = characters(found)
+    tokens = tokenizer.encode("cafe-").ids
+    assert len(tokens) == 5
+    assert tokens[-1] == 2, "an unknown letter"
+    assert tokenizer.decode([*tokens[:4], 1, 0], skip_special_tokens=True) == "cafe"
+
+
+@pytest.mark.heavy
+def test_translation_mini_learns(tmp_path: Path, names: Path) -> None:
+    over: dict[str, Any] = {"model.hidden_size": 32, "model.intermediate_size": 64, "model.num_layers": 1}
+    over |= {"model.source_length": 6, "model.target_length": 6, "end.max_steps": 120}
+    over |= {"threads": 1, "precision": "fp32", "optimizer.lr": 1e-2, "batch_size": 32}
+    finished, losses = trained("translation_mini", tmp_path, {"iso_codes": names}, over)
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5]), losses
+    assert finished["final_metrics"]["cer"] < 0.7, "words of which a few letters are guessed have about 0.85"
+
+
+LETTER_S = 0.12
+
+
+def write_prompt(path: Path, text: str, rate_hz: int = RATE_HZ) -> None:
+    """Write a recording in which each letter is a tone of its own."""
+    times = np.arange(round(LETTER_S * RATE_HZ)) / RATE_HZ
+    tones = [np.sin(2 * np.pi * 300 * (1 + "abcd ".index(letter)) * times) for letter in text]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate_hz, 0, "NONE", ""))
+        file.writeframes((8000 * np.concatenate(tones)).astype("<i2").tobytes())
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Mapping[str, Path]:
+    """Prompts of three and four letters, and transcripts with one more that was not recorded."""
+    texts = [*map("".join, product("abcd", repeat=3)), *map("".join, product("abc", "cd", "ad", "bd"))]
+    lines = ["; a comment", "missing: Nobody said this."]
+    for number, text in enumerate(texts):
+        name = f"digits/{number}" if number % 2 else f"prompt-{number}"
+        write_prompt(tmp_path / "prompts" / f"{name}.wav", text)
+        lines.append(f"{name}: {text.capitalize()}.")
+    (tmp_path / "transcripts").mkdir()
+    (tmp_path / "transcripts" / TRANSCRIPTS).write_text("\n".join(lines), encoding="utf-8")
+    return {"asterisk_prompts": tmp_path / "prompts", "asterisk_transcripts": tmp_path / "transcripts"}
+
+
+def prompts_of(data: Mapping[str, Path], *, train: bool) -> Prompts:
+    return Prompts(data["asterisk_prompts"], read_transcripts(data["asterisk_transcripts"]), train=train)
+
+
+@pytest.mark.parametrize(
+    ("transcript", "words"),
+    [
+        ("Press 1, or 2 to reject it", "press one or two to reject it"),
+        ("followed by # or just *.", "followed by pound or just star"),
+        ('IAX (note: does not say "2")', "iax"),
+        ("dash [-]", "dash"),
+        ("You've got the 8500 extension.", None),
+        ("3D audio enabled", None),
+        ("<beep ascending>", None),
+    ],
+)
+def test_a_transcript_becomes_the_words_that_are_said(transcript: str, words: str | None) -> None:
+    assert spoken(transcript) == words
+
+
+def test_no_text_is_trained_on_and_held_out(data: Mapping[str, Path]) -> None:
+    splits = [prompts_of(data, train=train) for train in (True, False)]
+    texts = [{split.row(index)[0] for index in range(len(split))} for split in splits]
+    assert len(texts[0] | texts[1]) == 88
+    assert not texts[0] & texts[1]
+    assert 4 <= len(texts[1]) <= 25
+    assert not any("nobody" in text for split in texts for text in split)
+
+
+def test_training_joins_prompts_at_speeds_of_their_own_and_evaluation_does_not(data: Mapping[str, Path]) -> None:
+    train, held_out = (prompts_of(data, train=train) for train in (True, False))
+    audio, text = train.utterance(3, 2.0, seed=1)
+    again: tuple[npt.NDArray[np.int16], str] = train.utterance(3, 2.0, seed=1)
+    other, _ = train.utterance(3, 2.0, seed=2)
+    assert text.startswith(train.row(3)[0] + " ")
+    assert 1.0 * RATE_HZ < len(audio) <= 2.0 * RATE_HZ
+    assert (audio.shape, text) == (again[0].shape, again[1])
+    assert (audio == again[0]).all()
+    assert len(other) != len(audio)
+    letters = len(text.replace(" ", ""))
+    assert 0.9 * letters * LETTER_S * RATE_HZ < len(audio) < 1.12 * letters * LETTER_S * RATE_HZ
+    alone, said = held_out.utterance(0, 2.0, seed=1)
+    assert (len(alone), said) == (round(LETTER_S * RATE_HZ) * len(said), held_out.row(0)[0])
+
+
+def test_frames_are_as_many_as_logits() -> None:
+    case = case_of("speech_mini", {"model.hidden_size": 16, "model.num_layers": 1})
+    model: Any = case.build_model()
+    for length in (8000, 8001, 8319, 8320, 12345):
+        logits = model(torch.zeros(1, length, dtype=torch.int16))
+        assert logits.shape == (1, int(model.frames(torch.tensor(length))), 32)
+
+
+@pytest.mark.heavy
+def test_speech_mini_learns(tmp_path: Path, data: Mapping[str, Path]) -> None:
+    over: dict[str, Any] = {"model.hidden_size": 48, "model.num_layers": 1, "model.train_seconds": 2.0}
+    over |= {"model.eval_seconds": 2.0, "end.max_steps": 120, "threads": 1, "precision": "fp32", "optimizer.lr": 1e-2}
+    finished, losses = trained("speech_mini", tmp_path, data, over)
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
+    assert finished["final_metrics"]["cer"] < 0.5, "letters that are guessed have about 0.75"

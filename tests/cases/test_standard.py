@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from accelmark.tasks.language.data import CLS, MASK, SEP, MaskedWindows, TokenSh
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.flops import published_flops
-from tests.cases.job_of import job_of, losses_of, run, value_of
+from tests.cases.job_of import job_of, losses_of, run, trained, value_of
 from tests.cases.test_definitions import SMALL, case_of
 
 RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {
@@ -80,8 +79,7 @@ def tokens(tmp_path: Path) -> Path:
 
 def test_llama_learns_from_token_shards(tmp_path: Path, tokens: Path) -> None:
     over = {**LLAMA, "parallelism": "ddp"}
-    events = run(job_of("llama2_7b", tmp_path / "run", {"llama_tokens": tokens}, over))
-    finished, losses = value_of(events, Event.FINISHED), losses_of(events)
+    finished, losses = trained("llama2_7b", tmp_path, {"llama_tokens": tokens}, over)
     assert losses[0] == pytest.approx(math.log(100), rel=0.1), "random weights know nothing"
     assert losses[-1] < losses[0] - 0.5
     assert finished["converged"] is None, "there is no reference curve to hold it against"
@@ -109,17 +107,6 @@ def test_a_sharded_decoder_trains_as_one_rank_does(tmp_path: Path, tokens: Path,
     evaluated = [value_of(events, Event.FINISHED)["final_metrics"]["eval_loss"] for events in (one, two)]
     assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-3)
     assert losses_of(one)[-1] < losses_of(one)[0] - 0.5
-
-
-def test_a_sharded_model_with_tied_weights_goes_on_from_its_checkpoint(tmp_path: Path, tokens: Path) -> None:
-    over = {**SMALL["gpt3_6_7b"], "model.seq_length": 16, "precision": "fp32", "threads": 1, "loader.num_workers": 0}
-    over |= {"end.max_steps": 6, "evaluate.every_steps": None, "checkpoint.every_steps": 3, "checkpoint.keep": 2}
-    job = job_of("gpt3_6_7b", tmp_path / "run", {"gpt_tokens": tokens}, over)
-    losses = losses_of(run(job))
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step000000006")
-    (tmp_path / "run" / "rank0.out.log").unlink()
-    again = run(job_of("gpt3_6_7b", tmp_path / "run", {"gpt_tokens": tokens}, over, resume=True))
-    assert losses_of(again) == losses[3:]
 
 
 def test_synthetic_data_needs_neither_directory_nor_checkpoint(tmp_path: Path) -> None:
