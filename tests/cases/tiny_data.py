@@ -8,7 +8,7 @@ import json
 import struct
 import tarfile
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def imagenet(root: Path) -> Mapping[str, Path]:
                 pixels = random.integers(0, 60, (40, 50, 3), dtype=np.uint8)
                 pixels[..., label] += 150
                 Image.fromarray(pixels).save(folder / f"{synset}_{index}.JPEG", quality=95)
-    return {"imagenet": root / "imagenet"}
+    return places(root, "imagenet")
 
 
 def write_idx(
@@ -54,6 +54,22 @@ def write_idx(
         if packed:
             path, content = path.with_name(f"{path.name}.gz"), gzip.compress(content)
         path.write_bytes(content)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file, with its directories."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def places(root: Path, *names: str) -> Mapping[str, Path]:
+    """Return the directories of data sets below ``root``, by their names."""
+    return {name: root / name for name in names}
+
+
+def json_lines(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return a JSON object in each line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def tar(path: Path, files: Mapping[str, bytes]) -> bytes:
@@ -95,47 +111,41 @@ def sentences(count: int) -> list[tuple[str, str]]:
 
 def sst2(root: Path) -> Mapping[str, Path]:
     """Sentences that are good or bad."""
-    folder = root / "sst2" / "SST-2"
-    folder.mkdir(parents=True)
     rows = [("a good film", 1), ("a bad film", 0), ("good and long", 1), ("bad and short", 0)]
     for split, times in (("train", 4), ("dev", 1)):
         lines = [f"{text}\t{label}\n" for text, label in rows * times]
-        (folder / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(lines), encoding="utf-8")
+        write(root / "sst2/SST-2" / f"{split}.tsv", "sentence\tlabel\n" + "".join(lines))
     save_tokenizer(root / "distilbert/hf/tokenizer.json", [text for text, _ in rows], ["<pad>"])
-    return {"sst2": root / "sst2", "distilbert": root / "distilbert"}
+    return places(root, "sst2", "distilbert")
 
 
 def lambada(root: Path) -> Mapping[str, Path]:
     """A text that repeats itself."""
     text = "the cat sat on the mat and the dog sat on the rug . " * 60
     tokenizer = save_tokenizer(root / "lambada/tokenizer/tokenizer.json", [text], ["<end>"])
-    for split in ("train", "val"):
-        (root / "lambada" / split).mkdir()
-    np.save(root / "lambada/train/a.npy", np.array(tokenizer.encode(text).ids, np.uint16))
+    write(root / "lambada/train/a.npy", npy(np.array(tokenizer.encode(text).ids, np.uint16)))
     passages = ["the cat sat on the mat", "the dog sat on the rug"]
-    lines = [json.dumps({"text": passage}) + "\n" for passage in passages]
-    (root / "lambada/val/test.jsonl").write_text("".join(lines), encoding="utf-8")
-    return {"lambada": root / "lambada"}
+    write(root / "lambada/val/test.jsonl", json_lines({"text": passage} for passage in passages))
+    return places(root, "lambada")
 
 
 def tokens(name: str, first: int = 0, *, indexed: bool = False) -> Callable[[Path], Mapping[str, Path]]:
     """Return a writer of shards of ten tokens in turns: bare files, or an indexed data set of Megatron-LM."""
 
-    def write(root: Path) -> Mapping[str, Path]:
+    def writer(root: Path) -> Mapping[str, Path]:
         for split in ("train", "val"):
             folder = root / name / split
-            folder.mkdir(parents=True)
             shard = (first + np.arange(16 * 40 + 1) % 10).astype("<u2")
-            shard.tofile(folder / "a.bin")
+            write(folder / "a.bin", shard.tobytes())
             if indexed:
                 head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 1, 2)
                 rest = np.array([len(shard)], "<i4").tobytes() + np.array([0, 0, 1], "<i8").tobytes()
                 (folder / "a.idx").write_bytes(head + rest)
             else:
                 np.save(folder / "b.npy", shard[: 16 * 20 + 1])
-        return {name: root / name}
+        return places(root, name)
 
-    return write
+    return writer
 
 
 def record(root: Path) -> Mapping[str, Path]:
@@ -166,18 +176,16 @@ def record(root: Path) -> Mapping[str, Path]:
                 group.attrs.update(h5sparse_format="csr", h5sparse_shape=sparse.shape)
                 for part in ("data", "indices", "indptr"):
                     group[part] = getattr(sparse, part)
-    return {"glm_record": root / "glm_record"}
+    return places(root, "glm_record")
 
 
 def dialogues(root: Path) -> Mapping[str, Path]:
     """Rows of CPM's tokens; the last five are padding."""
     for split in ("train", "val"):
-        folder = root / "cpm_dialogues" / split
-        folder.mkdir(parents=True)
         rows = np.tile(10 + np.arange(17) % 10, (24, 1))
         rows[:, 12:] = 5
-        np.save(folder / "tokens.npy", rows.astype(np.uint16).reshape(-1))
-    return {"cpm_dialogues": root / "cpm_dialogues"}
+        write(root / "cpm_dialogues" / split / "tokens.npy", npy(rows.astype(np.uint16).reshape(-1)))
+    return places(root, "cpm_dialogues")
 
 
 def megatron_gpt2(net: nn.Module, *, block_positions: nn.Embedding | None = None) -> dict[str, torch.Tensor]:
@@ -207,39 +215,33 @@ def megatron_gpt2(net: nn.Module, *, block_positions: nn.Embedding | None = None
 
 def samsum(root: Path) -> Mapping[str, Path]:
     """Dialogues of numbers with their translations as summaries, and a tokenizer next to Llama's weights."""
-    (root / "samsum" / "corpus").mkdir(parents=True)
     for split, count in (("train", 40), ("val", 12)):
         entries = [{"id": "1", "dialogue": english, "summary": german} for english, german in sentences(count)]
-        (root / "samsum" / "corpus" / f"{split}.json").write_text(json.dumps(entries), encoding="utf-8")
+        write(root / "samsum/corpus" / f"{split}.json", json.dumps(entries))
     texts = [text for pair in sentences(40) for text in pair]
     save_tokenizer(root / "llama2_7b_weights/hf/tokenizer.json", texts, ["<unk>", "</s>"])
-    return {"samsum": root / "samsum", "llama2_7b_weights": root / "llama2_7b_weights"}
+    return places(root, "samsum", "llama2_7b_weights")
 
 
 def cnn_dailymail(root: Path) -> Mapping[str, Path]:
     """Numbers with a summary."""
     for split, count in (("train", 16), ("val", 4)):
-        folder = root / "cnn_dailymail" / split
-        folder.mkdir(parents=True)
         rows = [{"article": english, "highlights": german} for english, german in sentences(count)]
-        lines = [json.dumps(row) + "\n" for row in rows]
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        write(root / "cnn_dailymail" / split / f"{split}.jsonl", json_lines(rows))
     texts = [text for pair in sentences(16) for text in pair]
     save_tokenizer(root / "t5_small/hf/tokenizer.json", texts, ["<pad>", "</s>"])
-    return {"cnn_dailymail": root / "cnn_dailymail", "t5_small": root / "t5_small"}
+    return places(root, "cnn_dailymail", "t5_small")
 
 
 def wmt14(root: Path) -> Mapping[str, Path]:
     """Numbers in two languages."""
     for split, count in (("train", 16), ("test", 4)):
-        folder = root / "wmt14" / split
-        folder.mkdir(parents=True)
         for column, language in enumerate(("en", "de")):
             lines = [f"{pair[column]}\n" for pair in sentences(count)]
-            (folder / f"text.{language}").write_text("".join(lines), encoding="utf-8")
+            write(root / "wmt14" / split / f"text.{language}", "".join(lines))
     texts = [text for pair in sentences(16) for text in pair]
     save_tokenizer(root / "wmt14/tokenizer/tokenizer.json", texts, ["<pad>", "</s>"])
-    return {"wmt14": root / "wmt14"}
+    return places(root, "wmt14")
 
 
 def save_tone(path: Path, words: list[str], rate: int = RATE_HZ) -> None:
@@ -262,19 +264,17 @@ def librispeech(root: Path) -> Mapping[str, Path]:
             words = random.choice(WORDS, 3).tolist()
             save_tone(folder / f"19-198-{index:04}.wav", words)
             lines.append(f"19-198-{index:04} {' '.join(words)}\n")
-        (folder / "19-198.trans.txt").write_text("".join(lines), encoding="utf-8")
-    texts = [" ".join(WORDS).lower()]
-    save_tokenizer(root / "whisper_weights/hf/tokenizer.json", texts, ["<end>"])
-    return {"librispeech": root / "librispeech"}
+        write(folder / "19-198.trans.txt", "".join(lines))
+    save_tokenizer(root / "whisper_weights/hf/tokenizer.json", [" ".join(WORDS).lower()], ["<end>"])
+    return places(root, "librispeech")
 
 
 def coco(root: Path) -> Mapping[str, Path]:
     """Bright rectangles of two categories, whose ids are not in a row, on dark images of two sizes."""
     random = np.random.default_rng(3)
     colours = {1: (250, 40, 40), 3: (40, 40, 250)}
-    (root / "coco" / "annotations").mkdir(parents=True)
     for split, count in (("train2017", 16), ("val2017", 3)):
-        (root / "coco" / split).mkdir()
+        (root / "coco" / split).mkdir(parents=True)
         images: list[dict[str, object]] = []
         annotations: list[dict[str, object]] = []
         for index in range(count):
@@ -291,9 +291,8 @@ def coco(root: Path) -> Mapping[str, Path]:
             Image.fromarray(pixels).save(root / "coco" / split / name, quality=95)
             images.append({"id": index, "file_name": name, "width": width, "height": height})
         content = {"images": images, "annotations": annotations, "categories": [{"id": 1}, {"id": 3}]}
-        path = root / "coco" / "annotations" / f"instances_{split}.json"
-        path.write_text(json.dumps(content), encoding="utf-8")
-    return {"coco": root / "coco"}
+        write(root / "coco/annotations" / f"instances_{split}.json", json.dumps(content))
+    return places(root, "coco")
 
 
 def llava(root: Path) -> Mapping[str, Path]:
@@ -311,11 +310,10 @@ def llava(root: Path) -> Mapping[str, Path]:
         samples.append({"id": str(index), "image": name, "conversations": [{"from": a, "value": b} for a, b in turns]})
     turns = [("human", "Colour?"), ("gpt", "none")]
     samples.append({"id": "text", "conversations": [{"from": a, "value": b} for a, b in turns]})
-    (folder / "conversations").mkdir()
-    (folder / "conversations/mix.json").write_text(json.dumps(samples), encoding="utf-8")
+    write(folder / "conversations/mix.json", json.dumps(samples))
     texts = ["A chat between a curious user", "USER: Colour? ASSISTANT: red or green", "USER: Sure? ASSISTANT: yes"]
     save_tokenizer(root / "llava_parts/vicuna/tokenizer.json", texts, ["<unk>", "<s>", "</s>"])
-    return {"llava_instruct": folder, "llava_parts": root / "llava_parts"}
+    return places(root, "llava_instruct", "llava_parts")
 
 
 def save_llava_parts(net: Any, directory: Path) -> None:
@@ -348,7 +346,7 @@ def ade20k(root: Path) -> Mapping[str, Path]:
             name = f"ADE_{split}_{index:08}"
             Image.fromarray(pixels).save(root / "ade20k/images" / split / f"{name}.jpg", quality=95)
             Image.fromarray(segments).save(root / "ade20k/annotations" / split / f"{name}.png")
-    return {"ade20k": root / "ade20k"}
+    return places(root, "ade20k")
 
 
 def latents(root: Path) -> Mapping[str, Path]:
@@ -364,7 +362,7 @@ def latents(root: Path) -> Mapping[str, Path]:
             files |= {f"{index:09}.npy": npy(moments), f"{index:09}.txt": WORDS[kind].encode()}
         tar(root / "laion_moments" / f"{name}.tar", files)
     save_tokenizer(root / "openclip_text_weights/hf/tokenizer.json", [" ".join(WORDS)], ["<end>"])
-    return {each: root / each for each in ("laion_moments", "openclip_text_weights")}
+    return places(root, "laion_moments", "openclip_text_weights")
 
 
 def captions(root: Path) -> Mapping[str, Path]:
@@ -374,11 +372,9 @@ def captions(root: Path) -> Mapping[str, Path]:
         for number, word in enumerate(("FIRST", "SECOND"))
         for index in reversed(range(5))
     ]
-    folder = root / "coco_captions/annotations"
-    folder.mkdir(parents=True)
-    (folder / "captions_val2017.json").write_text(json.dumps({"annotations": rows}), encoding="utf-8")
+    write(root / "coco_captions/annotations/captions_val2017.json", json.dumps({"annotations": rows}))
     save_tokenizer(root / "clip_vit_b32/hf/tokenizer.json", [str(row["caption"]) for row in rows], ["<end>"])
-    return {each: root / each for each in ("coco_captions", "clip_vit_b32")}
+    return places(root, "coco_captions", "clip_vit_b32")
 
 
 def bf16_file(array: NDArray[Any]) -> bytes:
@@ -400,22 +396,17 @@ def flux_encodings(root: Path) -> Mapping[str, Path]:
             mean[kind] += 8
             words, caption = np.zeros((6, 24)), np.zeros(12)
             words[:, kind] = caption[kind] = 4
-            arrays = {
-                "t5_encodings": words,
-                "clip_encodings": caption,
-                "mean": mean,
-                "logvar": np.full(mean.shape, -10.0),
-            }
+            arrays = {"t5_encodings": words, "clip_encodings": caption, "mean": mean}
+            arrays["logvar"] = np.full(mean.shape, -10.0)
             time = {"timestep": index % 8} if split == "val" else {}
             rows.append({"__key__": str(index), **{name: bf16_file(part) for name, part in arrays.items()}, **time})
         for part, some in enumerate((rows[: count // 2], rows[count // 2 :])):
             table = pa.Table.from_pylist(some)
             with pa.ipc.new_stream(str(folder / split / f"data-{part:05}-of-00002.arrow"), table.schema) as stream:
                 stream.write_table(table)
-    (folder / "empty").mkdir()
-    np.save(folder / "empty" / "t5_empty.npy", np.zeros((1, 6, 24), np.float16))
-    np.save(folder / "empty" / "clip_empty.npy", np.zeros((1, 12), np.float16))
-    return {"flux_encodings": folder}
+    write(folder / "empty/t5_empty.npy", npy(np.zeros((1, 6, 24), np.float16)))
+    write(folder / "empty/clip_empty.npy", npy(np.zeros((1, 12), np.float16)))
+    return places(root, "flux_encodings")
 
 
 def criteo(root: Path) -> Mapping[str, Path]:
@@ -428,10 +419,9 @@ def criteo(root: Path) -> Mapping[str, Path]:
         tables = [random.integers(0, rows, (count, ids)).astype(np.int32) for rows, ids in sizes]
         np.save(folder / f"day_{day}_labels.npy", (tables[0][:, :1] % 2).astype(np.int32))
         np.save(folder / f"day_{day}_dense.npy", random.random((count, 13), np.float32))
-        archive = folder / f"day_{day}_sparse_multi_hot.npz"
         arrays: dict[str, Any] = {str(number): table for number, table in enumerate(tables)}
-        np.savez(archive, **arrays)
-    return {"criteo": root / "criteo"}
+        np.savez(folder / f"day_{day}_sparse_multi_hot.npz", **arrays)
+    return places(root, "criteo")
 
 
 def save_edges(folder: Path, ends: NDArray[np.int64], num_targets: int) -> None:
@@ -473,7 +463,7 @@ def igbh(root: Path) -> Mapping[str, Path]:
     order = torch.from_numpy(random.permutation(papers))
     torch.save(order[:48].clone(), folder / "train_idx.pt")
     torch.save(order[48:].clone(), folder / "val_idx.pt")
-    return {"igbh": folder}
+    return places(root, "igbh")
 
 
 def with_weights(data: Mapping[str, Path], name: str, root: Path) -> Mapping[str, Path]:
