@@ -130,10 +130,8 @@ class Case(InferCase):
 
     def build_dataloader(self) -> InferBatches:
         """Read captions, and the model of their score."""
-        captions, folder = (
-            self.data_dir("coco_captions", "coco_captions"),
-            self.data_dir("clip_vit_b32", "clip_vit_b32") / "hf",
-        )
+        captions = self.data_dir("coco_captions", "coco_captions")
+        folder = self.data_dir("clip_vit_b32", "clip_vit_b32") / "hf"
         tokenizer = read_tokenizer(folder / "tokenizer.json", self.number("vocab_size"))
         with raising(DataError, f"{folder}: is not a checkpoint of CLIPModel", OSError, RuntimeError, ValueError):
             clip: Any = CLIPModel

@@ -145,10 +145,8 @@ class MaskedSamples:
             tokens, segments, positions, labels = (file[name][row].astype(np.int64) for name in _COLUMNS)
             num_tokens = int(file["input_mask"][row].sum()) if "input_mask" in file else len(tokens)
         num_masked = int(np.count_nonzero(positions))
-        length, most = (
-            max(len(tokens), int(positions.max(initial=0)) + 1),
-            int(max(tokens.max(), labels.max(initial=0))),
-        )
+        length = max(len(tokens), int(positions.max(initial=0)) + 1)
+        most = int(max(tokens.max(), labels.max(initial=0)))
         if length > self._length or num_masked > self._max_predictions or most >= self._vocab_size:
             has = f"has {len(tokens)} tokens up to {most}, {num_masked} of them masked"
             limits = f"{self._length} below {self._vocab_size}, {self._max_predictions} masked"
