@@ -49,7 +49,7 @@ def _class_folders(root: Path) -> Path:
 
 
 def class_folders(root: Path) -> Callable[[], object]:
-    from accelmark.datasets.folders import ClassFolders
+    from accelmark.datasets.images import ClassFolders
 
     folder = _class_folders(root) / "train"
     return lambda: ClassFolders(folder, 1000)
@@ -69,7 +69,7 @@ def verification(root: Path) -> Callable[[], object]:
 
 def shards(root: Path) -> Callable[[], object]:
     """A tenth of ImageNet's images."""
-    from accelmark.datasets.folders import ShardedImages
+    from accelmark.datasets.images import ShardedImages
 
     for number in range(10 if not root.exists() else 0):
         root.mkdir(parents=True, exist_ok=True)

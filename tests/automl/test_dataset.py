@@ -13,8 +13,7 @@ import pytest
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.seeds import resnet50, small
-from accelmark.datasets.folders import ClassFolders
-from accelmark.datasets.images import LabeledFiles, imagenet_identity
+from accelmark.datasets.images import ClassFolders, LabeledFiles, imagenet_identity
 from accelmark.datasets.shards import write_tar, write_tfrecord
 from accelmark.spec.errors import DataError, RequestError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.datasets.folders import ClassFolders
+from accelmark.datasets.images import ClassFolders
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.spec.errors import DataError
 from accelmark.tasks.images import data as image_data

@@ -1,24 +1,161 @@
-"""Read labeled images (IDX of Fashion-MNIST, binary of CIFAR-10, folders or shards of ImageNet, .npz) and weights."""
+"""Labeled images: class folders or shards of ImageNet, IDX of Fashion-MNIST, binary of CIFAR-10, .npz; and weights."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import os
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Union, final
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
-from accelmark.datasets.folders import ClassFolders, LabelledImages, labelled_images, read_idx
+from accelmark.datasets.shards import IMAGE_SUFFIXES, bytes_at, shard_images, shards_in
 from accelmark.spec.errors import UNREADABLE, DataError, raising
+from accelmark.spec.number_format import counted
 
-Pixels = NDArray[np.uint8]
-Labels = NDArray[np.int64]
-Indices = NDArray[np.int64]
+if TYPE_CHECKING:
+    from PIL import Image
+
+_IDX_BYTES: Final = 8
+
+
+@contextmanager
+def opened_image(source: Path | IO[bytes], name: Callable[[], object] | None = None) -> Iterator[Image.Image]:
+    """Open an image; raises DataError where it is not readable, also while it is decoded.
+
+    ``name`` returns its place for the message, where ``source`` is not its path.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(source) as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"{name() if name else source}: is not a readable image: {error}") from error
+
+
+@final
+class ClassFolders:
+    """``<class>/*.JPEG``; the class of an image is the index of its folder in sorted order."""
+
+    def __init__(self, folder: Path, num_classes: int) -> None:
+        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if len(classes) != num_classes:
+            found = counted(len(classes), "class folder") if folder.is_dir() else "no such directory"
+            expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar, *-of-*)"
+            raise DataError(f"{folder}: expected {expected} here, found {found}")
+        self.classes = [path.name for path in classes]
+        """The names of the folders, whose numbers are the classes."""
+        self._folder = folder
+        # Of millions of files, arrays are small, and stay shared with the workers that are forked from this process.
+        names = []
+        for synset in classes:
+            with os.scandir(synset) as entries:
+                images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES))
+            names.append(np.array([os.fsencode(name) for name in images], np.bytes_))
+        self._names = np.concatenate(names)
+        self._labels = np.repeat(np.arange(num_classes), [len(each) for each in names])
+        if not len(self._names):
+            raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def label(self, index: int) -> int:
+        """Return the class of an image."""
+        return int(self._labels[index])
+
+    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image file."""
+        return opened_image(self._folder / self.classes[self.label(index)] / os.fsdecode(self._names[index]))
+
+
+@final
+class ShardedImages:
+    """Images in shards, read by offset."""
+
+    def __init__(self, folder: Path, num_classes: int) -> None:
+        self._shards = shards_in(folder)
+        names: dict[int, str] = {}
+        places: list[npt.NDArray[np.int64]] = []
+        for number, shard in enumerate(self._shards):
+            images = list(shard_images(shard))
+            names |= {image.label: image.name.partition("_")[0] for image in images}
+            places.append(np.array([(number, *image[1:]) for image in images], np.int64).reshape(-1, 4))
+        self._places = np.concatenate(places)  # shard, offset, size, class
+        self.classes = sorted(names.values())
+        """The first parts of the images' names, which are the names of their classes in ImageNet's training images."""
+        found = np.unique(self._places[:, 3])
+        if found.tolist() != list(range(num_classes)):
+            numbers = f" ({found[0]} to {found[-1]})" if len(found) else ""
+            expected = f"{num_classes} classes (0 to {num_classes - 1})"
+            raise DataError(f"{folder}: expected images of {expected} in its shards, found {len(found)}{numbers}")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def label(self, index: int) -> int:
+        """Return the class of an image."""
+        return int(self._places[index, 3])
+
+    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image in memory."""
+        shard, offset, size, _ = self._places[index].tolist()
+        path = self._shards[shard]
+
+        def name() -> str:
+            names = (image.name for image in shard_images(path) if image.offset == offset)
+            return f"{path}: {next(names, f'image at byte {offset}')}"
+
+        try:
+            with path.open("rb") as file:
+                content = BytesIO(bytes_at(file, offset, size))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error}") from error
+        return opened_image(content, name)
+
+
+LabelledImages = Union[ClassFolders, ShardedImages]
+
+
+def labelled_images(folder: Path, num_classes: int) -> LabelledImages:
+    """Return the images of a split, from its shards where it has any.
+
+    Raises DataError: there is no image, there are not ``num_classes`` classes, or a shard is damaged.
+    """
+    return ShardedImages(folder, num_classes) if shards_in(folder) else ClassFolders(folder, num_classes)
+
+
+def read_idx(directory: Path, name: str, axes: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an IDX file, plain or gzipped, in its shape; raises DataError where it is damaged."""
+    packed, plain = directory / f"{name}.gz", directory / name
+    try:
+        raw = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{directory}: a split is missing: there is neither {name} nor {name}.gz") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{packed}: cannot be unpacked: {error}") from error
+    header = 4 * (1 + axes)
+    if len(raw) < header or raw[:4] != bytes((0, 0, _IDX_BYTES, axes)):
+        raise DataError(f"{plain}: is not an IDX file of bytes with {axes} axes")
+    shape = np.frombuffer(raw, ">i4", axes, offset=4)
+    if (shape < 0).any() or int(np.prod(shape, dtype=np.int64)) != len(raw) - header:
+        raise DataError(f"{plain}: its header says {shape.tolist()}, it holds {len(raw) - header} values")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+Pixels = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 IMAGENET_SYNSETS_SHA256: Final = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 """SHA-256 of the 1,000 WordNet ids of ILSVRC-2012's classes, sorted, one per line."""
@@ -89,7 +226,7 @@ class LabeledFiles:
         with ThreadPoolExecutor(_DECODERS) as pool:
             return np.stack(list(pool.map(self._decoded, map(int, indices), draws)))
 
-    def _decoded(self, index: int, draw: NDArray[np.float64] | None) -> Pixels:
+    def _decoded(self, index: int, draw: npt.NDArray[np.float64] | None) -> Pixels:
         with self.source.opened(int(self.numbers[index])) as opened:
             image = opened.convert("RGB")
         width, height = image.size
@@ -110,11 +247,11 @@ class LabeledFiles:
         return IMAGENET_MEAN_AND_DEVIATION
 
 
-Images = LabeledArrays | LabeledFiles
+Images = Union[LabeledArrays, LabeledFiles]
 """Labeled images of one shape; ``labels`` are classes from 0."""
 
 
-def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path, what: str) -> dict[str, npt.NDArray[Any]]:
     """Read all arrays of an .npz file, not pickled objects; raise DataError if it is missing or damaged."""
     damage = *UNREADABLE, zipfile.BadZipFile, zlib.error
     damaged = raising(DataError, f"{path}: cannot be read as {what} (.npz)", *damage)
@@ -122,7 +259,7 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
         return {name: opened[name] for name in opened.files}
 
 
-def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+def read_weights(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     """Read weights from an .npz file; raises DataError where it is missing or damaged."""
     arrays = read_npz(path, "weights")
     for name, array in arrays.items():
@@ -131,7 +268,7 @@ def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def _labeled(images: NDArray[Any], labels: NDArray[Any], images_at: str, labels_at: str) -> LabeledArrays:
+def _labeled(images: npt.NDArray[Any], labels: npt.NDArray[Any], images_at: str, labels_at: str) -> LabeledArrays:
     """Check arrays of images and labels; ``images_at`` and ``labels_at`` name them in errors."""
     if images.ndim != 4 or images.dtype != np.uint8:
         expected = "bytes (uint8) with four axes (number, channels, height, width)"

@@ -35,8 +35,6 @@ def _inside(path: str) -> str:
 
 
 def _matching(pattern: str, expected: str) -> AfterValidator:
-    """Return a validator of texts that match a pattern."""
-
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(f"{text!r} is not {expected}")

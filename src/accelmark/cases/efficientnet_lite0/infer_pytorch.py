@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor, nn
 
-from accelmark.datasets.folders import opened_image
+from accelmark.datasets.images import opened_image
 from accelmark.infer.case import InferBatches, InMemoryBatches
 from accelmark.infer.imagenet import ImageNetCase
 from accelmark.spec.backports import zip_strict

@@ -165,7 +165,6 @@ class Case(TaskFamily):
         }
 
     def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the score of each choice of each query."""
         names = ("tokens", "positions", "separators", "places", "targets")
         scores: Tensor = model(*(batch[name].flatten(0, 1) for name in names))
         return scores.view(batch["is_choice"].shape).masked_fill(~batch["is_choice"], -1e4)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
 from accelmark.spec.errors import DataError
-from accelmark.tasks.text.pytorch import Encoder, EncoderConfig, TextClassification, mean_state, tokenize
+from accelmark.tasks.text.pytorch import DROPOUT, Encoder, EncoderConfig, TextClassification, mean_state, tokenize
 
 KINDS: Final = ("comedies", "histories")
 HELD_OUT_ACT: Final = "IV"
@@ -95,7 +95,7 @@ class Classifier(nn.Module):
     def __init__(self, config: EncoderConfig, num_classes: int) -> None:
         super().__init__()
         self.encoder = Encoder(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(DROPOUT)
         self.head = nn.Linear(config.hidden_size, num_classes)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from accelmark.datasets.folders import read_idx
+from accelmark.datasets.images import read_idx
 from accelmark.spec.errors import DataError
 
 MEAN: Final = 0.2860 * 255

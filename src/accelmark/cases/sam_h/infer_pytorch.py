@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 from transformers import SamConfig, SamModel
 
-from accelmark.datasets.folders import opened_image
+from accelmark.datasets.images import opened_image
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.errors import DataError, raising

@@ -28,7 +28,7 @@ from transformers import (
     LlavaForConditionalGeneration,
 )
 
-from accelmark.datasets.folders import opened_image
+from accelmark.datasets.images import opened_image
 from accelmark.datasets.shards import bytes_at
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch

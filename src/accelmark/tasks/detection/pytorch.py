@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from accelmark.datasets.folders import opened_image
+from accelmark.datasets.images import opened_image
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.backports import zip_strict

@@ -119,7 +119,6 @@ class VelocityPrediction(TaskFamily):
         """Return predicted and actual velocities."""
 
     def _squared_errors(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean squared error of each sample."""
         predicted, target = self.velocities(model, batch)
         return F.mse_loss(predicted.float(), target.float(), reduction="none").mean((1, 2, 3))
 

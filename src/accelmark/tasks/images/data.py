@@ -10,7 +10,7 @@ from typing import Final, final
 import numpy as np
 from PIL import Image
 
-from accelmark.datasets.folders import labelled_images
+from accelmark.datasets.images import labelled_images
 from accelmark.train.batches import Arrays
 
 MEAN: Final = (0.485, 0.456, 0.406)

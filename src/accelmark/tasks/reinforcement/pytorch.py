@@ -147,7 +147,6 @@ class Grpo(TaskFamily):
 
     @staticmethod
     def _log_probabilities(model: nn.Module, tokens: Tensor, length: int) -> Tensor:
-        """Return the log-probability of each of the last ``length`` tokens."""
         logits = model(tokens[:, :-1])[:, -length:].float()
         return -F.cross_entropy(logits.flatten(0, 1), tokens[:, -length:].flatten(), reduction="none").view(-1, length)
 

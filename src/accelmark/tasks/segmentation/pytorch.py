@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor, nn
 
-from accelmark.datasets.folders import opened_image
+from accelmark.datasets.images import opened_image
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.backports import zip_strict

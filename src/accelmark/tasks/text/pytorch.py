@@ -31,6 +31,8 @@ from accelmark.tasks.images.pytorch import Classification
 from accelmark.tasks.metrics import IGNORED, TextScore
 
 _CHUNK: Final = 1 << 24
+DROPOUT: Final = 0.1
+_EPS: Final = 1e-12
 
 
 class Records(Protocol):
@@ -141,7 +143,7 @@ class Table:
 @final
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Dimensions of the encoder."""
+    """Dimensions of the encoder; dropout and the term of its norms are BERT's."""
 
     hidden_size: int
     intermediate_size: int
@@ -149,9 +151,6 @@ class EncoderConfig:
     num_heads: int
     vocab_size: int
     max_positions: int
-    dropout: float = 0.1
-    num_segments: int = 2
-    eps: float = 1e-12
 
 
 class Output(nn.Module):
@@ -160,12 +159,11 @@ class Output(nn.Module):
     def __init__(self, size: int, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.eps)
-        self.dropout = config.dropout
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, _EPS)
 
     def forward(self, inner: Tensor, x: Tensor) -> Tensor:
         """Return the normalised sum."""
-        return self.LayerNorm(x + F.dropout(self.dense(inner), self.dropout, self.training))
+        return self.LayerNorm(x + F.dropout(self.dense(inner), DROPOUT, self.training))
 
 
 class Attention(nn.Module):
@@ -173,7 +171,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        hidden, self.heads, self.dropout = config.hidden_size, config.num_heads, config.dropout
+        hidden, self.heads = config.hidden_size, config.num_heads
         self.self = nn.ModuleDict({name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")})
         self.output = Output(hidden, config)
 
@@ -183,7 +181,7 @@ class Attention(nn.Module):
         query, key, value = (
             project(x).view(batch, length, self.heads, -1).transpose(1, 2) for project in self.self.values()
         )
-        dropout = self.dropout if self.training else 0.0
+        dropout = DROPOUT if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return self.output(mixed.transpose(1, 2).reshape(x.shape), x)
 
@@ -211,15 +209,14 @@ class Embeddings(nn.Module):
         hidden = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, hidden)
         self.position_embeddings = nn.Embedding(config.max_positions, hidden)
-        self.token_type_embeddings = nn.Embedding(config.num_segments, hidden)
-        self.LayerNorm = nn.LayerNorm(hidden, config.eps)
-        self.dropout = config.dropout
+        self.token_type_embeddings = nn.Embedding(2, hidden)
+        self.LayerNorm = nn.LayerNorm(hidden, _EPS)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the first hidden states."""
         positions = self.position_embeddings.weight[: tokens.shape[1]]
         summed = self.word_embeddings(tokens) + positions + self.token_type_embeddings.weight[0]
-        return F.dropout(self.LayerNorm(summed), self.dropout, self.training)
+        return F.dropout(self.LayerNorm(summed), DROPOUT, self.training)
 
 
 class Encoder(nn.Module):
