@@ -11,15 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    ResNetConfig,
-    ResNetForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import BertModel
 
 from accelmark.cases.minilm.infer_pytorch import SentenceEncoder
 from accelmark.cases.minilm_finetune.pytorch import read_text
@@ -28,6 +20,7 @@ from accelmark.infer.measure import Score
 from tests.cases import tiny_data
 from tests.cases.infer_of import accuracies, built, infer, packaged
 
+RESNET = {"image_size": 32, "num_classes": 2}
 VIT = {"image_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_classes": 2}
 BERT = {"seq_length": 16, "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4}
 
@@ -96,41 +89,32 @@ def imagenet(tmp_path: Path) -> Path:
     return tmp_path / "imagenet"
 
 
-def _saved(model: Any, directory: Path, *, classifier: Any = None) -> Path:
+def _weights(name: str, parameters: dict[str, int], directory: Path) -> Path:
     """Keep a model as its users would, in the format of transformers; a classifier always answers its second class."""
-    if classifier is not None:
-        with torch.no_grad():
-            classifier.bias.copy_(torch.tensor([0.0, 1e4]))
-    model.save_pretrained(directory, safe_serialization=True)
-    return directory / "model.safetensors"
-
-
-def _resnet(directory: Path) -> Path:
-    config = ResNetConfig()
-    config.num_labels = 2
-    model = ResNetForImageClassification(config).eval()  # type: ignore[no-untyped-call]
-    return _saved(model, directory, classifier=model.classifier[1])
-
-
-def _vit(directory: Path) -> Path:
-    config = ViTConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=16
-    )
-    config.num_labels = 2
-    model = ViTForImageClassification(config).eval()  # type: ignore[no-untyped-call]
-    return _saved(model, directory, classifier=model.classifier)
+    torch.manual_seed(0)
+    made: Any = built(name, directory, {}, parameters).create_model()
+    with torch.no_grad():
+        for module in made.net.modules():
+            if isinstance(module, torch.nn.Linear) and module.out_features == parameters.get("num_classes"):
+                module.bias.copy_(torch.tensor([0.0, 1e4]))
+        if name == "bert_large":
+            made.net.cls.predictions.bias[7] += 50.0
+        if name == "sam_h":
+            for parameter in made.net.vision_encoder.parameters():  # which starts at 0
+                torch.nn.init.normal_(parameter, std=0.2)
+    made.net.save_pretrained(directory / name)
+    return directory / name / "model.safetensors"
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("name", "weights_of", "parameters", "compiler"),
-    [("resnet50", _resnet, {"image_size": 32, "num_classes": 2}, "openvino"), ("vit_l_16", _vit, VIT, "onnxruntime")],
+    ("name", "parameters", "compiler"), [("resnet50", RESNET, "openvino"), ("vit_l_16", VIT, "onnxruntime")]
 )
 def test_weights_and_images_from_directories_give_the_accuracy(
-    tmp_path: Path, imagenet: Path, name: str, weights_of: Any, parameters: dict[str, int], compiler: str
+    tmp_path: Path, imagenet: Path, name: str, parameters: dict[str, int], compiler: str
 ) -> None:
-    dirs = {"imagenet": imagenet, "weights": weights_of(tmp_path / name)}
+    dirs = {"imagenet": imagenet, "weights": _weights(name, parameters, tmp_path)}
     ran = infer(
         name, tmp_path, dirs, parameters=parameters, compiler=compiler, precision="fp32", batch_size=4, num_workers=1
     )
@@ -142,18 +126,13 @@ def test_weights_and_images_from_directories_give_the_accuracy(
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    model = BertForMaskedLM(config).eval()  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        model.cls.predictions.bias[7] += 50.0
     tokens = torch.randint(10, 60, (8, 16))
     labels = torch.full_like(tokens, -100)
     labels[:, 3], labels[:, 9] = 7, 8
     (tmp_path / "sequences").mkdir()
     held = {"tokens": tokens, "mask": torch.ones_like(tokens), "labels": labels}
     save_file(held, tmp_path / "sequences" / "sequences.safetensors")
-    dirs = {"sequences": tmp_path / "sequences", "weights": _saved(model, tmp_path / "bert_large")}
+    dirs = {"sequences": tmp_path / "sequences", "weights": _weights("bert_large", BERT, tmp_path)}
     ran = infer("bert_large", tmp_path, dirs, parameters=BERT, compiler="onnxruntime", precision="fp32", batch_size=4)
     assert ran.detail("create", "trained") is True
     assert accuracies(ran) == (0.5, 0.5), "its bias knows one of two masked tokens"
@@ -182,8 +161,8 @@ def test_swin_b_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, imagenet: Path) -> None:
-    dirs = {"imagenet": imagenet, "weights": _vit(tmp_path / "vit")}
-    ran = infer("resnet50", tmp_path, dirs, parameters={"image_size": 32, "num_classes": 2}, compiler=None)
+    dirs = {"imagenet": imagenet, "weights": _weights("vit_l_16", VIT, tmp_path)}
+    ran = infer("resnet50", tmp_path, dirs, parameters=RESNET, compiler=None)
     assert ran.finished.end_reason == "bad_data"
     assert "model.safetensors: weights of another model: lacks " in str(ran.finished.message)
     assert "has classifier.bias, classifier.weight, vit.embeddings.cls_token besides" in str(ran.finished.message)
@@ -203,12 +182,7 @@ SAM = {"image_size": 64, "hidden_size": 16, "num_layers": 4, "num_heads": 2}
 def test_objects_of_coco_are_found_with_weights_from_a_directory(
     tmp_path: Path, name: str, parameters: dict[str, int], compiler: str
 ) -> None:
-    torch.manual_seed(0)
-    made: Any = built(name, tmp_path, {}, parameters).create_model()
-    if name == "sam_h":
-        for parameter in made.net.vision_encoder.parameters():  # which starts at 0
-            torch.nn.init.normal_(parameter, std=0.2)
-    dirs = {**tiny_data.coco(tmp_path), "weights": _saved(made.net, tmp_path / name)}
+    dirs = {**tiny_data.coco(tmp_path), "weights": _weights(name, parameters, tmp_path)}
     over = {"compiler": compiler, "precision": "fp32", "batch_size": 2, "repeat": 3}
     ran = infer(name, tmp_path, dirs, parameters=parameters, **over)
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
