@@ -362,7 +362,7 @@ class SpeechToText(SequenceToSequence):
         path = self.data_dirs[self.weights] / "hf" / "tokenizer.json"
         tokenizer = read_tokenizer(path, self.number("vocab_size"))
         if not train:
-            self.scored_against(recordings, tokenizer)
+            self._references, self._tokenizer = recordings, tokenizer
         return LoggedSpeech(recordings, tokenizer, self.prompt, self.number("target_length"))
 
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:

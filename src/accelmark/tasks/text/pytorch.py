@@ -407,6 +407,7 @@ class SequenceToSequence(TaskFamily):
     """Tokens that follow the decoder's start token in generation."""
     _tokenizer: Tokenizer | None = None
     _references: Records | None = None
+    """Texts of the evaluation, set with its data; the last one of a row is the reference."""
 
     @abstractmethod
     def network(self) -> PreTrainedModel:
@@ -415,10 +416,6 @@ class SequenceToSequence(TaskFamily):
     @abstractmethod
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
         """Return the encoder's input for ``size`` synthetic samples."""
-
-    def scored_against(self, references: Records, tokenizer: Tokenizer) -> None:
-        """Set the evaluation's texts; the last text of a row is the reference."""
-        self._references, self._tokenizer = references, tokenizer
 
     def build_model(self) -> nn.Module:
         """Build the encoder and decoder."""
@@ -490,7 +487,7 @@ class TextToText(SequenceToSequence):
         """Return the pairs as tokens; the evaluation's pairs are also its references."""
         pairs, tokenizer = self.pairs(train=train), self.tokenizer()
         if not train:
-            self.scored_against(pairs, tokenizer)
+            self._references, self._tokenizer = pairs, tokenizer
         lengths = self.number("source_length"), self.number("target_length")
         return TextPairs(pairs, tokenizer, lengths, end=self.end, pad=self.pad, prefix=self.prefix)
 
