@@ -11,6 +11,7 @@ import tarfile
 import textwrap
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +85,21 @@ def test_the_next_source_is_tried_when_one_gives_the_wrong_bytes(web: Web) -> No
     assert (place / "b.txt").read_bytes() == CONTENT["b.txt"]
 
 
-@pytest.mark.parametrize("problem", ["breaks off", "is missing", "is too long", "redirects to http"])
-def test_an_interrupted_download_leaves_no_partial_file(web: Web, cache: Path, problem: str) -> None:
-    reasons = {
-        "breaks off": "b.txt (could not be downloaded|ended after)",
-        "is missing": "b.txt returned 404",
-        "is too long": "is larger than the expected 19 bytes",
-        "redirects to http": "which is not https",
-    }
-    if problem == "breaks off":
-        web.breaks_off.add("b.txt")
-    elif problem == "is missing":
-        del web.content["b.txt"]
-    elif problem == "is too long":
-        web.content["b.txt"] *= 2
-    else:
-        web.redirect["b.txt"] = web.base.replace("https", "http") + "other"
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda web: web.breaks_off.add("b.txt"), r"b.txt (could not be downloaded|ended after)"),
+        (lambda web: web.content.pop("b.txt"), "b.txt returned 404"),
+        (lambda web: web.content.update({"b.txt": bytes(38)}), "is larger than the expected 19 bytes"),
+        (lambda web: web.redirect.update({"b.txt": web.base.replace("https", "http")}), "which is not https"),
+    ],
+)
+def test_an_interrupted_download_leaves_no_partial_file(
+    web: Web, cache: Path, spoil: Callable[[Web], object], reason: str
+) -> None:
+    spoil(web)
     spec = dataset(web.source())
-    with pytest.raises(DataError, match=reasons[problem]):
+    with pytest.raises(DataError, match=reason):
         ensure(spec)
     assert leftovers(cache) == []
     assert not locate(spec).exists()

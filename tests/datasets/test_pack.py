@@ -147,10 +147,6 @@ def test_an_interrupted_call_keeps_complete_shards(folders: Path, shards: Path) 
     assert not list(shards.rglob("*.part"))
 
 
-def label(files: dict[str, bytes]) -> str:
-    return next(name for name in files if name.endswith(".cls"))
-
-
 def test_what_cannot_be_packed_is_refused(tmp_path: Path, folders: Path) -> None:
     with pytest.raises(RequestError, match="coco: cases do not read it from shards"):
         pack(known_of("coco").spec, folders, tmp_path / "to")
