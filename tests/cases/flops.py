@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from accelmark.train.case import attention_flops, conv_flops, dense_flops
+from accelmark.train.case import attention_flops, conv_flops, decoder_flops, dense_flops, encoder_flops
 
 Model = Mapping[str, Any]
 
@@ -17,26 +17,13 @@ def published_flops(name: str, model: Model) -> float:
 
 def _bert(model: Model) -> float:
     """Encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-    hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
-    encoder = layers * (4 * hidden * hidden + 2 * hidden * model["intermediate_size"])
-    head = hidden * hidden + hidden * model["vocab_size"]
-    dense = dense_flops(encoder, length) + dense_flops(head, model["max_predictions"])
-    return dense + attention_flops(layers, hidden, length)
+    head = model["hidden_size"] * (model["hidden_size"] + model["vocab_size"])
+    return encoder_flops(model) + dense_flops(head, model["max_predictions"])
 
 
 def _llama(model: Model) -> float:
     """Layers, output layer and attention (PaLM, appendix B)."""
-    return _decoder(model, 3 * model["hidden_size"] * model["intermediate_size"])
-
-
-def _decoder(model: Model, feed: float) -> float:
-    """As Llama, with ``feed`` weights in the active feed-forward part of a layer."""
-    hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
-    head = model.get("head_dim", hidden // model["num_heads"])
-    width = head * model["num_heads"]
-    layer = 2 * hidden * width + 2 * hidden * head * model["num_kv_heads"] + feed
-    weights = layers * layer + hidden * model["vocab_size"]
-    return dense_flops(weights, length) + attention_flops(layers, width, length)
+    return decoder_flops(model, 3 * model["hidden_size"] * model["intermediate_size"])
 
 
 def _experts(model: Model) -> float:
@@ -49,12 +36,12 @@ def _experts(model: Model) -> float:
 def _qwen_moe(model: Model) -> float:
     """As Llama, with active experts, a shared expert with its gate, and the router of each layer."""
     inner = model["num_active_experts"] * model["moe_intermediate_size"] + model["shared_expert_intermediate_size"]
-    return _decoder(model, model["hidden_size"] * (model["num_experts"] + 1 + 3 * inner))
+    return decoder_flops(model, model["hidden_size"] * (model["num_experts"] + 1 + 3 * inner))
 
 
 def _mixture(model: Model) -> float:
     """As Llama, with experts."""
-    return _decoder(model, _experts(model))
+    return decoder_flops(model, _experts(model))
 
 
 def _deepseek(model: Model) -> float:
@@ -99,14 +86,13 @@ def _low_rank(model: Model, widths: Sequence[int]) -> float:
 
 
 def _gpt(model: Model) -> float:
-    """As Llama, with as many key-value heads as heads and a feed-forward part of two matrices."""
-    gate = model["num_layers"] * model["hidden_size"] * model["intermediate_size"]
-    return _llama({**model, "num_kv_heads": model["num_heads"]}) - dense_flops(gate, model["seq_length"])
+    """As Llama, with a feed-forward part of two matrices."""
+    return decoder_flops(model, 2 * model["hidden_size"] * model["intermediate_size"])
 
 
 def _llama_mini(model: Model) -> float:
-    """As Llama, with as many key-value heads as heads, over bytes."""
-    return _llama({**model, "num_kv_heads": model["num_heads"], "vocab_size": 256})
+    """As Llama, over bytes."""
+    return _llama({**model, "vocab_size": 256})
 
 
 def _lora_mini(model: Model) -> float:
@@ -124,17 +110,14 @@ def _grpo_mini(model: Model) -> float:
     """Of one problem: rollouts without a cache, the reference's forward pass, and an update, for each of the group."""
     prompt, answer = 6, 4
     lengths = [prompt + position for position in range(answer)]
-    sizes = {**model, "num_kv_heads": model["num_heads"], "vocab_size": 13}
+    sizes = {**model, "vocab_size": 13}
     trained = [_llama({**sizes, "seq_length": length}) for length in lengths]
     return float(model["group_size"] * (sum(trained) / 3 + trained[-1] * 4 / 3))
 
 
 def _minilm_finetune(model: Model) -> float:
     """Encoder, head of two classes, and attention over all tokens including padding (PaLM, appendix B)."""
-    hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
-    weights = layers * (4 * hidden * hidden + 2 * hidden * model["intermediate_size"])
-    dense = dense_flops(weights, length) + dense_flops(hidden * 2, 1)
-    return dense + attention_flops(layers, hidden, length)
+    return encoder_flops(model) + dense_flops(model["hidden_size"] * 2, 1)
 
 
 def _distilbert(model: Model) -> float:
@@ -183,7 +166,7 @@ def _llava(model: Model) -> float:
     inner, layers = model["vision_intermediate_size"], model["vision_layers"]
     hidden: int = model["hidden_size"]
     patches: int = (model["image_size"] // model["patch_size"]) ** 2
-    text = _llama({**model, "num_kv_heads": model["num_heads"]})
+    text = _llama(model)
     projector = dense_flops(hidden * (hidden + width), patches) - 2 * hidden * width * patches
     embedded = dense_flops(3 * model["patch_size"] ** 2 * width, patches)
     vision = dense_flops(layers * (4 * width**2 + 2 * width * inner), patches + 1)

@@ -251,6 +251,22 @@ def attention_flops(num_layers: int, hidden_size: int, length: int) -> float:
     return 12.0 * num_layers * hidden_size * length * length
 
 
+def encoder_flops(model: Mapping[str, Any]) -> float:
+    """Return the FLOPs of an encoder's layers over all tokens, including padding, by the settings of its case."""
+    hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
+    weights = layers * (4 * hidden * hidden + 2 * hidden * model["intermediate_size"])
+    return dense_flops(weights, length) + attention_flops(layers, hidden, length)
+
+
+def decoder_flops(model: Mapping[str, Any], feed: float) -> float:
+    """Return the FLOPs of a decoder by its case's settings; ``feed``: active weights of a layer's feed-forward part."""
+    hidden, length, layers, heads = (model[name] for name in ("hidden_size", "seq_length", "num_layers", "num_heads"))
+    width = model.get("head_dim", hidden // heads)
+    attention = 2 * hidden * width * (heads + model.get("num_kv_heads", heads))
+    weights = layers * (attention + feed) + hidden * model["vocab_size"]
+    return dense_flops(weights, length) + attention_flops(layers, heads * width, length)
+
+
 def conv_flops(size: int, kernel: int, channels_in: int, channels_out: int, *, is_first: bool = False) -> float:
     """Return the FLOPs of a square convolution for one image, by the sides of output and kernel.
 

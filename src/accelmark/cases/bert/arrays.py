@@ -12,7 +12,7 @@ from accelmark.spec.tensor_file import read_tensors
 from accelmark.tasks.language.data import masked_tokens
 from accelmark.tasks.metrics import Classified
 from accelmark.train.batches import Arrays, ArraySource
-from accelmark.train.case import ArrayCase, Batch, attention_flops, dense_flops, nn
+from accelmark.train.case import ArrayCase, Batch, dense_flops, encoder_flops, nn
 
 CHECKPOINT: Final = "initial/model.safetensors"
 _EPS: Final = 1e-12
@@ -140,8 +140,5 @@ class Case(Classified, ArrayCase):
 
     def flops_per_sample(self) -> float:
         """Return the FLOPs of encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-        hidden, length, layers = (self.number(name) for name in ("hidden_size", "seq_length", "num_layers"))
-        encoder = layers * (4 * hidden * hidden + 2 * hidden * self.number("intermediate_size"))
-        head = hidden * hidden + hidden * self.number("vocab_size")
-        dense = dense_flops(encoder, length) + dense_flops(head, self.number("max_predictions"))
-        return dense + attention_flops(layers, hidden, length)
+        head = self.number("hidden_size") * (self.number("hidden_size") + self.number("vocab_size"))
+        return encoder_flops(self.sizes) + dense_flops(head, self.number("max_predictions"))

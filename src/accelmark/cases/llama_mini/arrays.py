@@ -10,7 +10,7 @@ import numpy as np
 from accelmark.cases.llama_mini._plays import VOCAB, read_windows
 from accelmark.tasks.language.arrays import NextToken
 from accelmark.train.batches import Arrays
-from accelmark.train.case import attention_flops, dense_flops, nn
+from accelmark.train.case import decoder_flops, nn
 
 _STD: Final = 0.02
 
@@ -86,6 +86,5 @@ class Case(NextToken):
 
     def flops_per_sample(self) -> float:
         """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-        hidden, layers, length = self.number("hidden_size"), self.number("num_layers"), self.number("seq_length")
-        weights = layers * (4 * hidden**2 + 3 * hidden * self.number("intermediate_size")) + hidden * VOCAB
-        return dense_flops(weights, length) + attention_flops(layers, hidden, length)
+        feed = 3 * self.number("hidden_size") * self.number("intermediate_size")
+        return decoder_flops({**self.sizes, "vocab_size": VOCAB}, feed)

@@ -9,7 +9,7 @@ import numpy as np
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.metrics import PredictedTokens
 from accelmark.train.batches import Arrays
-from accelmark.train.case import ArrayCase, Batch, attention_flops, dense_flops, nn
+from accelmark.train.case import ArrayCase, Batch, decoder_flops, nn
 
 
 class NextToken(PredictedTokens, ArrayCase):
@@ -48,8 +48,5 @@ class DecoderPretraining(NextToken):
 
     def flops_per_sample(self) -> float:
         """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-        sizes, hidden, length = self.sizes, self.number("hidden_size"), self.number("seq_length")
-        kv_width = hidden * sizes.get("num_kv_heads", sizes["num_heads"]) // sizes["num_heads"]
-        feed = self.feed_matrices * hidden * sizes["intermediate_size"]
-        weights = sizes["num_layers"] * (2 * hidden * (hidden + kv_width) + feed) + hidden * self.vocab_size
-        return dense_flops(weights, length) + attention_flops(sizes["num_layers"], hidden, length)
+        feed = self.feed_matrices * self.number("hidden_size") * self.number("intermediate_size")
+        return decoder_flops(self.sizes, feed)
