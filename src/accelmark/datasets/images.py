@@ -7,6 +7,7 @@ import hashlib
 import os
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -43,8 +44,24 @@ def opened_image(source: Path | IO[bytes], name: Callable[[], object] | None = N
         raise DataError(f"{name() if name else source}: is not a readable image: {error}") from error
 
 
+class LabelledImages(ABC):
+    """Images with a class each, opened by their number."""
+
+    classes: list[str]
+    """Names of the classes."""
+    labels: npt.NDArray[np.int64]
+    """Class of each image."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def opened(self, index: int) -> AbstractContextManager[Image.Image]:
+        """Open an image; raises DataError where it cannot be read."""
+
+
 @final
-class ClassFolders:
+class ClassFolders(LabelledImages):
     """``<class>/*.JPEG``; the class of an image is the index of its folder in sorted order."""
 
     def __init__(self, folder: Path, num_classes: int) -> None:
@@ -54,7 +71,6 @@ class ClassFolders:
             expected = f"{num_classes} class folders (<synset>/*.JPEG) or shards (*.tar, *-of-*)"
             raise DataError(f"{folder}: expected {expected} here, found {found}")
         self.classes = [path.name for path in classes]
-        """The names of the folders, whose numbers are the classes."""
         self._folder = folder
         # Of millions of files, arrays are small, and stay shared with the workers that are forked from this process.
         names = []
@@ -63,25 +79,18 @@ class ClassFolders:
                 images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES))
             names.append(np.array([os.fsencode(name) for name in images], np.bytes_))
         self._names = np.concatenate(names)
-        self._labels = np.repeat(np.arange(num_classes), [len(each) for each in names])
+        self.labels = np.repeat(np.arange(num_classes), [len(each) for each in names])
         if not len(self._names):
             raise DataError(f"{folder}: the class folders hold no image (*.JPEG, *.jpg or *.png)")
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def label(self, index: int) -> int:
-        """Return the class of an image."""
-        return int(self._labels[index])
-
     def opened(self, index: int) -> AbstractContextManager[Image.Image]:
         """Open an image file."""
-        return opened_image(self._folder / self.classes[self.label(index)] / os.fsdecode(self._names[index]))
+        return opened_image(self._folder / self.classes[self.labels[index]] / os.fsdecode(self._names[index]))
 
 
 @final
-class ShardedImages:
-    """Images in shards, read by offset."""
+class ShardedImages(LabelledImages):
+    """Images in shards, read by offset; names of classes are the first parts of those of ImageNet's training images."""
 
     def __init__(self, folder: Path, num_classes: int) -> None:
         self._shards = shards_in(folder)
@@ -92,20 +101,12 @@ class ShardedImages:
             names |= {image.label: image.name.partition("_")[0] for image in images}
             places.append(np.array([(number, *image[1:]) for image in images], np.int64).reshape(-1, 4))
         self._places = np.concatenate(places)  # shard, offset, size, class
-        self.classes = sorted(names.values())
-        """The first parts of the images' names, which are the names of their classes in ImageNet's training images."""
-        found = np.unique(self._places[:, 3])
+        self.classes, self.labels = sorted(names.values()), self._places[:, 3]
+        found = np.unique(self.labels)
         if found.tolist() != list(range(num_classes)):
             numbers = f" ({found[0]} to {found[-1]})" if len(found) else ""
             expected = f"{num_classes} classes (0 to {num_classes - 1})"
             raise DataError(f"{folder}: expected images of {expected} in its shards, found {len(found)}{numbers}")
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def label(self, index: int) -> int:
-        """Return the class of an image."""
-        return int(self._places[index, 3])
 
     def opened(self, index: int) -> AbstractContextManager[Image.Image]:
         """Open an image in memory."""
@@ -122,9 +123,6 @@ class ShardedImages:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
         return opened_image(content, name)
-
-
-LabelledImages = Union[ClassFolders, ShardedImages]
 
 
 def labelled_images(folder: Path, num_classes: int) -> LabelledImages:
@@ -315,12 +313,8 @@ def read_imagenet(train: Path, held_out: Path, side: int, classes: int) -> tuple
         example = ", ".join(sorted(differing)[:3])
         raise DataError(f"{train} and {held_out} have different classes, for example {example}")
 
-    def split(source: LabelledImages) -> LabeledFiles:
-        numbers = range(len(source))
-        labels = np.fromiter(map(source.label, numbers), np.int64, len(source))
-        return LabeledFiles(source, np.array(numbers), labels, side)
-
-    return split(sources[0]), split(sources[1])
+    training, testing = (LabeledFiles(source, np.arange(len(source)), source.labels, side) for source in sources)
+    return training, testing
 
 
 def imagenet_identity(training: Images, held_out: Images) -> str:

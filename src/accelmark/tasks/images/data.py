@@ -62,7 +62,7 @@ class FolderImages:
             image = alter(image)
         return {
             "image": np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)),
-            "label": np.array(self._images.label(index)),
+            "label": np.array(self._images.labels[index]),
         }
 
 
