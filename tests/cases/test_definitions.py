@@ -160,17 +160,10 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     for framework in folders("frameworks"):
         if (code := folder / f"{framework}.py").is_file():
             text = code.read_text(encoding="utf-8")
-            shared = [
-                part.read_text(encoding="utf-8") for part in folder.glob("_?*.py") if f"{part.stem} import" in text
-            ]
-            shared += [
-                (folders("cases")[base].path / f"{module}.py").read_text(encoding="utf-8")
-                for base, module in re.findall(
-                    r"from accelmark\.cases\.(\w+)\.(_\w+|(?:pytorch|arrays)(?= import Case)) import", text
-                )
-            ]
-            named = r'(?:data_dirs\[|shards = |weights = |samples = )"(\w+)"'
-            asked = set(re.findall(named, "".join([text, *shared])))
+            parts = re.findall(r"from accelmark\.cases\.(\w+)\.(_\w+|(?:pytorch|arrays)(?= import Case)) import", text)
+            for base, module in parts:
+                text += (folders("cases")[base].path / f"{module}.py").read_text(encoding="utf-8")
+            asked = set(re.findall(r'(?:data_dirs\[|shards = |weights = |samples = )"(\w+)"', text))
             assert declared == asked, code
 
 
