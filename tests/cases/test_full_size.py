@@ -106,14 +106,6 @@ def test_every_case_has_a_row() -> None:
     assert sorted(PARAMETERS) == sorted(CASES)
 
 
-@pytest.mark.parametrize("name", sorted(SLOW))
-def test_a_large_case_has_the_published_parameters(name: str) -> None:
-    with torch.device("meta"):
-        model = case_of(name, {}).build_model()
-    expected, source = PARAMETERS[name]
-    assert num_parameters(model) == expected, source
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.heavy] if name in SLOW else []) for name in CASES]

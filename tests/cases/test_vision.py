@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from accelmark.frameworks.pytorch.batches import collated
-from accelmark.tasks.detection.pytorch import BoxedImages, Scene, centred, distorted, multi_scale
+from accelmark.tasks.detection.pytorch import BoxedImages, Scene, distorted, multi_scale
 from accelmark.tasks.metrics import box_precision, mean_overlap
 from accelmark.tasks.segmentation.pytorch import SegmentedImages, random_part
 from tests.cases import tiny_data
@@ -88,10 +88,6 @@ def test_box_precision_is_one_for_exact_boxes_and_ignores_crowds() -> None:
 def test_mean_overlap_is_that_of_the_classes_which_occur() -> None:
     rows = np.array([[0, 3, 4, 3], [1, 5, 6, 7], [2, 0, 0, 0], [0, 1, 1, 3]], float)
     assert mean_overlap(rows) == {"miou": pytest.approx((4 / 7 + 5 / 8) / 2), "pixel_accuracy": 9 / 11}
-
-
-def test_centred_boxes_are_parts_of_the_image() -> None:
-    assert centred(np.array([[10.0, 20.0, 30.0, 60.0]]), (100, 80))[0] == pytest.approx([0.2, 0.5, 0.2, 0.5])
 
 
 def test_detr_trains_as_many_weights_as_its_authors() -> None:
