@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Protocol, cast, final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -25,6 +26,7 @@ from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTraine
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.causal_attention import with_padding
+from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, nearest, raising
 from accelmark.tasks.images.pytorch import Classification
@@ -280,29 +282,6 @@ class TextClassifier(nn.Module):
         return self.net(input_ids=tokens, attention_mask=mask).logits
 
 
-class TextClassification(Classification):
-    """Classification of tokens of ``seq_length`` with a padding mask; the encoder's dimensions are settings."""
-
-    inputs = ("tokens", "mask")
-    block_class = "EncoderLayer"
-    num_classes: int
-
-    @property
-    def config(self) -> EncoderConfig:
-        """Dimensions of the encoder."""
-        names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_positions")
-        return EncoderConfig(**{name: self.number(name) for name in names})
-
-    def synthetic_batch(self, size: int) -> Batch:
-        """Return random tokens without padding."""
-        random, length = generator_for(self.place.seed), self.number("seq_length")
-        return {
-            "tokens": torch.randint(1, self.number("vocab_size"), (size, length), generator=random),
-            "mask": torch.ones(size, length, dtype=torch.bool),
-            "label": torch.randint(0, self.num_classes, (size,), generator=random),
-        }
-
-
 @final
 class LabelledText:
     """Texts of a table with their classes, as ``length`` tokens with a padding mask; longer texts are cut off."""
@@ -323,6 +302,56 @@ class LabelledText:
         encoding = self._tokenizer.encode(text)
         mask = torch.tensor(encoding.attention_mask, dtype=torch.bool)
         return {"tokens": torch.tensor(encoding.ids), "mask": mask, "label": torch.tensor(int(label))}
+
+
+class TextClassification(Classification):
+    """Classification of tokens of ``seq_length`` with a padding mask; the encoder's dimensions are settings.
+
+    A case states a published network and the tables of its data, or overrides ``build_model`` and ``dataset``.
+    """
+
+    inputs = ("tokens", "mask")
+    block_class = "EncoderLayer"
+    num_classes: ClassVar[int] = 2
+    network_class: ClassVar[str]
+    """Class of transformers."""
+    names: ClassVar[Mapping[str, str]] = {}
+    """Names of settings in its configuration."""
+    new_layers: ClassVar[Sequence[str]] = ("classifier",)
+    """Layers that the published weights lack."""
+    weights: ClassVar[str]
+    """Name of the data set with the weights and their tokenizer, in its folder ``hf``."""
+    samples: ClassVar[str]
+    """Name of the data set with the tables."""
+    tables: ClassVar[Sequence[str]] = ("train.tsv", "dev.tsv")
+    """Files of training and of evaluation."""
+
+    def build_model(self) -> nn.Module:
+        """Build the network with the published weights and a new classifier."""
+        network_class: Any = getattr(transformers, self.network_class)
+        config = with_padding(network_class.config_class(**self.dimensions(**self.names)))
+        return TextClassifier(initial_net(network_class, config, self.data_dirs.get(self.weights), new=self.new_layers))
+
+    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | LabelledText:
+        """Return the sentences of a table."""
+        table = Table(self.data_dirs[self.samples] / self.tables[0 if train else 1], ["sentence", "label"])
+        tokenizer = read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
+        return LabelledText(table, tokenizer, self.number("seq_length"), self.num_classes)
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Dimensions of the encoder."""
+        names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_positions")
+        return EncoderConfig(**{name: self.number(name) for name in names})
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Return random tokens without padding."""
+        random, length = generator_for(self.place.seed), self.number("seq_length")
+        return {
+            "tokens": torch.randint(1, self.number("vocab_size"), (size, length), generator=random),
+            "mask": torch.ones(size, length, dtype=torch.bool),
+            "label": torch.randint(0, self.num_classes, (size,), generator=random),
+        }
 
 
 class EncoderDecoder(nn.Module):
