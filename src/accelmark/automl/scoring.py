@@ -189,22 +189,14 @@ def summarise(
         status="over" if ended and ended.over
         else "stopped" if ended
         else "running" if directory.is_running() else "interrupted",
-        ended_because=None if ended is None else ended.reason,
-        duration_s=board.ended_s - board.started_s,
-        counting=config.counting,
-        dataset=config.dataset.name,
-        method=config.search.method,
-        trials=dict(Counter(record.status for record in known.trials.values())),
-        trials_started=len(known.trials),
+        ended_because=None if ended is None else ended.reason, duration_s=board.ended_s - board.started_s,
+        counting=config.counting, dataset=config.dataset.name, method=config.search.method,
+        trials=dict(Counter(record.status for record in known.trials.values())), trials_started=len(known.trials),
         epochs=sum(totals.epochs for totals in useful),
-        trained_images=sum(totals.trained_images for totals in useful),
-        final=board.final(),
-        series=board.series(config.rules.sample_s) if series else (),
-        utilisation=utilisation(known),
-        consumption=_consumption(directory, known, board),
-        best_trial=best.trial if best is not None else None,
-        judgement=verdict(config, known),
-        interruptions=known.interruptions,
+        trained_images=sum(totals.trained_images for totals in useful), final=board.final(),
+        series=board.series(config.rules.sample_s) if series else (), utilisation=utilisation(known),
+        consumption=_consumption(directory, known, board), best_trial=best.trial if best is not None else None,
+        judgement=verdict(config, known), interruptions=known.interruptions,
         failures=tuple(
             f"trial {record.trial}, attempt {record.attempt}: {record.status}: {record.reason}"
             for record in known.attempts.values()

@@ -408,19 +408,14 @@ def _cpu(fields: dict[str, str]) -> dict[str, Any]:
         "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16",
     )  # fmt: skip
     return {
-        "model": cpu_model(),
-        "logical_cores": psutil.cpu_count(),
-        "physical_cores": psutil.cpu_count(logical=False),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "microcode": fields.get("microcode"),
-        "features": [flag for flag in wanted if flag in flags],
-        "governor": text_of(policy / "scaling_governor"),
-        "max_mhz": thousandths(policy / "cpuinfo_max_freq"),
-        "limit_mhz": thousandths(policy / "scaling_max_freq"),
+        "model": cpu_model(), "logical_cores": psutil.cpu_count(), "physical_cores": psutil.cpu_count(logical=False),
+        "usable_cores": len(os.sched_getaffinity(0)), "microcode": fields.get("microcode"),
+        "features": [flag for flag in wanted if flag in flags], "governor": text_of(policy / "scaling_governor"),
+        "max_mhz": thousandths(policy / "cpuinfo_max_freq"), "limit_mhz": thousandths(policy / "scaling_max_freq"),
         "turbo": no_turbo == "0" if no_turbo is not None else boost and boost == "1",
         "smt": text_of(cpus / "smt/control"),
         "numa_nodes": len(list((_SYS / "devices/system/node").glob("node[0-9]*"))) or None,
-    }
+    }  # fmt: skip
 
 
 def thousandths(path: Path) -> float | None:
