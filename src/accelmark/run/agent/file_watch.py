@@ -183,13 +183,10 @@ class LogEvents:
             self._inotify.watch(str(log.parent), _IN_MODIFY)
         except OSError:
             self._inotify.close()
+        self.descriptor = self._inotify.descriptor
+        """None where the kernel cannot report changes; events are not timed then."""
         self._log = log
         self._read_bytes = 0
-
-    @property
-    def descriptor(self) -> int | None:
-        """None where the kernel cannot report changes; events are not timed then."""
-        return self._inotify.descriptor
 
     def look(self) -> None:
         """Read the lines appended to the log since the last call; without a descriptor, nothing can be timed."""
