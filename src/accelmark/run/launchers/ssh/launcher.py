@@ -105,7 +105,7 @@ class NodeStream:
 
     def _send(self, requests: bytes) -> None:
         if self._process is not None:
-            with contextlib.suppress(OSError, BrokenPipeError):
+            with contextlib.suppress(OSError):
                 self._process.stdin.write(requests)
 
     async def _once(self) -> tuple[AgentEnd, dict[str, str]]:
@@ -126,10 +126,9 @@ class NodeStream:
                 await asyncio.sleep(self.ping_s)
                 self._send(b"p\n")
 
-        pinging: asyncio.Task[None] | None = None
+        pinging = asyncio.create_task(ping())
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n" + self._requests)
-            pinging = asyncio.create_task(ping())
             while True:
                 line = await process.stdout.readline()
                 if not line.endswith(b"\n"):
@@ -150,8 +149,7 @@ class NodeStream:
         except (OSError, library().Error, asyncio.IncompleteReadError) as error:
             raise self.host.lost(error) from error
         finally:
-            if pinging is not None:
-                pinging.cancel()
+            pinging.cancel()
             self._process = None
             process.close()
 
