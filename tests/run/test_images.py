@@ -98,7 +98,7 @@ def test_preflight_warns_of_an_image_that_is_nowhere(store: Path, tmp_path: Path
 def test_a_dry_run_shows_the_commands_that_look_for_an_image_and_pull_it(store: Path, tmp_path: Path) -> None:
     plan = plan_in(THERE)
     directory, launcher, (job,) = RunDirectory(tmp_path, plan), create_launcher(plan, tmp_path), plan.jobs
-    (looks,) = asyncio.run(preflight_commands(plan, launcher, plan.jobs)).values()
+    (looks,) = asyncio.run(preflight_commands(plan, launcher)).values()
     assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
     (node,) = asyncio.run(node_jobs(directory, job, launcher))
     assert launcher.job_commands(node)[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]

@@ -50,7 +50,7 @@ def print_plan(
         "plan": raw,
         "problems": [str(problem) for problem in (*lacking, *plan.missing_data)],
         "first": launcher.allocation_commands() if script is None else [],
-        "preflight": asyncio.run(preflight_commands(plan, launcher, plan.jobs)),
+        "preflight": asyncio.run(preflight_commands(plan, launcher)),
         "common": {name: launcher.common_commands(mine) for name, mine in nodes.items()},
         "commands": {
             name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()

@@ -366,13 +366,13 @@ def _pulled_images(plan: Plan, jobs: Sequence[PlannedJob]) -> list[ImageRecipe]:
     return list({recipe.name: recipe for recipe in recipes if recipe is not None and recipe.look_up}.values())
 
 
-async def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[PlannedJob]) -> dict[str, list[list[str]]]:
-    """Return the commands that check each host of ``jobs``; ``TOKEN`` is random each time."""
+async def preflight_commands(plan: Plan, launcher: Launcher) -> dict[str, list[list[str]]]:
+    """Return the commands that check each host before a run; ``TOKEN`` is random each time."""
     hosts = {spec.name: launcher.host(spec) for spec in plan.cluster.hosts}
     python, port = launcher.python, str(plan.cluster.master_port)
     commands_of: dict[str, list[list[str]]] = {}
-    for name in dict.fromkeys(node.host for job in jobs for node in job.nodes):
-        here = [job for job in jobs if any(node.host == name for node in job.nodes)]
+    for name in dict.fromkeys(node.host for job in plan.jobs for node in job.nodes):
+        here = [job for job in plan.jobs if any(node.host == name for node in job.nodes)]
         commands_of[name] = [command(python, "probe")]
         if plan.cluster.container is None:
             pythons = map(launcher.python_of, checks.packages_of(here))
@@ -381,7 +381,7 @@ async def preflight_commands(plan: Plan, launcher: Launcher, jobs: Sequence[Plan
             commands_of[name] += [recipe.present, recipe.look_up]
         if _has_devices(plan.vendor):
             commands_of[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
-    for master, others in _masters(plan, jobs).items():
+    for master, others in _masters(plan, plan.jobs).items():
         commands_of[master].append(command(python, "listen", port, "TOKEN"))
         address = await launcher.master_address(hosts[master].spec)
         for other in others:
