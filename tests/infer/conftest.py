@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from accelmark.infer.engine import EngineRequest
 from accelmark.infer.run import InferenceRun, build_case
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey
@@ -156,6 +158,33 @@ def tiny_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = directory / "tiny.onnx"
     case.export_model(case.create_model(), case.synthetic_batch(2).inputs, path)
     return path
+
+
+@pytest.fixture
+def request_of(make_job: MakeJob, tiny_onnx: Path, tmp_path: Path) -> Callable[..., EngineRequest]:
+    """Return a function that makes the request of an engine for the tiny case, with changes."""
+
+    def make(**changed: Any) -> EngineRequest:
+        job = make_job()
+        assert isinstance(job.work, InferJob)
+        case = build_case(job, job.work, tmp_path)
+        given: dict[str, Any] = {
+            "model": case.create_model(),
+            "onnx_path": tiny_onnx,
+            "engine_path": None,
+            "example": case.synthetic_batch(4).inputs,
+            "calibration": case.calibration_batch(32).inputs,
+            "precision": "fp32",
+            "device": torch.device("cpu"),
+            "device_type": "cpu",
+            "threads": 1,
+            "optimize_for": "latency",
+            "options": {},
+            "work_dir": tmp_path,
+        }
+        return EngineRequest(**(given | changed))
+
+    return make
 
 
 @pytest.fixture

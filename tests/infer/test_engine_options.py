@@ -18,7 +18,6 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import engine_specs, find
 from accelmark.spec.settings.inference import InferSettings, InferStep
 from tests.infer import toy_tensorrt
-from tests.infer.test_engines import _request as request_of
 
 
 def _answers(engine: Any, request: EngineRequest, size: int) -> torch.Tensor:
@@ -53,10 +52,8 @@ def test_every_option_that_an_engine_reads_is_declared_for_doctor_and_documentat
         {"execution_mode": "parallel", "inter_op_threads": 2, "spinning": True},
     ],
 )
-def test_onnx_runtime_answers_as_the_model_with_each_option(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    request = request_of(make_job, tiny_onnx, tmp_path, options=options, threads=2)
+def test_onnx_runtime_answers_as_the_model_with_each_option(request_of: Any, options: dict[str, Any]) -> None:
+    request = request_of(options=options, threads=2)
     engine = engine_class("onnxruntime", None)(request)
     first = _answers(engine, request, 4)
     for size in (4, 3, 4, 3):
@@ -67,21 +64,19 @@ def test_onnx_runtime_answers_as_the_model_with_each_option(
     assert all(torch.equal(each, first) for each in found)
 
 
-def test_channels_last_changes_the_memory_format_on_the_cpu(make_job: Any, tiny_onnx: Path, tmp_path: Path) -> None:
+def test_channels_last_changes_the_memory_format_on_the_cpu(request_of: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()).eval()
     image = torch.randn(2, 3, 8, 8)
-    request = request_of(make_job, tiny_onnx, tmp_path, model=model, example=(image,), options={"channels_last": True})
+    request = request_of(model=model, example=(image,), options={"channels_last": True})
     engine: Any = engine_class("eager", None)(request)
     (given,) = engine.to_device([image])
     assert given.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(_answers(engine, request, 2), _expected(request, 2), atol=1e-5)
 
 
-def test_cuda_graphs_record_each_shape_once_and_replay_it(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_graphs_record_each_shape_once_and_replay_it(request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     toy_tensorrt.play_cuda(monkeypatch)
-    request = request_of(make_job, tiny_onnx, tmp_path, options={"cuda_graphs": True})
+    request = request_of(options={"cuda_graphs": True})
     engine: Any = engine_class("eager", None)(request)
     found = [_answers(engine, request, size) for size in (4, 3, 4, 4)]
     for answers, size in zip(found, (4, 3, 4, 4), strict=True):
@@ -96,11 +91,11 @@ def test_cuda_graphs_record_each_shape_once_and_replay_it(
 
 @pytest.mark.parametrize("options", [{}, {"cuda_graphs": True}, {"streams": 2}, {"streams": 2, "cuda_graphs": True}])
 def test_tensorrt_with_graphs_and_several_contexts(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    request_of: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", toy_tensorrt)
     toy_tensorrt.play_cuda(monkeypatch)
-    engine: Any = engine_class("tensorrt", None)(request := request_of(make_job, tiny_onnx, tmp_path, options=options))
+    engine: Any = engine_class("tensorrt", None)(request := request_of(options=options))
     assert engine.concurrency == options.get("streams", 1)
     for size in (4, 2, 4):
         assert torch.allclose(_answers(engine, request, size), _expected(request, size), atol=1e-4)
@@ -110,9 +105,7 @@ def test_tensorrt_with_graphs_and_several_contexts(
     assert len({context for context, _ in toy_tensorrt.ToyEngine.enqueued}) == engine.concurrency
     for each in held:
         engine.contexts.put(each)
-    loaded = engine_class("tensorrt", None)(
-        request_of(make_job, tiny_onnx, tmp_path, model=None, onnx_path=None, engine_path=engine.file)
-    )
+    loaded = engine_class("tensorrt", None)(request_of(model=None, onnx_path=None, engine_path=engine.file))
     assert torch.allclose(_answers(loaded, request, 4), _expected(request, 4), atol=1e-4)
     engine.close()
 
@@ -134,7 +127,7 @@ def _onnx(
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "tensorrt"])
 @pytest.mark.parametrize("options", [{}, {"io_binding": True}])
 def test_inputs_and_outputs_are_bound_by_name(
-    make_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+    request_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
     if options and name != "onnxruntime":
         pytest.skip("an option of ONNX Runtime")
@@ -144,22 +137,20 @@ def test_inputs_and_outputs_are_bound_by_name(
     given = {"example": (left, right), "model": None, "options": options, "output_names": ("difference", "twice")}
     nodes = [("Sub", ["left", "right"], "difference"), ("Add", ["difference", "difference"], "twice")]
     path = _onnx(tmp_path, {"right": 3, "left": 3}, {"twice": 3, "difference": 3}, nodes)
-    request = request_of(make_job, path, tmp_path, **given, input_names=("left", "right"))
+    request = request_of(onnx_path=path, **given, input_names=("left", "right"))
     for _ in range(2):
         outputs, _ = engine_class(name, None)(request)([left, right])
         assert [float(np.unique(each.numpy())[0]) for each in outputs] == [2.0, 4.0]
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
-def test_the_data_for_calibration_is_given_by_name(make_job: Any, tmp_path: Path, name: str) -> None:
+def test_the_data_for_calibration_is_given_by_name(request_of: Any, tmp_path: Path, name: str) -> None:
     weight = numpy_helper.from_array(np.ones((3, 5), np.float32), "weight")
     nodes = [("MatMul", ["row", "weight"], "product"), ("Add", ["product", "bias"], "sum")]
     path = _onnx(tmp_path, {"bias": 5, "row": 3}, {"sum": 5}, nodes, [weight])  # the file's order is not the case's
     items = torch.rand(32, 3), torch.rand(32, 5)
     names: dict[str, Any] = {"input_names": ("row", "bias"), "output_names": ("sum",)}
-    request = request_of(
-        make_job, path, tmp_path, precision="int8", model=None, example=items, calibration=items, **names
-    )
+    request = request_of(onnx_path=path, precision="int8", model=None, example=items, calibration=items, **names)
     (found,), _ = engine_class(name, None)(request)(list(items))
     assert torch.allclose(torch.as_tensor(found), items[0].sum(1, keepdim=True) + items[1], atol=0.05)
 

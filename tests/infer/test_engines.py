@@ -9,33 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.engine import EngineRequest
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
-from accelmark.infer.run import build_case
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_specs, find
 from accelmark.spec.settings.inference import InferStep
-
-
-def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> EngineRequest:
-    job = make_job()
-    case = build_case(job, job.work, work_dir)
-    given: dict[str, Any] = {
-        "model": case.create_model(),
-        "onnx_path": onnx,
-        "engine_path": None,
-        "example": case.synthetic_batch(4).inputs,
-        "calibration": case.calibration_batch(32).inputs,
-        "precision": "fp32",
-        "device": torch.device("cpu"),
-        "device_type": "cpu",
-        "threads": 1,
-        "optimize_for": "latency",
-        "options": {},
-        "work_dir": work_dir,
-    }
-    return EngineRequest(**(given | changed))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +30,9 @@ def _request(make_job: Any, onnx: Path, work_dir: Path, **changed: Any) -> Engin
     ],
 )
 def test_an_engine_gives_the_models_answers_for_every_batch_size(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str, precision: Any, difference: float
+    request_of: Any, name: str, precision: Any, difference: float
 ) -> None:
-    request = _request(make_job, tiny_onnx, tmp_path, precision=precision)
+    request = request_of(precision=precision)
     engine = engine_class(name, None)(request)
     assert request.model is not None
     for size in (4, 1, 3):
@@ -67,19 +45,15 @@ def test_an_engine_gives_the_models_answers_for_every_batch_size(
         assert (outputs[0].float() - expected).abs().max() <= difference
     assert engine.describe()
     if name in ("aotinductor", "onnxruntime", "openvino") and precision == "fp32":
-        loaded = engine_class(name, None)(
-            _request(make_job, tiny_onnx, tmp_path, model=None, onnx_path=None, engine_path=engine.file)
-        )
+        loaded = engine_class(name, None)(request_of(model=None, onnx_path=None, engine_path=engine.file))
         for size in (4, 3):
             inputs = [request.example[0][:size]]
             assert torch.allclose(loaded(inputs)[0][0], engine(inputs)[0][0], atol=1e-5)
     engine.close()
 
 
-def test_openvino_compiles_for_the_batch_size_and_computes_others_too(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path
-) -> None:
-    request = _request(make_job, tiny_onnx, tmp_path, optimize_for="throughput")
+def test_openvino_compiles_for_the_batch_size_and_computes_others_too(request_of: Any) -> None:
+    request = request_of(optimize_for="throughput")
     engine: Any = engine_class("openvino", None)(request)
     assert (engine.batch_size, engine.any_size) == (4, None)
     assert request.model is not None
@@ -101,10 +75,8 @@ def test_the_declared_engines_are_what_their_classes_say() -> None:
 
 
 @pytest.mark.heavy
-def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch_size(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path
-) -> None:
-    request = _request(make_job, tiny_onnx, tmp_path)
+def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch_size(request_of: Any) -> None:
+    request = request_of()
     engine = engine_class("inductor", None)(request)
     assert request.model is not None
     with torch.inference_mode():  # as the steps call it
@@ -138,18 +110,16 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize(("precision", "options"), [("fp32", {"use_tf32": "0"}), ("fp16", {})])
-def test_fp32_on_cuda_is_not_tf32(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, opened: list[Any], precision: Any, options: dict[str, str]
-) -> None:
-    engine_class("onnxruntime", None)(_request(make_job, tiny_onnx, tmp_path, precision=precision, device_type="cuda"))
+def test_fp32_on_cuda_is_not_tf32(request_of: Any, opened: list[Any], precision: Any, options: dict[str, str]) -> None:
+    engine_class("onnxruntime", None)(request_of(precision=precision, device_type="cuda"))
     assert opened == [("CUDAExecutionProvider", options)]
 
 
 def test_a_provider_without_fp32_is_refused_unless_the_environment_enables_it(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+    request_of: Any, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {"providers": ("TensorrtExecutionProvider", "CUDAExecutionProvider")}
-    request = _request(make_job, tiny_onnx, tmp_path, device_type="cuda", options=named)
+    request = request_of(device_type="cuda", options=named)
     with pytest.raises(InferenceError, match="NVIDIA_TF32_OVERRIDE=0"):
         engine_class("onnxruntime", None)(request)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
@@ -167,14 +137,14 @@ def test_a_provider_without_fp32_is_refused_unless_the_environment_enables_it(
     ],
 )
 def test_an_engine_whose_package_is_absent_says_what_to_do(
-    make_job: Any, tiny_onnx: Path, tmp_path: Path, name: str, vendor: str | None, package: str
+    request_of: Any, name: str, vendor: str | None, package: str
 ) -> None:
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed here")
     folder = find("vendors", vendor).path if vendor is not None else None
     assert name in engine_specs(folder)
     with pytest.raises(InferenceError, match=f"{package} cannot be imported.*install it"):
-        engine_class(name, folder)(_request(make_job, tiny_onnx, tmp_path))
+        engine_class(name, folder)(request_of())
 
 
 _VENDOR_ENGINE = '''
