@@ -46,8 +46,7 @@ def _children(process: int) -> list[str]:
 def test_a_crash_hang_or_exception_names_step_and_engine(
     take: Any, acme: Any, step: InferStep, does: str, words: str, *, synthetic: bool
 ) -> None:
-    hangs = "sleep" in does
-    ran = take(acme(_AT[step].format(does), engine_timeout_s=10 if hangs else 60, synthetic=synthetic))
+    ran = take(acme(_AT[step].format(does), engine_timeout_s=10 if "sleep" in does else 60, synthetic=synthetic))
     finished = ran.finished
     assert (finished.state, finished.failed_step) == ("failed", step)
     assert "acme_rt" in finished.message

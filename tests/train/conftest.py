@@ -13,9 +13,10 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
-from tests.train.jobs import Ran, node_dir_of
+from tests.train.jobs import Ran, make_job, node_dir_of
 
 RunHere = Callable[[JobSpec], Ran]
+Train = Callable[..., Ran]
 
 
 @pytest.fixture
@@ -35,3 +36,9 @@ def run_here(tmp_path: Path) -> RunHere:
         return Ran(node_dir, code, "")
 
     return run
+
+
+@pytest.fixture
+def train(tmp_path: Path, run_here: RunHere) -> Train:
+    """Run a job of the tiny case with the arguments of :func:`make_job`."""
+    return lambda *settings, **more: run_here(make_job(tmp_path, *settings, **more))

@@ -18,27 +18,23 @@ from accelmark.spec.plugins.case import Target
 from accelmark.train.loop.contract import DeviceClock, HostClock, HostLosses
 from accelmark.train.loop.ends import Agreement, Vote
 from accelmark.train.loop.window import GarbagePauses, Window, covered
-from tests.train.conftest import RunHere
+from tests.train.conftest import RunHere, Train
 from tests.train.jobs import make_job
 
 UNREACHABLE = Target(metric="accuracy", direction="at_least", value=2.0, why="made up for a test")
 
 
-def test_windows_written_together_keep_the_times_of_their_closing_also_before_a_failure(
-    tmp_path: Path, run_here: RunHere
-) -> None:
-    settings = {"log_every_steps": 1, "model.sleep_ms": 3, "model.fault": "error", "model.fault_at": 10}
-    ran = run_here(make_job(tmp_path, settings))
+def test_windows_written_together_keep_the_times_of_their_closing_also_before_a_failure(train: Train) -> None:
+    ran = train({"log_every_steps": 1, "model.sleep_ms": 3, "model.fault": "error", "model.fault_at": 10})
     assert ran.finished().state == "failed"
     assert [value["global_steps"] for value in ran.values("STEP_END")] == list(range(1, 10))
     closed = [item["metadata"]["mono_ms"] for item in ran.events() if item["event"] == "STEP_END"]
     assert all(later - earlier >= 3 for earlier, later in pairwise(closed))
 
 
-def test_every_rank_reports_its_phases_from_start_to_finish(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 6}))
-    names = [item["event"] for item in ran.events()]
-    seen = list(dict.fromkeys(names))
+def test_every_rank_reports_its_phases_from_start_to_finish(train: Train) -> None:
+    ran = train({"evaluate.every_steps": 6})
+    seen = list(dict.fromkeys([item["event"] for item in ran.events()]))
     assert seen == [
         "LAUNCH_TRAINING", "CONVERT_MODEL", "MODEL_TO_FP16", "MODEL_TO_DDP", "CREATE_OPTIMIZER", "INIT_EVALUATION",
         "INIT_END", "TRAIN_START", "EPOCH_BEGIN", "STEP_END", "EVALUATE", "EPOCH_END", "TRAIN_END", "FINISHED",
@@ -47,8 +43,8 @@ def test_every_rank_reports_its_phases_from_start_to_finish(tmp_path: Path, run_
     assert set(ran.values("FINISHED")[0]) == set(Finished.model_fields)
 
 
-def test_windows_hold_every_step_once(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"evaluate.every_steps": 7, "log_every_steps": 5}))
+def test_windows_hold_every_step_once(train: Train) -> None:
+    ran = train({"evaluate.every_steps": 7, "log_every_steps": 5})
     windows = [StepWindow.model_validate(value) for value in ran.values("STEP_END")]
     assert [window.global_steps for window in windows] == [5, 7, 12]
     for window in windows:
@@ -75,17 +71,17 @@ def test_windows_hold_every_step_once(tmp_path: Path, run_here: RunHere) -> None
     ],
 )
 def test_training_ends_at_the_bound_that_comes_first(
-    tmp_path: Path, run_here: RunHere, settings: dict[str, Any], reason: str, steps: int
+    train: Train, settings: dict[str, Any], reason: str, steps: int
 ) -> None:
-    ran = run_here(make_job(tmp_path, settings))
+    ran = train(settings)
     finished = ran.finished()
     assert (finished.state, finished.end_reason, finished.global_steps) == ("completed", reason, steps)
     assert len(ran.losses()) == steps
 
 
-def test_training_ends_when_its_time_is_up(tmp_path: Path, run_here: RunHere) -> None:
+def test_training_ends_when_its_time_is_up(train: Train) -> None:
     settings = {"end.max_steps": ..., "end.max_duration_s": 0.3, "model.sleep_ms": 10, "log_every_steps": 1000}
-    finished = run_here(make_job(tmp_path, settings)).finished()
+    finished = train(settings).finished()
     assert (finished.state, finished.end_reason) == ("completed", "max_duration")
     assert (finished.raw_train_time >= 0.3, finished.global_steps <= 30) == (True, True)
 
@@ -99,9 +95,9 @@ def test_training_ends_when_its_time_is_up(tmp_path: Path, run_here: RunHere) ->
     ],
 )
 def test_evaluation_sees_every_sample_once_and_the_model_at_the_end(
-    tmp_path: Path, run_here: RunHere, settings: dict[str, Any], steps: list[int]
+    train: Train, settings: dict[str, Any], steps: list[int]
 ) -> None:
-    ran = run_here(make_job(tmp_path, settings))
+    ran = train(settings)
     evaluations = ran.values("EVALUATE")
     assert [value["global_steps"] for value in evaluations] == steps
     assert {value["metrics"]["count"] for value in evaluations} == {101.0}
@@ -110,11 +106,11 @@ def test_evaluation_sees_every_sample_once_and_the_model_at_the_end(
     assert epochs == list(range(5 if "end.max_epochs" in settings else 1))
 
 
-def test_convergence_is_distinguished_from_completion(tmp_path: Path, run_here: RunHere) -> None:
-    assert run_here(make_job(tmp_path)).finished().converged is True
-    assert run_here(make_job(tmp_path, target=UNREACHABLE)).finished().converged is False
-    assert run_here(make_job(tmp_path, target=None)).finished().converged is None
-    synthetic = run_here(make_job(tmp_path, {"loader.synthetic": True, "evaluate.every_steps": 2}))
+def test_convergence_is_distinguished_from_completion(train: Train) -> None:
+    assert train().finished().converged is True
+    assert train(target=UNREACHABLE).finished().converged is False
+    assert train(target=None).finished().converged is None
+    synthetic = train({"loader.synthetic": True, "evaluate.every_steps": 2})
     assert synthetic.values("EVALUATE") == []
     assert (synthetic.finished().converged, synthetic.finished().global_steps) == (None, 12)
 
@@ -134,16 +130,15 @@ def test_convergence_is_distinguished_from_completion(tmp_path: Path, run_here: 
     ids=["metric", "data", "schedule"],
 )
 def test_a_job_that_cannot_train_ends_with_the_reason(
-    tmp_path: Path, run_here: RunHere, settings: dict[str, Any], target: Target, code: int, message: str
+    train: Train, settings: dict[str, Any], target: Target, code: int, message: str
 ) -> None:
-    ran = run_here(make_job(tmp_path, settings, target=target))
+    ran = train(settings, target=target)
     assert ran.exit_code == code
     assert message in (ran.finished().message or "")
 
 
-def test_a_non_finite_loss_ends_training_in_its_own_step(tmp_path: Path, run_here: RunHere) -> None:
-    settings = {"model.fault": "nan", "model.fault_at": 6, "log_every_steps": 100, "end.max_steps": 200}
-    ran = run_here(make_job(tmp_path, settings))
+def test_a_non_finite_loss_ends_training_in_its_own_step(train: Train) -> None:
+    ran = train({"model.fault": "nan", "model.fault_at": 6, "log_every_steps": 100, "end.max_steps": 200})
     finished = ran.finished()
     assert (ran.exit_code, finished.state, finished.end_reason) == (1, "failed", "nonfinite_loss")
     assert (finished.global_steps, finished.last_finite_loss_step, finished.final_loss) == (6, 5, None)
@@ -154,8 +149,8 @@ def test_a_non_finite_loss_ends_training_in_its_own_step(tmp_path: Path, run_her
     assert ran.values("EVALUATE") == []
 
 
-def test_out_of_memory_names_what_to_change(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 2}))
+def test_out_of_memory_names_what_to_change(train: Train) -> None:
+    ran = train({"model.fault": "memory", "model.fault_at": 2})
     finished = ran.finished()
     assert (ran.exit_code, finished.state, finished.end_reason) == (1, "failed", "out_of_memory")
     for word in ("batch_size 16", "precision fp32", "cpu", "gradient_accumulation_steps", "activation_checkpointing"):
@@ -168,38 +163,36 @@ def test_a_missing_device_is_reported(tmp_path: Path, run_here: RunHere) -> None
     assert "vendor 'acme' needs a 'npu' device" in (ran.finished().message or "")
 
 
-def test_accumulated_batches_train_as_one_large_batch(tmp_path: Path, run_here: RunHere) -> None:
-    large = run_here(make_job(tmp_path, {"batch_size": 32})).losses()
-    small = run_here(make_job(tmp_path, {"batch_size": 8, "gradient_accumulation_steps": 4}))
+def test_accumulated_batches_train_as_one_large_batch(train: Train) -> None:
+    large = train({"batch_size": 32}).losses()
+    small = train({"batch_size": 8, "gradient_accumulation_steps": 4})
     assert small.losses() == pytest.approx(large, rel=1e-5)
     assert small.finished().num_trained_samples == 12 * 32
 
 
-def test_operations_are_counted_as_the_formula_says(tmp_path: Path, run_here: RunHere) -> None:
-    finished = run_here(make_job(tmp_path, {"end.max_steps": 1})).finished()
+def test_operations_are_counted_as_the_formula_says(train: Train) -> None:
+    finished = train({"end.max_steps": 1}).finished()
     assert finished.flops_per_sample == finished.flops_per_sample_formula == 6 * (8 * 16 + 2 * 256 + 64) - 2 * 128
 
 
-def test_a_seed_repeats_a_run_and_another_differs(tmp_path: Path, run_here: RunHere) -> None:
-    job = make_job(tmp_path, {"model.dropout": 0.3})
-    first, again = run_here(job), run_here(job)
-    other = run_here(make_job(tmp_path, {"model.dropout": 0.3, "seed": 2}))
+def test_a_seed_repeats_a_run_and_another_differs(train: Train) -> None:
+    first, again, other = (train({"model.dropout": 0.3, "seed": seed}) for seed in (1, 1, 2))
     assert first.losses() == again.losses() != other.losses()
     hashes = [ran.values("INIT_END")[0]["checkpoint_hash"] for ran in (first, again, other)]
     assert hashes[0] == hashes[1] != hashes[2]
     assert len({ran.values("INIT_END")[0]["parameter_hash"] for ran in (first, other)}) == 1
 
 
-def test_the_learning_rate_of_a_window_is_that_of_its_last_step(tmp_path: Path, run_here: RunHere) -> None:
+def test_the_learning_rate_of_a_window_is_that_of_its_last_step(train: Train) -> None:
     settings = {"schedule.name": "linear", "schedule.warmup_steps": 4, "log_every_steps": 1}
-    rates = [value["learning_rate"] for value in run_here(make_job(tmp_path, settings)).values("STEP_END")]
+    rates = [value["learning_rate"] for value in train(settings).values("STEP_END")]
     rise, fall = [0.0125, 0.025, 0.0375, 0.05], [0.05 * (1 - step / 8) for step in range(8)]
     assert rates == pytest.approx(rise + fall)
 
 
-def test_clipped_gradients_move_weights_less(tmp_path: Path, run_here: RunHere) -> None:
-    free = run_here(make_job(tmp_path)).losses()
-    clipped = run_here(make_job(tmp_path, {"gradient_clip_norm": 0.01})).losses()
+def test_clipped_gradients_move_weights_less(train: Train) -> None:
+    free = train().losses()
+    clipped = train({"gradient_clip_norm": 0.01}).losses()
     assert clipped[0] == free[0]
     assert (clipped[-1] or 0) > (free[-1] or math.inf) + 0.5
 
@@ -229,8 +222,7 @@ def test_all_ranks_get_the_same_answer_at_the_next_poll() -> None:
     ranks = Ranks(3)
     quiet = Vote(step_s=0.2)
     assert ranks.poll(1, [quiet, Vote(cancelled=True, step_s=0.4), quiet]) == [None] * 3
-    answers = ranks.poll(2, [quiet] * 3)
-    assert answers == [Vote(cancelled=True, step_s=0.4)] * 3
+    assert ranks.poll(2, [quiet] * 3) == [Vote(cancelled=True, step_s=0.4)] * 3
     assert {agreement.next_step for agreement in ranks.agreements} == {2 + 2}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accelmark.frameworks.pytorch.model.linear import Fp8Linear, to_fp8
 from accelmark.spec.errors import RequestError
-from tests.train.conftest import RunHere
+from tests.train.conftest import Train
 from tests.train.jobs import Ran, make_job, run
 
 ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.01}
@@ -30,18 +30,18 @@ ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.01}
     ids=["bf16", "fp16", "fsdp2", "compile", "channels_last"],
 )
 def test_one_rank_trains_close_to_plain_fp32(
-    tmp_path: Path, run_here: RunHere, shared: dict[str, Any], changed: dict[str, Any], rel: float
+    train: Train, shared: dict[str, Any], changed: dict[str, Any], rel: float
 ) -> None:
-    plain = run_here(make_job(tmp_path, shared)).losses()
-    ran = run_here(make_job(tmp_path, shared | changed))
+    plain = train(shared).losses()
+    ran = train(shared | changed)
     assert ran.losses() == pytest.approx(plain, rel=rel)
     if changed == {"precision": "bf16"}:
         assert ran.losses() != plain
         assert ran.values("INIT_END")[0]["precision"] == "bf16"
 
 
-def test_tf32_on_a_cpu_computes_fp32_and_says_so(tmp_path: Path, run_here: RunHere) -> None:
-    ran = run_here(make_job(tmp_path, {"precision": "tf32"}))
+def test_tf32_on_a_cpu_computes_fp32_and_says_so(train: Train) -> None:
+    ran = train({"precision": "tf32"})
     assert ran.values("INIT_END")[0]["precision"] == "fp32"
     assert "tf32 is not available on cpu" in ran.values("WARNING")[0]["message"]
 
@@ -122,8 +122,8 @@ def checked(ran: Ran, bf16: Ran) -> None:
     assert (started["precision"], started["compute_type"]) == ("fp8", "bfloat16+float8_e4m3fn")
 
 
-def test_a_case_trains_in_fp8_close_to_bf16(tmp_path: Path, run_here: RunHere) -> None:
-    checked(run_here(make_job(tmp_path, {"precision": "fp8"})), run_here(make_job(tmp_path, {"precision": "bf16"})))
+def test_a_case_trains_in_fp8_close_to_bf16(train: Train) -> None:
+    checked(train({"precision": "fp8"}), train({"precision": "bf16"}))
 
 
 @pytest.mark.heavy
