@@ -52,11 +52,10 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
     run = _ServingRun(job, job.work, Path(os.environ.get("ACCELMARK_NODE_DIR", ".")), log)
 
     def finish(reason: ServeEndReason, message: str | None) -> None:
-        state = "completed" if reason == "completed" else "cancelled" if reason == "cancelled" else "failed"
         if message is not None:
             log.event(Event.ERROR, {"message": message})
         finished = ServeFinished(
-            state=state,
+            state="completed" if reason == "completed" else "cancelled" if reason == "cancelled" else "failed",
             end_reason=reason,
             message=message,
             e2e_time=time.monotonic() - process_start,
@@ -73,14 +72,13 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
         os._exit(EXIT_CANCELLED)
 
     stop.install(overdue)
-    code = EXIT_FAILED
     reason: ServeEndReason = "error"
-    message: str | None
+    message: str | None = None
     try:
         run.run()
-        reason, message, code = "completed", None, EXIT_OK
+        reason = "completed"
     except Cancelled as signal_name:
-        reason, message, code = "cancelled", f"stopped by {signal_name}", EXIT_CANCELLED
+        reason, message = "cancelled", f"stopped by {signal_name}"
     except AccelmarkError as error:
         message = str(error)
         if isinstance(error, ServeError):
@@ -92,7 +90,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
         message = f"{type(error).__name__}: {error}"
     stop.finish()
     finish(reason, message)
-    return code
+    return {"completed": EXIT_OK, "cancelled": EXIT_CANCELLED}.get(reason, EXIT_FAILED)
 
 
 @final
@@ -136,8 +134,7 @@ class _ServingRun:
                 check = server.check if server is not None else lambda: None
                 self.stages = Stages(client, model, self.log.event, stream, sample, check)
                 plan.run(self.stages.run)
-                if settings.scenarios:
-                    TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event).run()
+                TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event).run()
             if settings.benchmarks:
 
                 def watch() -> None:

@@ -49,7 +49,8 @@ class TokenScenarios:
 
     def run(self) -> None:
         """Run them in the order of the settings. Raises AccelmarkError: the server, the client or LoadGen ended."""
-        library()  # its absence is reported before the first stage
+        if self.settings.scenarios:
+            library()  # its absence is reported before the first stage
         for name in self.settings.scenarios:
             self.emit(Event.TOKEN_SCENARIO, self._server() if name == "server" else self._offline())
 
