@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from accelmark.serving.client.client import Client
-from accelmark.serving.request import Endpoint, Load, PlannedRequest
+from accelmark.serving.request import Api, Endpoint, Load, PlannedRequest
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import LoadStage, RequestRecord, RequestStatus
 from tests.serving.scripted_server import Handle, Peer, chunk, scripted_server
@@ -35,10 +35,11 @@ def run(
     concurrency: int | None = 1,
     until_s: float = 60.0,
     timeout_s: float = TIMEOUT_S,
+    api: Api = "completions",
 ) -> tuple[LoadStage, Records]:
     records: Records = []
     load = Load(0, until_s, timeout_s, "closed" if concurrency else "constant", concurrency)
-    with Client(Endpoint(url, "tiny")) as client:
+    with Client(Endpoint(url, "tiny", api)) as client:
         done = client.run_stage(requests, load, lambda _, *ended: records.append(ended))
     return done, records
 
@@ -172,28 +173,20 @@ def test_chats_are_read_with_their_reasoning() -> None:
         peer.event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
         peer.end()
 
-    records: Records = []
-    with scripted_server(handle) as url, Client(Endpoint(f"{url}/v1", "tiny", "chat")) as client:
-        client.run_stage([planned()], Load(0, 60.0, TIMEOUT_S, concurrency=1), lambda _, *ended: records.append(ended))
-    ((record, text),) = records
+    with scripted_server(handle) as url:
+        _, ((record, text),) = run(f"{url}/v1", [planned()], api="chat")
     assert (record.status, text, len(record.gaps_us)) == ("ok", "hm yes", 1)
 
 
 def test_a_stream_can_be_cut_at_any_byte() -> None:
-    whole = b"".join(
-        chunk(part)
-        for part in (
-            'data: {"choices": [{"text": "ä", "finish_reason": null}]}\n\n'.encode(),
-            b": ping\r\n\r\n",
-            b'data: {"choices":\r\ndata: [{"text": "b", "finish_reason": "stop"}]}\r\n\r\n',
-            b"data: [DONE]\n\n",
-        )
+    parts = (
+        'data: {"choices": [{"text": "ä", "finish_reason": null}]}\n\n'.encode(),
+        b": ping\r\n\r\n",
+        b'data: {"choices":\r\ndata: [{"text": "b", "finish_reason": "stop"}]}\r\n\r\n',
+        b"data: [DONE]\n\n",
     )
-    whole = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        + whole
-        + b"0\r\n\r\n"
-    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    whole = head + b"".join(map(chunk, parts)) + b"0\r\n\r\n"
 
     def handle(peer: Peer) -> None:
         cut = int(peer.body["prompt"])
