@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from accelmark.audit.acceptance import MIN_REPEATS_S, judge, newest_cases, rounds_lacking, support
 from accelmark.cli.acceptance import accept
-from accelmark.cli.help import Verb
+from accelmark.cli.options import Verb
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import Finding
 from accelmark.results.sources import open_sources

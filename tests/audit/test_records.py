@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
-from accelmark.cli.help import Verb
+from accelmark.cli.options import Verb
 from accelmark.cli.results import report, results, verify
 from accelmark.results.schema import CaseResult
 from accelmark.results.store.bundle import Trust, unpack, write_bundle

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from accelmark.cli import completion
-from accelmark.cli.help import examples
 from accelmark.cli.main import app
+from accelmark.cli.options import examples
 from tests.docs.test_commands import parse
 
 

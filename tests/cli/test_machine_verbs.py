@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from accelmark.cli.help import Verb
 from accelmark.cli.machine import doctor, monitor, preflight, vendors
+from accelmark.cli.options import Verb
 from accelmark.cli.runs import cluster
 from accelmark.results.read.telemetry import read_samples
 from accelmark.run.environments.create import FrameworkEnvironment, register

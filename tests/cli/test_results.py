@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.help import Verb
+from accelmark.cli.options import Verb
 from accelmark.cli.results import compare, report, results
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.sources import open_sources

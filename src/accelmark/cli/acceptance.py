@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output
-from accelmark.cli.options import argument, flag, option
+from accelmark.cli.options import Output, argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 
 if TYPE_CHECKING:

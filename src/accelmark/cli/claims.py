@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output
-from accelmark.cli.options import argument, option
+from accelmark.cli.options import Output, argument, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.number_format import quantity
 

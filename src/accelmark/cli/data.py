@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output, Verb, group
-from accelmark.cli.options import argument, option
+from accelmark.cli.options import Output, Verb, argument, group, option
 from accelmark.spec.number_format import percent, quantity
 
 if TYPE_CHECKING:

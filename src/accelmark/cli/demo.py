@@ -14,8 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from accelmark.cli import options
-from accelmark.cli.help import Output, Verb, group
-from accelmark.cli.options import option
+from accelmark.cli.options import Output, Verb, group, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import digits
 

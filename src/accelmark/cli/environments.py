@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output, Verb, group
-from accelmark.cli.options import argument, flag, option
+from accelmark.cli.options import Output, Verb, argument, flag, group, option
 from accelmark.spec.errors import Problem, RequestError, nearest
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rich.status import Status
 from rich.text import Text
 
 from accelmark.cli import options
-from accelmark.cli.help import Output
 from accelmark.cli.machine import detect_devices
+from accelmark.cli.options import Output
 from accelmark.cli.runs import plan_request, setting_values
 from accelmark.plan.plan import PlannedJob
 from accelmark.plan.request import Detected

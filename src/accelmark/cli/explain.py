@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output
-from accelmark.cli.options import argument, flag, option
+from accelmark.cli.options import Output, argument, flag, option
 from accelmark.spec.errors import RequestError, nearest
 
 if TYPE_CHECKING:

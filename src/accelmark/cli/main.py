@@ -21,9 +21,9 @@ from accelmark.cli.demo import app as demo
 from accelmark.cli.environments import app as environments
 from accelmark.cli.explain import explain, init
 from accelmark.cli.folders import cases, check, import_files, new
-from accelmark.cli.help import Verb, Verbs
 from accelmark.cli.ledger import app as ledger
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
+from accelmark.cli.options import Verb, Verbs
 from accelmark.cli.results import bundle, compare, evaluate, export, report, results, verify, view
 from accelmark.cli.runs import cluster, infer, resume, run, serve, status, stop, train
 from accelmark.spec.errors import EXIT_CANCELLED, AccelmarkError, SpecError

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from accelmark.cli import options
-from accelmark.cli.help import Output
-from accelmark.cli.options import argument, flag, option
+from accelmark.cli.options import Output, argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.number_format import printable
 
@@ -35,7 +34,7 @@ Format = Literal["csv", "parquet", "markdown"]
 
 def report(
     run: options.RunPath = options.LATEST,
-    output: options.Output = None,
+    output: options.OutputFile = None,
     recompute: Annotated[bool, flag("--recompute", "Recompute figures from events and telemetry.")] = False,
     markdown: Annotated[bool, flag("--markdown", "Also print the results as a Markdown table.")] = False,
     mllog: Annotated[bool, flag("--mllog", "Also write mllog.log (MLPerf log lines) for each training round.")] = False,
@@ -273,7 +272,7 @@ def _show_again(checked: Sequence[CheckedAgain]) -> None:
             options.echo_wrapped(f"  reproduced: {metrics or 'losses and updates'}", fg="green")
 
 
-def bundle(run: options.RunPath = options.LATEST, output: options.Output = None) -> None:
+def bundle(run: options.RunPath = options.LATEST, output: options.OutputFile = None) -> None:
     """Pack a run into one file. Contains results, events, configuration and logs, without secrets."""
     from accelmark.results.store.bundle import SUFFIX, write_bundle
 
@@ -337,7 +336,7 @@ def results(
     group_by: Annotated[str | None, option("COLUMN,…", "Group rows by columns: chip, case, scale, …")] = None,
     sql: Annotated[str | None, typer.Option(help="Query the table 'results' with a SELECT (DuckDB).")] = None,
     output_format: Annotated[Format | None, typer.Option("--format", help="Output format.")] = None,
-    output: options.Output = None,
+    output: options.OutputFile = None,
     readme: Annotated[list[Path] | None, option("FILE", "Update the table in a case's README. Repeatable.")] = None,
     as_json: options.AsJson = False,
 ) -> None:

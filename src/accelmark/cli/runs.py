@@ -17,8 +17,7 @@ from typer import Option
 
 import accelmark
 from accelmark.cli import completion, options
-from accelmark.cli.help import Output
-from accelmark.cli.options import argument, flag, option
+from accelmark.cli.options import Output, argument, flag, option
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, Problem, RequestError, SpecError
 
 if TYPE_CHECKING:
