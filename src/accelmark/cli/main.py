@@ -13,9 +13,8 @@ import typer
 
 import accelmark
 from accelmark.cli import options
-from accelmark.cli.acceptance import accept
+from accelmark.cli.acceptance import accept, reproduce
 from accelmark.cli.automl import app as automl
-from accelmark.cli.claims import reproduce
 from accelmark.cli.data import app as data
 from accelmark.cli.demo import app as demo
 from accelmark.cli.environments import app as environments
