@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ import typer
 from accelmark.cli import completion
 from accelmark.cli.main import app
 from accelmark.cli.options import examples
+from tests.cli.test_main import accelmark
 from tests.docs.test_commands import parse
 
 
@@ -63,7 +61,5 @@ def test_bash_completes_names() -> None:
     line = ["accelmark", "infer", "resnet_mini", "--scenario", "si"]
     asked = {"_ACCELMARK_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(line), "COMP_CWORD": str(len(line) - 1)}
     program = "import sys; sys.argv = ['accelmark']; from accelmark.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = accelmark(code=program, **asked)
     assert done.stdout.split() == ["single_stream"]

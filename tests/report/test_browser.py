@@ -18,7 +18,7 @@ from accelmark.run.record.directory import measure_run
 from benchmarks.ledger import made_up
 from tests.made_run import Made, make_run
 from tests.report.conftest import IN_CHROMIUM
-from tests.report.test_serving_page import SETTINGS, STAGES
+from tests.report.test_page import SETTINGS, STAGES
 from tests.served_run import Served, make_served_run
 
 pytestmark = IN_CHROMIUM
