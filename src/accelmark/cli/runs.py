@@ -461,14 +461,9 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
 
 
 def plan_request(
-    request: RunSpec,
-    settings: Sequence[str],
-    *,
-    synthetic: bool,
-    where: str = COMMAND_LINE,
-    base: Path = Path(),
+    request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str = COMMAND_LINE, base: Path = Path(),
     allow_missing_data: bool = False,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Return the plan of a request on the devices of this machine or of its cluster.
 
     ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for

@@ -15,21 +15,12 @@ from accelmark.explain.entries import all_terms
 from accelmark.report import charts
 from accelmark.report.tables import adaptation_rows
 from accelmark.report.templating import page
+from accelmark.results import schema
 from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FIGURE_GROUPS, HEADLINES, FigureName, format_figure, title_of, unit_of
 from accelmark.results.prices import Prices, costs_of, units_per_epoch
 from accelmark.results.rounds.summary import NARROW
-from accelmark.results.schema import (
-    LATENCIES,
-    PERCENTILES,
-    CaseResult,
-    InferenceRound,
-    Quantile,
-    RoundResult,
-    ServingRound,
-    ServingStage,
-    Spread,
-)  # fmt: skip
+from accelmark.results.schema import CaseResult, Quantile, RoundResult, ServingRound, ServingStage, Spread
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
@@ -261,7 +252,7 @@ def _metric_texts(value_of: Callable[[F], float | None]) -> dict[F, str]:
     return dict(zip(names, subtracted(engine, framework), strict=True))
 
 
-def _steps(inference: InferenceRound) -> list[str]:
+def _steps(inference: schema.InferenceRound) -> list[str]:
     """Return the duration or reason of each of the seven steps."""
     lines: list[str] = []
     for stage in {stage.step: stage for stage in inference.stages}.values():
@@ -363,13 +354,13 @@ def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
         "headline": headline.label if headline else "",
         "latencies": [
             {
-                "title": title, "explanation": LATENCIES[name], "samples": f"{spread.count:,}",
-                "cells": [_shown(spread.quantiles[share]) for share in PERCENTILES if share in spread.quantiles],
+                "title": title, "explanation": schema.LATENCIES[name], "samples": f"{spread.count:,}",
+                "cells": [_shown(spread.quantiles[share]) for share in schema.PERCENTILES if share in spread.quantiles],
             }
             for name, title in _TITLES.items()
             if headline and (spread := headline.latencies.get(name))
         ],
-        "percentiles": list(PERCENTILES),
+        "percentiles": list(schema.PERCENTILES),
         "tradeoffs": list(_tradeoffs(measured)),
         "distributions": distributions,
         "timeline": charts.timeline_chart(serving.timeline, headline.window_s if headline else None),

@@ -430,16 +430,10 @@ def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/static/{name:path}", _static),
-            Route("/sign-in", sign_in, methods=["POST"]),
-            Route("/run/{name:path}", pages.run),
-            Route("/", pages.runs),
-            Route("/live", pages.live),
-            Route("/compare", pages.compare),
-            Route("/scaling", pages.scaling),
-            Route("/trend", pages.trend),
-            Route("/results.json", pages.results_json),
-            Route("/metrics", pages.metrics),
+            Route("/static/{name:path}", _static), Route("/sign-in", sign_in, methods=["POST"]),
+            Route("/run/{name:path}", pages.run), Route("/", pages.runs), Route("/live", pages.live),
+            Route("/compare", pages.compare), Route("/scaling", pages.scaling), Route("/trend", pages.trend),
+            Route("/results.json", pages.results_json), Route("/metrics", pages.metrics),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={
@@ -447,7 +441,7 @@ def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
             RequestError: lambda _, error: message("This page cannot be shown", str(error), 400),
             Exception: _failed,
         },
-    )
+    )  # fmt: skip
 
 
 def server_for(app: Starlette) -> uvicorn.Server:
