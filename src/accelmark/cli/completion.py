@@ -22,7 +22,6 @@ def _call(module: str, function: str, *arguments: str) -> Completion:
 
 
 def _shipped(folder: str) -> Completion:
-    """Return a completion of the names of shipped YAML files."""
     return _of(lambda: sorted(path.stem for path in (Path(__file__).parents[1] / folder).glob("*.yaml")))
 
 

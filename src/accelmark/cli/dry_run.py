@@ -80,7 +80,6 @@ def print_plan(
 
 
 def _print_outline(plan: Plan) -> None:
-    """Print hosts, rounds, data and how long the run takes."""
     rounds = Counter(job.directory.partition("/")[0] for job in plan.jobs)
     hosts = {node.host: counted(node.nproc, "device") for job in plan.jobs for node in job.nodes}
     given = {path for _, path in given_data(plan)}

@@ -44,13 +44,11 @@ class _Progress(RunObserver):
         self._started = 0
 
     def state(self, job: PlannedJob, status: JobStatus) -> None:
-        """Print that a job has started."""
         self._started += 1
         self._status.update(f"{self._precision}: job {self._started} of {self._num_jobs} …")
         self.note(f"{self._precision}: {job.job.key}: {status.state}")
 
     def note(self, text: str) -> None:
-        """Print a note."""
         print_hanging(self._console, Text(text))
 
 

@@ -133,7 +133,6 @@ def _show_settings(settings: Mapping[str, Any], mutable: Sequence[str] | None = 
 
 
 def _criterion(train: TrainCaseSpec) -> str:
-    """Return the criterion of correct training in a few words."""
     if train.target is not None:
         return train.target.text
     if train.reference_loss is None:
@@ -354,7 +353,6 @@ def import_files(
 def _write(
     values: Mapping[str, dict[str, Any]], out: Path, copied: Mapping[str, str] | None = None, *, force: bool
 ) -> list[str]:
-    """Write copied files, and values as YAML; return their paths."""
     import yaml
 
     texts = {name: yaml.safe_dump(item, sort_keys=False, allow_unicode=True) for name, item in values.items()}

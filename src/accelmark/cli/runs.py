@@ -81,7 +81,6 @@ def _reference_file(plan: Plan, given: Path | None) -> Path:
 
 
 def _write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> None:
-    """Write the loss curve of the first round of a finished run."""
     import yaml
 
     from accelmark.results.rounds.training import reference_of
@@ -329,7 +328,6 @@ def stop(
 def _request(
     key: str, task: Literal["train", "infer", "serve"], settings: dict[str, Any], data: Path | None, **limits: Any
 ) -> RunSpec:
-    """Return the request of a single key."""
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     name = run_name(key) + ("" if task == "train" else f"-{task}")

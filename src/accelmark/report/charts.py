@@ -48,7 +48,6 @@ def embed_json(value: Any) -> Markup:
 
 
 def _colour(number: int) -> str:
-    """Return the colour of a line by its number from 0."""
     return f"--r{number % _COLOURS + 1}"
 
 
@@ -84,7 +83,6 @@ def _around(values: Sequence[float], halves: Sequence[float | None]) -> list[tup
 
 
 def _edge(x: float) -> Json:
-    """Return a vertical line through the whole chart."""
     style = {"color": "--bad", "width": 1, "dash": "dash"}
     return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": style}
 

@@ -49,7 +49,6 @@ _MARKS: Final = {
 
 
 def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) -> dict[str, Any]:
-    """Return the values of a case in ``run/run.html``."""
     result, first, rounds, key = case.result, case.first, case.rounds, case.result.key
     title = functools.partial(title_of, unit=result.unit, metric=first.metric_title if first else None)
     known = {name: spread for name, spread in result.figures.items() if spread.mean is not None}
@@ -454,7 +453,6 @@ def _shown(quantile: Quantile) -> tuple[str, str]:
 
 
 def _tradeoffs(stages: Sequence[ServingStage]) -> Iterator[tuple[str, str, charts.Chart]]:
-    """Yield title, explanation and chart."""
     kinds = " Filled: open load." if len({stage.concurrency is None for stage in stages}) > 1 else ""
     stages = sorted(stages, key=lambda stage: (stage.concurrency is None, stage.concurrency or stage.rate or 0.0))
     last = {stage.lengths: stage for stage in stages}
@@ -493,7 +491,6 @@ def limits_of(quantile: Quantile) -> tuple[float, float] | None:
 
 
 def _scenario_text(result: TokenScenarioResult) -> str:
-    """Return a LoadGen scenario in words."""
     if result.tokens_per_second is None:
         return f"no figure: {result.reason or 'LoadGen reported none'}"
     verdict = "VALID" if result.valid else f"INVALID: {result.reason or 'see its log'}"
