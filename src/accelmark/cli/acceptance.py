@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from accelmark.cli import completion, options
+from accelmark.cli.machine import detect_devices
 from accelmark.cli.options import Output, argument, flag, option
+from accelmark.cli.runs import execute, plan_request, run_name
+from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.number_format import quantity
 
@@ -68,8 +71,6 @@ def accept(
         return newest_cases(opened, vendor, model, framework)
 
     if train or dry_run or commands:
-        from accelmark.cli.machine import detect_devices
-        from accelmark.cli.runs import execute, plan_request, run_name
         from accelmark.spec.cluster import ClusterSpec
         from accelmark.spec.runfile import CaseRequest, RunSpec
 
@@ -115,7 +116,6 @@ def _scale(text: str) -> Scale:
 def _write(readme: Path, name: str, rows: Sequence[tuple[str, ...]], cases: list[LoadedCase]) -> None:
     """Replace the tables of the case ``name`` between its markers in a README, or append them."""
     from accelmark.report.tables import plain_markdown, training_table
-    from accelmark.results.store.files import write_atomic
 
     titles = tuple(map(str.capitalize, _HEADINGS))
     chinese_titles, *chinese = [
@@ -160,8 +160,6 @@ def reproduce(
     name, content = load_claim(claim)
     if check is not None:
         return _compared(name, content, _run_at(check), output)
-    from accelmark.cli.machine import detect_devices
-    from accelmark.cli.runs import execute, plan_request
     from accelmark.results.claims import planned_differences
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
@@ -211,7 +209,6 @@ def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> O
     """Compare a run, write page and JSON file where asked for, and return what is printed."""
     from accelmark.report.comparison import figures_text, render_reproduction
     from accelmark.results.claims import reproduce as compare
-    from accelmark.results.store.files import write_atomic
 
     reproduction = compare(name, claim, run)
     if output is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from accelmark.cli import completion, options
+from accelmark.cli.machine import detect_devices
 from accelmark.cli.options import Output, Verb, argument, flag, group, option
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, RequestError, nearest
 
@@ -44,7 +45,6 @@ def run(
     from accelmark.run.preflight.checks import require_here
 
     require_here("accelmark automl run", "accelmark[automl]")  # before the imports below, which need its packages
-    from accelmark.cli.machine import detect_devices
     from accelmark.compat.aiperf import load_search
 
     devices = detect_devices(None).num_devices or 1

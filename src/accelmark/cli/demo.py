@@ -15,6 +15,8 @@ import typer
 
 from accelmark.cli import options
 from accelmark.cli.options import Output, Verb, group, option
+from accelmark.cli.runs import execute, plan_request
+from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import digits
 
@@ -32,11 +34,9 @@ def audit(
     as_json: options.AsJson = False,
 ) -> Output:
     """Train a case honestly, then with a vendor's hook that skips steps. Shows both speeds and the findings."""
-    from accelmark.cli.runs import execute, plan_request
     from accelmark.report.comparison import render_comparison
     from accelmark.results.comparison import compare
     from accelmark.results.figures import FigureName
-    from accelmark.results.store.files import make_directory, write_atomic
     from accelmark.results.store.loaded_run import load_run
     from accelmark.run.record.directory import default_path, require_empty
     from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE

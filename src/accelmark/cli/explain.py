@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from accelmark.cli import completion, options
+from accelmark.cli.machine import detect_devices
 from accelmark.cli.options import Output, argument, flag, option
+from accelmark.cli.runs import plan_request
 from accelmark.spec.errors import RequestError, nearest
 
 if TYPE_CHECKING:
@@ -109,7 +111,6 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
 
 def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -> dict[str, str]:
     """Return file name -> text. Raises RequestError: this machine has no such device."""
-    from accelmark.cli.machine import detect_devices
     from accelmark.spec.plugins.catalog import load_vendor
 
     if vendor is not None:
@@ -130,7 +131,6 @@ def _run_file(
     """Return a run file for hosts or this machine. Raises RequestError: no run can be planned from it."""
     import yaml
 
-    from accelmark.cli.runs import plan_request
     from accelmark.explain.schemas import schema_line
     from accelmark.spec.model import parse
     from accelmark.spec.runfile import RunSpec

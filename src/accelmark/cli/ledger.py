@@ -9,6 +9,7 @@ import typer
 
 from accelmark.cli import options
 from accelmark.cli.options import Output, Verb, argument, flag, group, option
+from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK
 from accelmark.spec.number_format import counted
 
@@ -77,7 +78,6 @@ def site(
     from accelmark.ledger.ledger import open_ledger
     from accelmark.report.ledger_page import render_ledger
     from accelmark.results.prices import read_prices
-    from accelmark.results.store.files import make_directory, write_atomic
 
     page = out if out.suffix == ".html" else out / "index.html"
     text = render_ledger(open_ledger(ledger), read_prices(prices))

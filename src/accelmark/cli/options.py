@@ -19,6 +19,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from accelmark.cli import completion
+from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.spec.errors import EXIT_OK, Problem, RequestError, nearest
 from accelmark.spec.number_format import printable
 
@@ -122,8 +123,6 @@ def opened_runs(places: Sequence[Path]) -> list[LoadedRun]:
 
 def write_new(texts: Mapping[str, str], directory: Path, option: str, *, force: bool) -> list[str]:
     """Write files to the directory of ``option``, without ``force`` only new ones; return their paths."""
-    from accelmark.results.store.files import make_directory, write_atomic
-
     if (taken := [name for name in texts if (directory / name).exists()]) and not force:
         what = f"{directory}: files exist: {', '.join(taken)}"
         raise RequestError(f"{what}; use --force to overwrite them, or another {option}")

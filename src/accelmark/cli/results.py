@@ -13,6 +13,7 @@ import typer
 
 from accelmark.cli import options
 from accelmark.cli.options import Output, argument, flag, option
+from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import EXIT_FAILED, EXIT_OK, RequestError
 from accelmark.spec.number_format import printable
 
@@ -343,7 +344,6 @@ def results(
     """Show all runs and bundles as one table. Runs that cannot be read are listed."""
     from accelmark.report.tables import group_title, markdown, plain_markdown, shown_table, write_readme_table
     from accelmark.results.sources import open_sources
-    from accelmark.results.store.files import write_atomic
     from accelmark.results.table import COLUMNS, column, grouped, matching, rows_of, run_query, to_csv, write_parquet
 
     forms = {"--readme": readme, "--json": as_json, "--format": output_format}
@@ -453,8 +453,6 @@ def compare(
     comparison = comparing.compare(loaded, across_scales=across_scales, force=force, problems=problems)
     buyer = buyer_lines(comparison, costs)
     if output is not None:
-        from accelmark.results.store.files import write_atomic
-
         write_atomic(output, render_comparison(comparison, prices=costs))
 
     def show() -> None:

@@ -17,8 +17,11 @@ from typer import Option
 
 import accelmark
 from accelmark.cli import completion, options
+from accelmark.cli.machine import detect_devices
 from accelmark.cli.options import Output, argument, flag, option
+from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, Problem, RequestError, SpecError
+from accelmark.spec.number_format import duration_s
 
 if TYPE_CHECKING:
     from accelmark.plan.plan import Plan
@@ -84,7 +87,6 @@ def _write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> Non
     import yaml
 
     from accelmark.results.rounds.training import reference_of
-    from accelmark.results.store.files import write_atomic
 
     curve = reference_of(run / plan.jobs[0].directory, accelmark.__version__)
     head = f"# Written by 'accelmark train {plan.jobs[0].job.key} --write-reference'.\n"
@@ -130,7 +132,6 @@ def infer(
     limits = _budget(tune, budget, tuned_file)
     plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run or commands)
     if limits is not None:
-        from accelmark.cli.machine import detect_devices
         from accelmark.plan.tuning import Machine, tuned_plan
         from accelmark.spec.plugins.catalog import engine_specs, find
 
@@ -147,7 +148,6 @@ def _budget(is_search: bool, text: str | None, settings_file: Path | None) -> Bu
             raise RequestError("--budget and --tuned-file have no effect without --tune")
         return None
     from accelmark.plan.tuning import Budget
-    from accelmark.spec.number_format import duration_s
 
     if settings_file is not None and not settings_file.expanduser().absolute().parent.is_dir():
         raise RequestError(f"--tuned-file {settings_file}: there is no directory {settings_file.parent}")
@@ -203,7 +203,6 @@ def cluster(
 
     --dry-run shows two runs: scaling with checkpoints, and recovery. With --json, it prints a line for each.
     """
-    from accelmark.cli.machine import detect_devices
     from accelmark.report.cluster_page import write_cluster_page
     from accelmark.results.cluster import RECOVERY_DIR, SCALING_DIR
     from accelmark.run.launchers import create_launcher
@@ -425,7 +424,6 @@ def finish(outcome: RunOutcome, *, as_json: bool, is_judged: bool = False) -> No
 
 def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
     """Write the best settings of a search to the file that its plan names, or why they are not recommended."""
-    from accelmark.results.store.files import write_atomic
     from accelmark.results.store.loaded_run import load_run
     from accelmark.results.tuning import tuned_result
     from accelmark.run.record.directory import RunDirectory
@@ -468,7 +466,6 @@ def plan_request(
     errors; the path of a cluster file is relative to ``base``. ``allow_missing_data``: list missing data in the plan
     instead of raising. Raises AccelmarkError with all problems.
     """
-    from accelmark.cli.machine import detect_devices
     from accelmark.plan.build import build_plan
     from accelmark.run.controller.data import data_dirs
     from accelmark.run.environments.create import with_environments
