@@ -121,23 +121,15 @@ def _names_slow_rank(result: RoundResult, _run: Path) -> tuple[bool, str]:
 
 FAULTS: Final = (
     Fault("no fault", "the training succeeds; power is right; no audit rule is broken", _is_sound),
-    Fault(
-        "hung device", "the round times out; rank 0 is named", _ends("timed_out", r"rank 0 wrote no event"),
-        {"fault": "hang", "after": _AFTER},
-    ),
-    Fault(
-        "lost device", "the round fails; rank 0 and the device's error are named",
-        _ends("failed", r"rank 0\b.*device was lost"), {"fault": "lost", "after": _AFTER},
-    ),
-    Fault(
-        "too little memory", "the round fails; rank 0 and the memory are named",
-        _ends("failed", r"rank 0\b.*out of memory"), {"memory_mib": 0.5},
-    ),
+    Fault("hung device", "the round times out; rank 0 is named",
+          _ends("timed_out", r"rank 0 wrote no event"), {"fault": "hang", "after": _AFTER}),
+    Fault("lost device", "the round fails; rank 0 and the device's error are named",
+          _ends("failed", r"rank 0\b.*device was lost"), {"fault": "lost", "after": _AFTER}),
+    Fault("too little memory", "the round fails; rank 0 and the memory are named",
+          _ends("failed", r"rank 0\b.*out of memory"), {"memory_mib": 0.5}),
     Fault("power in milliwatts", "the training succeeds; power is right", _has_right_power, {"fault": "milliwatts"}),
-    Fault(
-        "slow rank", "the training succeeds; rank 1 is named", _names_slow_rank,
-        {"fault": "slow", "device": 1, "factor": 10.0}, num_devices=2,
-    ),
+    Fault("slow rank", "the training succeeds; rank 1 is named", _names_slow_rank,
+          {"fault": "slow", "device": 1, "factor": 10.0}, num_devices=2),
 )  # fmt: skip
 
 

@@ -147,11 +147,9 @@ def doctor(as_json: options.AsJson = False) -> Output:
             absent = [package.name for package in installed if not package.version]
             lines += [heading, f"  installed: {', '.join(present) or 'none'}"]
             lines.append(f"  not installed: {', '.join(absent) or 'none'}")
-        lines += [
-            f"  options of {package.name}: {', '.join(package.options)}"
-            for package in seen.engines
-            if package.version and package.options
-        ]
+        for package in seen.engines:
+            if package.version and package.options:
+                lines.append(f"  options of {package.name}: {', '.join(package.options)}")
         containers = [name for name, path in seen.containers.items() if path]
         lines += ["Containers", f"  {', '.join(containers) or 'neither docker nor podman is on the PATH'}"]
         lines.append("What can run")

@@ -495,10 +495,8 @@ def _scenario_text(result: TokenScenarioResult) -> str:
         return f"no figure: {result.reason or 'LoadGen reported none'}"
     verdict = "VALID" if result.valid else f"INVALID: {result.reason or 'see its log'}"
     parts = [f"{digits(result.tokens_per_second)} tokens/s", f"{digits(result.queries_per_second or 0.0)} queries/s"]
-    for title, percentiles, limit in (
-        ("TTFT", result.ttft_ms, result.ttft_limit_ms),
-        ("TPOT", result.tpot_ms, result.tpot_limit_ms),
-    ):
+    limits = (("TTFT", result.ttft_ms, result.ttft_limit_ms), ("TPOT", result.tpot_ms, result.tpot_limit_ms))
+    for title, percentiles, limit in limits:
         if limit is not None and "p99" in percentiles:
             parts.append(f"{title} p99 {digits(percentiles['p99'])} ms (limit {limit:g} ms)")
     length = "; shorter than MLPerf requires: a functional test" if result.functional else ""

@@ -124,11 +124,8 @@ def adaptation_rows(cost: AdaptationCost) -> list[tuple[str, str, str]]:
     for hook in cost.hooks:
         place = hook.place if hook.num_lines is None else f"{hook.place}, {hook.num_lines} lines"
         rows.append(("hook", hook.name, place))
-    for kind, folder, files in (
-        ("code", "extern/", cost.extern),
-        ("kernel", "csrc/", cost.kernels),
-        ("engine", "", cost.engines),
-    ):
+    parts = (("code", "extern/", cost.extern), ("kernel", "csrc/", cost.kernels), ("engine", "", cost.engines))
+    for kind, folder, files in parts:
         rows += [(kind, f"{folder}{file}", f"{lines} lines") for file, lines in files.items()]
     rows += [("requirement", name, "installed for the ranks") for name in cost.requirements]
     rows += [("variable", name, "set by vendor.yaml") for name in cost.vendor_environment]
@@ -177,22 +174,14 @@ def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) ->
         result, first, row = case.result, case.first, row_of(case)
         started = first.environment.started if first else {}
         software = (started.get("framework") or result.key.framework, started.get("framework_version"))
-        rows.append(
-            ({"Case": result.key.case} if name_cases else {})
-            | {
-                "Machine": _machine(case),
-                "Software": " ".join(filter(None, software)),
-                "Scale and settings": _scale(case),
-                "Precision": first.precision if first else NOTHING,
-            }
-            | ({layout.software: _engine(case)} if layout.software else {})
-            | {"Rounds": str(result.num_rounds)}
-            | {title: figure_cell(row, name) for title, name in figures.items()}
-            | {
-                "Verdict": with_marks(result.verdict, result.marks),
-                "Date": case.run.summary.started_at[:10] or NOTHING,
-            }
-        )
+        facts = {"Case": result.key.case} if name_cases else {}
+        facts |= {"Machine": _machine(case), "Software": " ".join(filter(None, software))}
+        facts |= {"Scale and settings": _scale(case), "Precision": first.precision if first else NOTHING}
+        facts |= {layout.software: _engine(case)} if layout.software else {}
+        facts |= {"Rounds": str(result.num_rounds)}
+        facts |= {title: figure_cell(row, name) for title, name in figures.items()}
+        facts |= {"Verdict": with_marks(result.verdict, result.marks)}
+        rows.append(facts | {"Date": case.run.summary.started_at[:10] or NOTHING})
     titles = list(rows[0])
     aligned = ["---:" if title == "Rounds" or title in figures else "---" for title in titles]
     return "".join(map(_line, [titles, aligned, *(row.values() for row in rows)]))

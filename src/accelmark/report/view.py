@@ -351,12 +351,7 @@ def _minute(row: Row) -> str:
 
 _COOKIE: Final = "accelmark_token"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
-_STATIC: Final = {
-    "page.css": "text/css",
-    "theme.js": "text/javascript",
-    "charts.js": "text/javascript",
-    "run/live.js": "text/javascript",
-}
+_STATIC: Final = {"page.css": "text/css"} | dict.fromkeys(("theme.js", "charts.js", "run/live.js"), "text/javascript")
 _MAX_BODY: Final = 4096
 _SHUTDOWN_S: Final = 3
 
