@@ -28,12 +28,8 @@ INIT_MS = 2_000.0
 """From the start of the process to TRAIN_START."""
 
 CHIP = Chip(
-    name="X1",
-    variant="Pod",
-    device_name="Acme X1 Pod",
-    peaks=Peaks(fp32=10.0, bf16=100.0),
-    source="made up for tests",
-)
+    name="X1", variant="Pod", device_name="Acme X1 Pod", peaks=Peaks(fp32=10.0, bf16=100.0), source="made up for tests",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -202,13 +198,11 @@ def finished(made: Made, loss: float, samples: int) -> Finished:
 
 def _job(made: Made, number: int) -> JobSpec:
     settings = TrainSettings(
-        batch_size=made.batch_size,
-        precision=made.precision,
+        batch_size=made.batch_size, precision=made.precision,
         end=EndSettings(max_steps=made.windows * made.steps_per_window),
-        loader=LoaderSettings(synthetic=made.synthetic),
-        log_every_steps=made.steps_per_window,
+        loader=LoaderSettings(synthetic=made.synthetic), log_every_steps=made.steps_per_window,
         model={"seq_length": made.units_per_sample, "width": 4},
-    )
+    )  # fmt: skip
     provenance = {
         name: Provenance(value=value, layer="case.yaml" if name != "batch_size" else "command line",
                          replaced=(("case.yaml", 4),) if name == "batch_size" else ())

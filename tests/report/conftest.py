@@ -15,11 +15,9 @@ FLAGS = [
 ]  # fmt: skip
 
 IN_CHROMIUM = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.xdist_group("browser"),
-]
+    pytest.mark.browser, pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.xdist_group("browser"),
+]  # fmt: skip
 """Marks of a module whose tests need it."""
 
 

@@ -221,11 +221,9 @@ QUEUE = Queue(
     slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16, states_queue=True
 )
 STAGES = (
-    Stage(QUEUE, 60, concurrency=1),
-    Stage(QUEUE, 160, concurrency=4),
-    Stage(QUEUE, 200, rate=10.0),
+    Stage(QUEUE, 60, concurrency=1), Stage(QUEUE, 160, concurrency=4), Stage(QUEUE, 200, rate=10.0),
     Stage(QUEUE, 200, rate=15.0, is_search=True),
-)
+)  # fmt: skip
 SETTINGS = {"slo": {"ttft_ms": 200}, "load": {"concurrency": [1, 4], "rates": [10.0], "search": True}}
 
 
