@@ -187,10 +187,10 @@ def compare(
     return _compare([run.loaded for run in runs], across_scales=across_scales, force=force)
 
 
-def _frame(rows: Sequence[Any], columns: tuple[str, ...] | None = None) -> pd.DataFrame:
+def _frame(rows: Sequence[Any], columns: tuple[str, ...]) -> pd.DataFrame:
     from accelmark.spec.plugins.requirements import require
 
     require("a data frame", "accelmark[pandas]")
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=None if columns is None else pd.Index(columns))
+    return pd.DataFrame(rows, columns=pd.Index(columns))

@@ -42,8 +42,8 @@ def create(
     dry_run: Annotated[bool, flag("--dry-run", "Print the commands; run nothing.")] = False,
 ) -> None:
     """Create or update the environment of a framework. Later runs of the framework use it automatically."""
+    from accelmark.run.environments.create import FrameworkEnvironment, recipe_of, register
     from accelmark.run.environments.create import create as make
-    from accelmark.run.environments.create import recipe_of
     from accelmark.spec.cluster import environment_python
     from accelmark.telemetry.inventory import default_vendor
 
@@ -61,8 +61,6 @@ def create(
         listed = ", ".join(f"{name} {version}" for name, version in found.items())
         typer.echo(f"{host}: {place} has {listed}")
     if hosts is None:
-        from accelmark.run.environments.create import FrameworkEnvironment, register
-
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         found = versions[cluster.hosts[0].name]
         register(FrameworkEnvironment(framework=framework, path=place, created_at=now, versions=found))

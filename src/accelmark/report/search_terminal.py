@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from accelmark.automl.controller import Observer
 
 _SHOWN: Final = 12
+_operations, _ratio = partial(quantity, unit="OP/s"), partial(quantity, unit="ratio")
 _STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
 
 
@@ -103,11 +105,3 @@ def show_summary(summary: SearchSummary) -> None:
         missing = f"not measured: {used.reasons.get(name, '')}"
         table.add_row(title, missing if value is None else quantity(value, unit))
     console.print(table)
-
-
-def _operations(value: float | None) -> str:
-    return quantity(value, "OP/s")
-
-
-def _ratio(value: float | None) -> str:
-    return quantity(value, "ratio")
