@@ -50,13 +50,10 @@ class _GroupedVerbs(Verbs):
 
 
 app = typer.Typer(
-    cls=_GroupedVerbs,
-    name="accelmark",
-    help="Benchmark AI chips with their software stack.\n\nStart: accelmark run quickstart",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+    cls=_GroupedVerbs, name="accelmark",
+    help="Benchmark AI chips with their software stack.\n\nStart: accelmark run quickstart", no_args_is_help=True,
+    pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_verb.__name__.removesuffix("_files"), cls=Verb)(_verb)

@@ -334,17 +334,9 @@ def _request(
 
 
 def execute(
-    plan: Plan,
-    out: Path | None,
-    *,
-    runs: Path | None = None,
-    offline: bool,
-    as_json: bool,
-    dry_run: bool = False,
-    with_commands: bool = False,
-    submit: bool = False,
-    is_judged: bool = False,
-) -> Path | None:
+    plan: Plan, out: Path | None, *, runs: Path | None = None, offline: bool, as_json: bool, dry_run: bool = False,
+    with_commands: bool = False, submit: bool = False, is_judged: bool = False,
+) -> Path | None:  # fmt: skip
     """Execute or submit ``plan``, or only print it, and end with the exit code of the run unless it is 0.
 
     The run directory is ``out``, or a new one in ``runs``. ``is_judged``: the caller judges a run that failed or is
