@@ -217,11 +217,10 @@ def recorded_cases(run: LoadedRun) -> tuple[RecordedCase, ...]:
         first, result = case.first, case.result
         if first is None:
             continue
-        spreads = {name: spread for name in _KEPT if (spread := result.figures.get(name)) is not None}
         figures = {
             name: Measured(value=spread.mean, low=spread.ci95 and spread.ci95[0], high=spread.ci95 and spread.ci95[1])
-            for name, spread in spreads.items()
-            if spread.mean is not None
+            for name in _KEPT
+            if (spread := result.figures.get(name)) is not None and spread.mean is not None
         }
         device = first.environment.started.get("device_name") or (first.chip.title if first.chip else "unknown")
         recorded = RecordedCase(

@@ -143,12 +143,6 @@ class Claim(FiniteSpec):
         """Whether higher is better."""
         return (self.better or self.figure.info.better) == "higher"
 
-    @property
-    def is_per_device(self) -> bool:
-        """Whether the figure does not grow with the number of devices."""
-        info = self.figure.info
-        return "per_device" in self.figure.value or info.unit in ("ratio", "") or info.better == "neither"
-
 
 Verdict = Literal["REPRODUCED", "SHORT", "BETTER", "NOT COMPARABLE"]
 
@@ -285,7 +279,9 @@ def _unfit(claim: Claim, case: LoadedCase) -> Iterator[str]:
     first, key = case.rounds[0], case.result.key
     if key.hardware != claim.hardware:
         yield f"the run is on {key.hardware}, the claim on {claim.hardware}"
-    if not claim.is_per_device and key.world_size != claim.num_devices:
+    figure = claim.figure.info
+    grows = "per_device" not in claim.figure.value and figure.unit not in ("ratio", "") and figure.better != "neither"
+    if grows and key.world_size != claim.num_devices:
         yield f"the run has {key.world_size} devices, the claim {claim.num_devices}; the figure covers all of them"
     if "edited" in case.result.marks:
         yield "files of the run were edited"

@@ -38,6 +38,7 @@ COLUMNS: Final[dict[str, type]] = ATTRIBUTES | {
 TABLE: Final = "results"
 _TYPES: Final = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
 _MEMORY_LIMIT: Final = "1GB"
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _LIST_COLUMN: Final = "marks"
 _ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
 
@@ -127,12 +128,8 @@ def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_safe(value) for value in row])
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row])
     return out.getvalue()
-
-
-def _safe(value: Cell) -> Cell:
-    return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
 
 
 class QueryResult(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -22,6 +21,7 @@ S = TypeVar("S", bound=Spec)
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger]
 Booleans = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
 
 _RECORDS_AT_ONCE: Final = 1024
 _FLOATS: Final = (
@@ -52,10 +52,10 @@ class Requests:
     sent_s: Floats
     first_s: Floats
     end_s: Floats
-    status: Sequence[str]
+    status: Texts
     """Status, with the HTTP status where that is the error (``http_error 503``)."""
     is_ok: Booleans
-    finish_reason: Sequence[str | None]
+    finish_reason: Texts
     input_tokens: Floats
     output_tokens: Floats
     requested_tokens: Floats
@@ -82,12 +82,7 @@ class Requests:
 
     def where(self, chosen: Booleans) -> Requests:
         """Return the chosen requests."""
-        columns: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
-        kept: dict[str, Any] = {
-            name: column[chosen] if isinstance(column, np.ndarray) else list(itertools.compress(column, chosen))
-            for name, column in columns.items()
-            if name != "gaps_us"
-        }
+        kept = {column.name: getattr(self, column.name)[chosen] for column in fields(self) if column.name != "gaps_us"}
         return Requests(**kept, gaps_us=self.gaps_us[np.repeat(chosen, self.num_gaps)])
 
 
@@ -123,12 +118,8 @@ class RequestTable:
     def requests(self) -> Requests:
         """Return the records so far, in their order."""
         parts = [*self._parts, _columns_of(self._recent)]
-        joined: dict[str, Any] = {}
-        for column in fields(Requests):
-            pieces: list[Any] = [getattr(part, column.name) for part in parts]
-            is_array = isinstance(pieces[0], np.ndarray)
-            joined[column.name] = np.concatenate(pieces) if is_array else list(itertools.chain.from_iterable(pieces))
-        return Requests(**joined)
+        columns = (column.name for column in fields(Requests))
+        return Requests(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
 
 
 def _columns_of(records: Sequence[RequestRecord]) -> Requests:
@@ -140,16 +131,16 @@ def _columns_of(records: Sequence[RequestRecord]) -> Requests:
     return Requests(
         **columns,
         is_ok=np.array([record.status == "ok" for record in records], dtype=np.bool_),
-        status=[
-            f"{record.status} {record.http_status}"
-            if record.status == "http_error" and record.http_status is not None
-            else record.status
-            for record in records
-        ],
-        finish_reason=[record.finish_reason for record in records],
+        status=np.array([_status_of(record) for record in records], dtype=np.object_),
+        finish_reason=np.array([record.finish_reason for record in records], dtype=np.object_),
         gaps_us=np.array([gap for record in records for gap in record.gaps_us], dtype=np.int32),
         num_gaps=np.array([len(record.gaps_us) for record in records], dtype=np.int64),
     )
+
+
+def _status_of(record: RequestRecord) -> str:
+    has_code = record.status == "http_error" and record.http_status is not None
+    return f"{record.status} {record.http_status}" if has_code else record.status
 
 
 def read_comparisons(node_dir: Path | None) -> tuple[list[Answer], list[BenchmarkScore], int]:
