@@ -143,7 +143,6 @@ class Entry(NamedTuple):
 class Ledger(NamedTuple):
     """All records of a directory, oldest first."""
 
-    root: Path
     entries: list[Entry]
     withdrawn: dict[str, Withdrawal]
     """Record that was taken back -> why."""
@@ -195,7 +194,7 @@ def read_ledger(root: Path) -> Ledger:
     withdrawn = {one.record: one for _, one in read if isinstance(one, Withdrawal)}
     names = {entry.id for entry in entries}
     problems += [f"{name}: a withdrawal names it, but there is no such record" for name in withdrawn.keys() - names]
-    ledger = Ledger(root, entries, withdrawn, problems)
+    ledger = Ledger(entries, withdrawn, problems)
     runs: dict[str, str] = {}
     for entry in ledger.valid:
         first = runs.setdefault(entry.record.run_id, entry.id)
