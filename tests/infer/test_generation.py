@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelmark.infer.language_model import CausalModel, Costs
-from accelmark.results.read.requests import requests_of
+from accelmark.results.read.requests import RequestTable
 from accelmark.results.rounds.load import measured_stage
 from accelmark.results.rounds.serving import generation_stage
 from accelmark.spec.log.serving import LoadStage, RequestRecord
@@ -93,7 +93,7 @@ def test_prefill_and_decoding_are_measured_apart() -> None:
         stage=0, arrival="closed", concurrency=2, rate=None, input_tokens=100, output_tokens=11, begin_mono_s=0.0,
         duration_s=6.0, num_requests=8, lag_p50_ms=None, lag_p99_ms=None, client_cpu_share=0.0,
     )  # fmt: skip
-    requests = requests_of(records)
+    requests = RequestTable(records).requests()
     measured = measured_stage(requests, load, generation_load(settings), 1, 6.0)
     shapes = Costs(900, 100, 1000, 8, 4)._asdict()
     stage = generation_stage(measured, requests, shapes, "bf16", 1e-6, 1e-4)

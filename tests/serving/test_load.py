@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from accelmark.results.read.requests import Requests, requests_of
+from accelmark.results.read.requests import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, due_times, read_trace, search_rate
 from accelmark.serving.load.prompts import draw_length, open_prompts
@@ -182,7 +182,7 @@ def _stages(
             lag_p50_ms=None, lag_p99_ms=None, client_cpu_share=0.0,
         )  # fmt: skip
         stages.append((load, taken))
-        return done, requests_of(records)
+        return done, RequestTable(records).requests()
 
     LoadPlan(settings, PAIRS).run(run_stage)
     return stages

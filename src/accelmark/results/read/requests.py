@@ -89,24 +89,18 @@ class Requests:
 def read_requests(path: Path) -> tuple[Requests, LinesReport]:
     """Read ``requests.jsonl``; a missing file has no requests. Raises RunError when it cannot be read."""
     report = LinesReport()
-    return requests_of(_lines(path, RequestRecord, report)), report
-
-
-def requests_of(records: Iterable[RequestRecord]) -> Requests:
-    """Return records as columns."""
-    table = RequestTable()
-    for record in records:
-        table.add(record)
-    return table.requests()
+    return RequestTable(_lines(path, RequestRecord, report)).requests(), report
 
 
 @final
 class RequestTable:
     """Collects records as columns, which take a small part of the memory of records."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[RequestRecord] = ()) -> None:
         self._recent: list[RequestRecord] = []
         self._parts: list[Requests] = []
+        for record in records:
+            self.add(record)
 
     def add(self, record: RequestRecord) -> None:
         """Add a record."""

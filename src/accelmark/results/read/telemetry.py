@@ -72,6 +72,10 @@ class Samples:
             return self.t
         return array("d", [t - (age if age == age else 0.0) for t, age in zip_strict(self.t, ages)])
 
+    def readings(self, name: str) -> list[float]:
+        """Return the readings of all devices, without missing ones."""
+        return [number for columns in self.devices.values() for number in columns.get(name, ()) if number == number]
+
     def constant_power(self, index: int) -> str | None:
         """Return what a device's readings of power are where all are equal, so that they are no measurement.
 

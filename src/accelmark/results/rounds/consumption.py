@@ -202,11 +202,9 @@ def _on(host: str, hosts: HostSamples, reason: str) -> str:
 
 def device_memory(hosts: HostSamples, device_type: str) -> tuple[float | None, str | None]:
     """Return the largest memory in MiB of the job's processes on a device, else of all, and a note on the latter."""
-    own, whole = [], []
-    for samples, _ in hosts.values():
-        for columns in () if samples.measures_cpus(device_type) else samples.devices.values():
-            own += [used for used in columns.get("rank_memory_mib", ()) if used == used]
-            whole += [used for used in columns.get("memory_used_mib", ()) if used == used]
+    measured = [samples for samples, _ in hosts.values() if not samples.measures_cpus(device_type)]
+    own = [used for samples in measured for used in samples.readings("rank_memory_mib")]
+    whole = [used for samples in measured for used in samples.readings("memory_used_mib")]
     note = None if own or not whole else "of the whole device, memory of other processes included"
     return max(own or whole, default=None), note
 

@@ -356,13 +356,7 @@ def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
     peaks = [float(peak) for peak in reported if isinstance(peak, (int, float))]
     used, note = (None, None) if is_cpu else device_memory(hosts, job.device_type)  # others use the host's memory too
     peak = max([*peaks, *([] if used is None else [used])], default=None)
-    totals = [
-        total
-        for samples, _ in hosts.values()
-        for columns in samples.devices.values()
-        for total in columns.get("memory_total_mib", ())
-        if total == total
-    ]
+    totals = [total for samples, _ in hosts.values() for total in samples.readings("memory_total_mib")]
     reason = "neither the runtime nor telemetry reports device memory"
     return {
         F.PEAK_DEVICE_MEMORY: Figure(value=peak, reason=reason if peak is None else note),
