@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import accelmark
 from accelmark.automl.scoring import verify_search
 from tests.automl.controller.searching import Search, workers_below
 from tests.automl.controller.test_ssh_cluster import free_port
+from tests.telemetry.recorder import until
 
 CORES = 2
 TOKEN = "0123456789abcdef" * 4
@@ -75,10 +75,7 @@ def test_a_search_runs_on_a_running_cluster_and_leaves_it_running(
     assert summary["trials"] == {"finished": 3}
     assert "own monitoring" in summary["consumption"]["reasons"]["mean_power_w"]
     assert verify_search(search.run()).verdict == "VALID"
-    deadline = time.monotonic() + 300
-    while workers_below(head[1]) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert workers_below(head[1]) == []
+    until(lambda: not workers_below(head[1]))
     assert head[1].is_running()
 
 

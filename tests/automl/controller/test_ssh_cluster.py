@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from accelmark.automl.records import Splits, WorkerReady
 from accelmark.automl.session import check_equal_data, start_search
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
+from tests.telemetry.recorder import until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 pytestmark = pytest.mark.skipif(not Path(SSHD).exists(), reason="no sshd here")
@@ -57,19 +57,16 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
-    wait_until_listening(port)
+    until(lambda: listens(port))
     yield folder / "config"
     server.terminate()
     server.wait()
 
 
-def wait_until_listening(port: int) -> None:
-    deadline = time.monotonic() + 300
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
-            return
-        assert time.monotonic() < deadline, f"sshd does not listen on port {port}"
-        time.sleep(0.05)
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
+        return True
+    return False
 
 
 def parts_of(port: int) -> set[int]:
@@ -80,13 +77,6 @@ def parts_of(port: int) -> set[int]:
         if str(port) in words and ("raylet" in words or "gcs_server" in words or "ray.scripts" in words):
             found.add(process.pid)
     return found
-
-
-def wait_until_gone(port: int) -> None:
-    deadline = time.monotonic() + 300
-    while parts_of(port) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not parts_of(port)
 
 
 def cluster(ssh_config: Path, *hosts: str) -> SshCluster:
@@ -112,7 +102,7 @@ def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ss
     assert state.ended.reason == "trials"
     assert {record.status for record in state.trials.values()} == {"finished"}
     assert dict(os.environ) == variables  # Ray's own variables would make later runs of this process OPEN
-    wait_until_gone(nodes.port)
+    until(lambda: not parts_of(nodes.port))
 
 
 @pytest.mark.heavy
@@ -125,7 +115,7 @@ def test_an_unreachable_host_is_named_and_the_others_are_ended(ssh_config: Path)
         ssh_config.write_text(ssh_config.read_text() + f"Host node2\n  HostName 127.0.0.1\n  Port {port}\n")
         with pytest.raises(RunError, match=message), ssh_cluster(nodes):
             pytest.fail("a host that is not there cannot be part of a cluster")
-    wait_until_gone(nodes.port)
+    until(lambda: not parts_of(nodes.port))
 
 
 def test_a_host_with_another_version_of_ray_is_refused() -> None:
