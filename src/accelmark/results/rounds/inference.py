@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from accelmark.results import schema
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import InferLog, read_log
@@ -17,19 +18,7 @@ from accelmark.results.rounds.hosts import agreement_findings, contention_findin
 from accelmark.results.rounds.load import latency_curve
 from accelmark.results.rounds.serving import generation_round, load_span
 from accelmark.results.rounds.training import measured_ceiling
-from accelmark.results.schema import (
-    PERCENTILES,
-    Figure,
-    Figures,
-    Finding,
-    InferenceRound,
-    Point,
-    RoundResult,
-    ServingRound,
-    finding,
-    ratio,
-    value,
-)
+from accelmark.results.schema import PERCENTILES, Figure, Figures, Finding, finding, ratio, value
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, Phase, RepeatCheck
@@ -198,7 +187,7 @@ _SCENARIOS: Final[dict[F, ScenarioName]] = {
 
 def infer_round(
     round_dir: Path, job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None
-) -> RoundResult:
+) -> schema.RoundResult:
     """Compute the result of an inference round, even if it failed, was lost or is incomplete."""
     logs = [path for node in nodes for _, path in node.rank_logs()]
     log = read_log(logs[0], InferLog) if logs else InferLog()
@@ -215,8 +204,8 @@ def infer_round(
     num_items = sum(sum(window.items) for window in log.windows.get(phase, ()))
     figures = _figures(job, infer, log, hosts)
     figures |= consumption_figures(hosts, num_items, job.device_type, no_telemetry)[0]
-    generated: ServingRound | None = None
-    curves: dict[str, tuple[Point, ...]] = {}
+    generated: schema.ServingRound | None = None
+    curves: dict[str, tuple[schema.Point, ...]] = {}
     if infer.settings.generate_batches:
         node_dir = logs[0].parent if logs else None
         generated, of_text, curves = generation_round(job, infer, log, node_dir, hosts, no_telemetry)
@@ -240,7 +229,7 @@ def infer_round(
         num_devices=job.key.nproc,
         telemetry=telemetry_series(hosts, load_span(log.loads)),
         num_samples=num_items,
-        inference=InferenceRound(
+        inference=schema.InferenceRound(
             compiler=settings.compiler,
             batch_size=settings.batch_size,
             metric=infer.metric,

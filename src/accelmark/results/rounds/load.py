@@ -15,17 +15,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from accelmark.results import schema
 from accelmark.results.read.requests import Booleans, Floats, Integers, Requests
-from accelmark.results.schema import (
-    PERCENTILES,
-    AnswersCompared,
-    Distribution,
-    Point,
-    PromptUse,
-    Quantile,
-    ServingStage,
-    TimelineRequest,
-)
+from accelmark.results.schema import PERCENTILES, Distribution, Quantile, ServingStage
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.serving import Answer, LoadStage, StageLoad
 from accelmark.spec.settings.serving import ServeSettings, Slo
@@ -364,13 +356,13 @@ def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any
     }
 
 
-def timeline_of(requests: Requests) -> tuple[TimelineRequest, ...]:
+def timeline_of(requests: Requests) -> tuple[schema.TimelineRequest, ...]:
     """Return the first requests of a stage for the chart, in the order in which they were due."""
     first = np.lexsort((requests.number, requests.due_s))[:MAX_TIMELINE]
     columns = (requests.due_s, requests.sent_s, requests.queue_s, requests.first_s, requests.end_s)
     rows = zip_strict(*(column[first].tolist() for column in columns))
     return tuple(
-        TimelineRequest(
+        schema.TimelineRequest(
             number=int(requests.number[index]),
             status=requests.status[index],
             **{
@@ -390,12 +382,12 @@ MAX_SPEEDUP: Final = 1000.0
 
 def compared_answers(
     answers: Sequence[Answer], requests: Requests, num_promised: int, min_agreement: float
-) -> AnswersCompared:
+) -> schema.AnswersCompared:
     """Return the agreement of the answers with the framework's: the mean of each answer's share of agreeing tokens."""
     ok = requests.where(requests.is_ok)
     known = set(zip_strict(ok.stage.tolist(), ok.number.tolist(), ok.prompt.tolist()))
     shares = [min(answer.num_agreeing / answer.num_tokens, 1.0) for answer in answers if answer.num_tokens > 0]
-    return AnswersCompared(
+    return schema.AnswersCompared(
         num_promised=num_promised,
         num_compared=len(shares),
         agreement=sum(shares) / len(shares) if shares else None,
@@ -405,7 +397,7 @@ def compared_answers(
     )
 
 
-def prompt_use(requests: Requests) -> PromptUse:
+def prompt_use(requests: Requests) -> schema.PromptUse:
     """Return how often prompts were used again, and how much faster they were then; warm-up is a use as well.
 
     Durations are relative to the mean of their stage, so that stages of different load are compared together.
@@ -417,7 +409,7 @@ def prompt_use(requests: Requests) -> PromptUse:
     measured = requests.stage >= 0
     answered = requests.is_ok & measured & (requests.tokens > 0) & np.isfinite(requests.first_s)
     tokens = np.where(answered, requests.tokens, 1)
-    return PromptUse(
+    return schema.PromptUse(
         num_requests=int(measured.sum()),
         num_unique=len(np.unique(requests.prompt[measured])),
         num_repeated=int((answered & again).sum()),
@@ -444,7 +436,7 @@ _NUM_BINS: Final = 300
 _MIN_BIN_S: Final = 0.5
 
 
-def load_curves(stages: Sequence[tuple[int, float, Requests]]) -> dict[str, tuple[Point, ...]]:
+def load_curves(stages: Sequence[tuple[int, float, Requests]]) -> dict[str, tuple[schema.Point, ...]]:
     """Return ``throughput`` (output tokens/s) and ``requests_in_progress``; ``step`` is the number of the stage.
 
     ``stages`` are a number, its begin in seconds since the first stage began, and its requests.
@@ -473,7 +465,7 @@ def load_curves(stages: Sequence[tuple[int, float, Requests]]) -> dict[str, tupl
     names = [stages[max(number, 0)][0] for number in numbers.tolist()]
     return {
         name: tuple(
-            Point(step=stage, time_s=round(time, 3), value=float(f"{total / width_s:.5g}"))
+            schema.Point(step=stage, time_s=round(time, 3), value=float(f"{total / width_s:.5g}"))
             for stage, time, total in zip_strict(names, middles.tolist(), totals.tolist())
         )
         for name, totals in (("throughput", tokens), ("requests_in_progress", busy_s))

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from accelmark.results import schema
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import EndedStage, InferLog, ServeLog, read_log
@@ -41,17 +42,7 @@ from accelmark.results.rounds.load import (
     prompt_use,
     timeline_of,
 )
-from accelmark.results.schema import (
-    Figure,
-    Figures,
-    Finding,
-    Point,
-    RoundResult,
-    ServingRound,
-    ServingStage,
-    finding,
-    value,
-)
+from accelmark.results.schema import Figure, Figures, Finding, finding, value
 from accelmark.spec.job import InferJob, JobSpec, ServeJob
 from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason, TokenScenarioResult
 from accelmark.spec.settings.inference import InferStep
@@ -78,7 +69,7 @@ _GENERATION: Final = {
 class MeasuredStage(NamedTuple):
     """A stage, the figures from telemetry in its window, warnings about them, and its output tokens."""
 
-    stage: ServingStage
+    stage: schema.ServingStage
     used: Figures
     notes: list[str]
     num_tokens: int
@@ -110,7 +101,7 @@ def stage_of(
     return MeasuredStage(stage, used, notes, tokens)
 
 
-def headline_of(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
+def headline_of(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
     """Return the stage with the round's figures, and how it was chosen."""
     measured = [stage for stage in stages if stage.output_token_rate is not None and stage.scenario is None]
     if not measured:
@@ -128,18 +119,18 @@ def serving_round(
     settings: ServeSettings,
     recorded: tuple[Requests, int],
     node_dir: Path | None,
-    stages: Sequence[ServingStage],
+    stages: Sequence[schema.ServingStage],
     scenarios: Sequence[TokenScenarioResult],
     *,
     has_slo: bool,
     min_agreement: float,
     **own: Any,
-) -> ServingRound:
+) -> schema.ServingRound:
     """Return the stages of a load with the answers, prompts and scores; ``recorded`` has the malformed requests."""
     requests, malformed = recorded
     answers, scores, unread = read_comparisons(node_dir)
     headline, why = headline_of(stages, has_slo=has_slo)
-    return ServingRound(
+    return schema.ServingRound(
         api=settings.api, output_length="pinned" if settings.is_pinned else "natural", slo=settings.slo,
         stages=tuple(stages), headline=headline, headline_why=why,
         answers=compared_answers(answers, requests, settings.num_compared, min_agreement), prompts=prompt_use(requests),
@@ -149,7 +140,7 @@ def serving_round(
     )  # fmt: skip
 
 
-def stage_figures(serving: ServingRound, absent: str, num_compared: str) -> Figures:
+def stage_figures(serving: schema.ServingRound, absent: str, num_compared: str) -> Figures:
     """Return the figures of the headline stage, LoadGen's scenarios and the answers."""
     stage, answers = serving.headline_stage, serving.answers
     figures = {name: value(getattr(stage, field) if stage else None, absent) for name, field in _RATES.items()}
@@ -174,7 +165,7 @@ def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
     return ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s
 
 
-def curves_of(ended: Sequence[EndedStage], requests: Requests) -> dict[str, tuple[Point, ...]]:
+def curves_of(ended: Sequence[EndedStage], requests: Requests) -> dict[str, tuple[schema.Point, ...]]:
     """Return the curves of all stages over time."""
     loads = [stage.load for stage in ended]
     return load_curves(
@@ -198,7 +189,7 @@ _NO_LIMITS: Final = "the SLO has no limits"
 
 def serve_round(
     round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: LedgerState | None
-) -> RoundResult:
+) -> schema.RoundResult:
     """Compute the result of a serving round, even if it failed, was lost or is incomplete."""
     node, log_file = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), (None, None))
     log = read_log(log_file, ServeLog) if log_file else ServeLog()
@@ -255,7 +246,7 @@ def serve_round(
     )  # fmt: skip
 
 
-def _highest_rate(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[float | None, str]:
+def _highest_rate(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tuple[float | None, str]:
     """Return the highest rate of an open load that held the SLO, with a note, or the reason why there is none."""
     if not has_slo:
         return None, _NO_LIMITS
@@ -273,7 +264,7 @@ def _highest_rate(stages: Sequence[ServingStage], *, has_slo: bool) -> tuple[flo
 
 def _figures(
     job: JobSpec,
-    serving: ServingRound,
+    serving: schema.ServingRound,
     log: ServeLog,
     measured: Sequence[MeasuredStage],
     hosts: HostSamples,
@@ -322,13 +313,13 @@ def has_shapes(details: Mapping[str, Scalar]) -> bool:
 
 
 def generation_stage(
-    stage: ServingStage,
+    stage: schema.ServingStage,
     requests: Requests,
     details: Mapping[str, Scalar],
     precision: str,
     peak_tflops: float | None,
     bandwidth_gb_s: float | None,
-) -> ServingStage:
+) -> schema.ServingStage:
     """Return ``stage`` with the figures of generation.
 
     ``requests`` are the stage's, in batches; ``details`` has the shapes of the model. The dense peak in
@@ -368,7 +359,7 @@ def generation_stage(
 
 def generation_round(
     job: JobSpec, infer: InferJob, log: InferLog, node_dir: Path | None, hosts: HostSamples, no_telemetry: str
-) -> tuple[ServingRound, Figures, dict[str, tuple[Point, ...]]]:
+) -> tuple[schema.ServingRound, Figures, dict[str, tuple[schema.Point, ...]]]:
     """Return the stages, figures and curves of text; figures that were not measured are null with a reason."""
     settings = generation_load(infer.settings)
     requests, lines = read_requests(node_dir / REQUESTS_FILE if node_dir else Path(REQUESTS_FILE))

@@ -12,21 +12,11 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 
 import accelmark
+from accelmark.results import schema
 from accelmark.results.figures import WARNED_FIGURES, FigureName, figures_of
 from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import LedgerState, ledger_states, node_dirs, planned_jobs, read_job, read_json
-from accelmark.results.schema import (
-    CaseResult,
-    CaseVerdict,
-    Figure,
-    Finding,
-    JobState,
-    RoundResult,
-    Severity,
-    Spread,
-    Summary,
-    Task,
-)
+from accelmark.results.schema import Figure, Finding, JobState, RoundResult, Spread, Summary
 from accelmark.results.store.bundle import write_manifest
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, load_round
@@ -88,7 +78,7 @@ def aggregate(rounds: Sequence[RoundResult]) -> dict[FigureName, Spread]:
     return {name: spread([result.figures[name] for result in good if name in result.figures]) for name in names}
 
 
-def finding_texts(findings: Iterable[Finding], *severities: Severity) -> list[str]:
+def finding_texts(findings: Iterable[Finding], *severities: schema.Severity) -> list[str]:
     """Return each distinct finding of these severities once, with its rounds."""
     by_text: dict[Finding, set[int | None]] = {}
     for finding in findings:
@@ -126,10 +116,10 @@ _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
 
-_TASKS: Final[tuple[Task, ...]] = ("infer", "serve")
+_TASKS: Final[tuple[schema.Task, ...]] = ("infer", "serve")
 """Tasks that a plan names; without a name, it trains."""
 
-Audit = Callable[[Path, Mapping[str, RoundResult], int], CaseVerdict]
+Audit = Callable[[Path, Mapping[str, RoundResult], int], schema.CaseVerdict]
 """Returns the verdict on the rounds of one key.
 
 Arguments: the run's directory, the rounds (directory relative to the run -> result), and the number of rounds planned.
@@ -206,7 +196,7 @@ def gather(
     by_slug: dict[str, list[str]] = {}
     for name in names:
         by_slug.setdefault(name.split("/")[0], []).append(name)
-    cases: list[CaseResult] = []
+    cases: list[schema.CaseResult] = []
     for slug, listed in by_slug.items():
         bad = [problem for problem in problems if f"/{slug}/" in problem]
         present = {name: rounds[name] for name in listed if name in rounds}
@@ -237,12 +227,12 @@ def _case(
     directories: Sequence[str],
     problems: Sequence[str],
     planned: Sequence[Mapping[str, Any]],
-) -> CaseResult | None:
+) -> schema.CaseResult | None:
     """Summarise the rounds of one key; None where neither a round nor the plan states the key."""
     results = list(rounds.values())
     first = results[0] if results else None
     key, variant = first.key if first else None, _variant(first) if first else None
-    task: Task = "train"
+    task: schema.Task = "train"
     for job in reversed(planned) if first is None else ():
         with contextlib.suppress(KeyError, TypeError, ValidationError):
             key = CaseKey.model_validate(job["key"])
@@ -268,7 +258,7 @@ def _case(
     )
     answers = {result.converged for result in results}
     roles = {job.get("role") for job in planned}
-    return CaseResult(
+    return schema.CaseResult(
         key=key,
         task=first.task if first else task,
         unit=first.unit if first else "sample",

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from accelmark.results import schema
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.reevaluation import Reevaluation, SavedCheckpoints, saved_checkpoints
@@ -27,18 +28,7 @@ from accelmark.results.rounds.hosts import (
     step_clock_findings,
 )
 from accelmark.results.rounds.timeline import Timeline, read_timeline
-from accelmark.results.schema import (
-    Figure,
-    Figures,
-    Finding,
-    RankTime,
-    RankTimes,
-    RoundResult,
-    Straggler,
-    finding,
-    ratio,
-    value,
-)
+from accelmark.results.schema import Figure, Figures, Finding, finding, ratio, value
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork, TrainJob
@@ -250,7 +240,7 @@ MAX_SHARE: Final = 0.02
 """Share of a step that one rank may cost the others."""
 
 
-def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[RankTimes | None, str | None]:
+def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[schema.RankTimes | None, str | None]:
     """Return where the time of each of several ranks went, or why that is not known."""
     if len(timeline.ranks) < 2:
         return None, None
@@ -264,16 +254,16 @@ def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[RankTi
     ranks = []
     for rank, own in sorted(timeline.own.items()):
         data_wait_ms = own.data_wait_ms / max(1, own.num_waits)
-        rank_time = RankTime(
+        rank_time = schema.RankTime(
             rank=rank, host=hosts[rank], step_ms=own.step_ms / own.num_steps + data_wait_ms, data_wait_ms=data_wait_ms,
             own_ms=own.own_ms / own.num_steps, wait_ms=rest_ms[rank] - least_ms, longest_s=own.longest_ms / 1e3,
             num_steps=own.num_steps,
         )  # fmt: skip
         ranks.append(rank_time)
-    return RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks))), None
+    return schema.RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks))), None
 
 
-def find_straggler(ranks: tuple[RankTime, ...]) -> Straggler | None:
+def find_straggler(ranks: tuple[schema.RankTime, ...]) -> schema.Straggler | None:
     """Return the rank that costs the others more than :data:`MAX_SHARE` of a step, None where none does."""
     slowest = max(ranks, key=lambda rank: rank.busy_ms)
     others = [rank for rank in ranks if rank is not slowest]
@@ -284,7 +274,7 @@ def find_straggler(ranks: tuple[RankTime, ...]) -> Straggler | None:
     data_ms = slowest.data_wait_ms - median(rank.data_wait_ms for rank in others)
     same_host = [rank.busy_ms for rank in ranks if rank.host == slowest.host]
     elsewhere = [rank.busy_ms for rank in ranks if rank.host != slowest.host]
-    return Straggler(
+    return schema.Straggler(
         rank=slowest.rank,
         host=slowest.host,
         share=lost_ms / median(rank.step_ms for rank in ranks),
@@ -294,7 +284,7 @@ def find_straggler(ranks: tuple[RankTime, ...]) -> Straggler | None:
     )
 
 
-def straggler_text(straggler: Straggler) -> str:
+def straggler_text(straggler: schema.Straggler) -> str:
     """Return which rank or host is slow, in what, and its cost."""
     who = f"rank {straggler.rank} on host {straggler.host}"
     if straggler.pause_s is not None:
@@ -431,7 +421,7 @@ def train_round(
     nodes: list[NodeDir],
     ledger: LedgerState | None,
     checked: Reevaluation | None,
-) -> RoundResult:
+) -> schema.RoundResult:
     """Compute the result of a training round, even if it failed, was lost or is incomplete."""
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     earlier = earlier_attempts(round_dir)
