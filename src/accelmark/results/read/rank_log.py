@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar, final
 from pydantic import ValidationError
 
 from accelmark.spec.backports import zip_strict
+from accelmark.spec.log import inference
 from accelmark.spec.log.events import (
     Compiled,
     Evaluation,
@@ -22,18 +23,6 @@ from accelmark.spec.log.events import (
     Started,
     StepWindow,
     TracedStep,
-)
-from accelmark.spec.log.inference import (
-    AnswerCheck,
-    ForwardWindow,
-    InferEvaluation,
-    InferFinished,
-    InferStarted,
-    Phase,
-    RepeatCheck,
-    ScenarioResult,
-    StageEnd,
-    WarmUp,
 )
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
@@ -327,42 +316,43 @@ class InferLog(ProcessLog):
     """The data of the rank of an inference that figures are computed from."""
 
     events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {
-        Event.INIT_END: ("started", InferStarted), Event.STAGE_END: ("stages", StageEnd),
-        Event.REPEAT_CHECK: ("repeat_check", RepeatCheck), Event.ANSWER_CHECK: ("answers", AnswerCheck),
-        Event.SCENARIO: ("scenarios", ScenarioResult), Event.TOKEN_SCENARIO: ("token_scenarios", TokenScenarioResult),
-        Event.LOAD_END: ("loads", LoadStage), Event.FINISHED: ("finished", InferFinished),
+        Event.INIT_END: ("started", inference.InferStarted), Event.STAGE_END: ("stages", inference.StageEnd),
+        Event.REPEAT_CHECK: ("repeat_check", inference.RepeatCheck), Event.LOAD_END: ("loads", LoadStage),
+        Event.ANSWER_CHECK: ("answers", inference.AnswerCheck), Event.FINISHED: ("finished", inference.InferFinished),
+        Event.SCENARIO: ("scenarios", inference.ScenarioResult),
+        Event.TOKEN_SCENARIO: ("token_scenarios", TokenScenarioResult),
     }  # fmt: skip
-    started: InferStarted | None = None
-    finished: InferFinished | None = None
-    stages: list[StageEnd] = field(default_factory=list)
-    warm_ups: dict[Phase, WarmUp] = field(default_factory=dict)
-    windows: dict[Phase, list[ForwardWindow]] = field(default_factory=dict)
-    spans_ms: dict[Phase, tuple[float, float]] = field(default_factory=dict)
+    started: inference.InferStarted | None = None
+    finished: inference.InferFinished | None = None
+    stages: list[inference.StageEnd] = field(default_factory=list)
+    warm_ups: dict[inference.Phase, inference.WarmUp] = field(default_factory=dict)
+    windows: dict[inference.Phase, list[inference.ForwardWindow]] = field(default_factory=dict)
+    spans_ms: dict[inference.Phase, tuple[float, float]] = field(default_factory=dict)
     """From the start of a phase's first window to the end of its last."""
-    evaluations: dict[Phase, InferEvaluation] = field(default_factory=dict)
-    repeat_check: RepeatCheck | None = None
-    answers: AnswerCheck | None = None
-    scenarios: list[ScenarioResult] = field(default_factory=list)
+    evaluations: dict[inference.Phase, inference.InferEvaluation] = field(default_factory=dict)
+    repeat_check: inference.RepeatCheck | None = None
+    answers: inference.AnswerCheck | None = None
+    scenarios: list[inference.ScenarioResult] = field(default_factory=list)
     token_scenarios: list[TokenScenarioResult] = field(default_factory=list)
     loads: list[EndedStage] = field(default_factory=list)
 
     def add(self, record: PerfLogRecord) -> None:
         """Add an event; events of a phase are kept by phase."""
         if record.event == Event.WARMUP:
-            warm_up = record.value_as(WarmUp)
+            warm_up = record.value_as(inference.WarmUp)
             self.warm_ups[warm_up.phase] = warm_up
         elif record.event == Event.FORWARD:
-            window = record.value_as(ForwardWindow)
+            window = record.value_as(inference.ForwardWindow)
             self.windows.setdefault(window.phase, []).append(window)
             opened_ms, _ = self.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
             self.spans_ms[window.phase] = (opened_ms, record.mono_ms)
         elif record.event == Event.EVALUATE:
-            evaluation = record.value_as(InferEvaluation)
+            evaluation = record.value_as(inference.InferEvaluation)
             self.evaluations[evaluation.phase] = evaluation
         else:
             ProcessLog.add(self, record)
 
-    def stage(self, step: InferStep) -> StageEnd | None:
+    def stage(self, step: InferStep) -> inference.StageEnd | None:
         """Return the end of a step, None where it did not end."""
         return next((stage for stage in self.stages if stage.step is step), None)
 
