@@ -14,35 +14,21 @@ from packaging.requirements import Requirement
 
 from accelmark.run.preflight.checks import RANK_NEEDS
 from accelmark.spec.errors import RequestError
-from accelmark.spec.plugins.catalog import (
-    PLUGINS_VARIABLE,
-    folders,
-    framework_device,
-    frameworks_of,
-    load_case,
-    load_vendor,
-    look_again,
-)
+from accelmark.spec.plugins import catalog
+from accelmark.spec.plugins.catalog import folders, framework_device, frameworks_of, load_case, load_vendor
 from accelmark.spec.plugins.requirements import requirement_texts
 from accelmark.spec.plugins.vendor import Chip
 
 NVIDIA = [
-    ("NVIDIA H100 80GB HBM3", "H100", "SXM", 989.4, 1978.9),
-    ("NVIDIA H100 PCIe", "H100", "PCIe", 756, 1513),
-    ("NVIDIA H100 NVL", "H100", "NVL", 835.5, 1670.5),
-    ("NVIDIA H200", "H200", "SXM", 989.4, 1978.9),
-    ("NVIDIA H200 NVL", "H200", "NVL", 835.5, 1670.5),
-    ("NVIDIA H800", "H800", "SXM", 989.5, 1979),
-    ("NVIDIA H800 PCIe", "H800", "PCIe", 756, 1513),
-    ("NVIDIA H20", "H20", "", 148, 296),
-    ("NVIDIA A100-SXM4-40GB", "A100", "SXM-40GB", 312, None),
-    ("NVIDIA A100-SXM4-80GB", "A100", "SXM-80GB", 312, None),
-    ("A100-SXM4-40GB", "A100", "SXM-40GB", 312, None),
-    ("NVIDIA A100-PCIE-40GB", "A100", "PCIe-40GB", 312, None),
-    ("NVIDIA A100 80GB PCIe", "A100", "PCIe-80GB", 312, None),
-    ("NVIDIA A800-SXM4-80GB", "A800", "SXM-80GB", 312, None),
+    ("NVIDIA H100 80GB HBM3", "H100", "SXM", 989.4, 1978.9), ("NVIDIA H100 PCIe", "H100", "PCIe", 756, 1513),
+    ("NVIDIA H100 NVL", "H100", "NVL", 835.5, 1670.5), ("NVIDIA H200", "H200", "SXM", 989.4, 1978.9),
+    ("NVIDIA H200 NVL", "H200", "NVL", 835.5, 1670.5), ("NVIDIA H800", "H800", "SXM", 989.5, 1979),
+    ("NVIDIA H800 PCIe", "H800", "PCIe", 756, 1513), ("NVIDIA H20", "H20", "", 148, 296),
+    ("NVIDIA A100-SXM4-40GB", "A100", "SXM-40GB", 312, None), ("NVIDIA A100-SXM4-80GB", "A100", "SXM-80GB", 312, None),
+    ("A100-SXM4-40GB", "A100", "SXM-40GB", 312, None), ("NVIDIA A100-PCIE-40GB", "A100", "PCIe-40GB", 312, None),
+    ("NVIDIA A100 80GB PCIe", "A100", "PCIe-80GB", 312, None), ("NVIDIA A800-SXM4-80GB", "A800", "SXM-80GB", 312, None),
     ("NVIDIA A800 80GB PCIe", "A800", "PCIe-80GB", 312, None),
-]
+]  # fmt: skip
 """Name as nvidia-smi prints it, chip, variant, dense bf16 and fp8 in TFLOP/s."""
 
 UNKNOWN = [
@@ -68,40 +54,24 @@ def test_a_slice_or_sibling_with_other_rates_is_not_matched(name: str) -> None:
 
 ARITHMETIC = [
     # vendor, name, variant, precision, units, operations of a unit in a clock, clock in GHz
-    ("nvidia", "H100", "SXM", "bf16", 132, 4096, 1.830),
-    ("nvidia", "H100", "SXM", "fp8", 132, 8192, 1.830),
-    ("nvidia", "H100", "SXM", "tf32", 132, 2048, 1.830),
-    ("nvidia", "H100", "SXM", "fp32", 132, 256, 1.980),
-    ("nvidia", "H100", "PCIe", "bf16", 114, 4096, 1.620),
-    ("nvidia", "H100", "PCIe", "fp32", 114, 256, 1.755),
-    ("nvidia", "H200", "SXM", "bf16", 132, 4096, 1.830),
-    ("nvidia", "GH200", "96GB", "bf16", 132, 4096, 1.830),
-    ("nvidia", "H800", "SXM", "bf16", 132, 4096, 1.830),
-    ("nvidia", "A100", "SXM-80GB", "bf16", 108, 2048, 1.410),
-    ("nvidia", "A100", "SXM-80GB", "tf32", 108, 1024, 1.410),
-    ("nvidia", "A100", "SXM-80GB", "fp32", 108, 128, 1.410),
-    ("nvidia", "A100", "SXM-80GB", "int8", 108, 4096, 1.410),
-    ("nvidia", "A800", "PCIe-80GB", "bf16", 108, 2048, 1.410),
-    ("nvidia", "A30", "", "bf16", 56, 2048, 1.440),
-    ("nvidia", "A40", "", "bf16", 84, 1024, 1.740),
-    ("nvidia", "A10", "", "bf16", 72, 1024, 1.695),
-    ("nvidia", "L40", "", "bf16", 142, 512, 2.490),
-    ("nvidia", "L4", "", "bf16", 58, 1024, 2.040),
-    ("nvidia", "V100", "SXM2", "fp16", 80, 1024, 1.530),
-    ("nvidia", "T4", "", "fp16", 40, 1024, 1.590),
-    ("nvidia", "RTX4090", "", "bf16", 128, 512, 2.520),
-    ("nvidia", "RTX3090", "", "bf16", 82, 512, 1.695),
-    ("amd", "MI355X", "", "bf16", 256, 4096, 2.400),
-    ("amd", "MI325X", "", "bf16", 304, 2048, 2.100),
-    ("amd", "MI300X", "", "bf16", 304, 2048, 2.100),
-    ("amd", "MI300X", "", "fp8", 304, 4096, 2.100),
-    ("amd", "MI250X", "one die", "bf16", 110, 1024, 1.700),
-    ("amd", "MI250", "one die", "bf16", 104, 1024, 1.700),
-    ("amd", "MI210", "", "bf16", 104, 1024, 1.700),
-    ("amd", "MI100", "", "fp16", 120, 1024, 1.502),
-    ("intel", "Max1550", "", "bf16", 128, 4096, 1.600),
+    ("nvidia", "H100", "SXM", "bf16", 132, 4096, 1.830), ("nvidia", "H100", "SXM", "fp8", 132, 8192, 1.830),
+    ("nvidia", "H100", "SXM", "tf32", 132, 2048, 1.830), ("nvidia", "H100", "SXM", "fp32", 132, 256, 1.980),
+    ("nvidia", "H100", "PCIe", "bf16", 114, 4096, 1.620), ("nvidia", "H100", "PCIe", "fp32", 114, 256, 1.755),
+    ("nvidia", "H200", "SXM", "bf16", 132, 4096, 1.830), ("nvidia", "GH200", "96GB", "bf16", 132, 4096, 1.830),
+    ("nvidia", "H800", "SXM", "bf16", 132, 4096, 1.830), ("nvidia", "A100", "SXM-80GB", "bf16", 108, 2048, 1.410),
+    ("nvidia", "A100", "SXM-80GB", "tf32", 108, 1024, 1.410), ("nvidia", "A100", "SXM-80GB", "fp32", 108, 128, 1.410),
+    ("nvidia", "A100", "SXM-80GB", "int8", 108, 4096, 1.410), ("nvidia", "A800", "PCIe-80GB", "bf16", 108, 2048, 1.410),
+    ("nvidia", "A30", "", "bf16", 56, 2048, 1.440), ("nvidia", "A40", "", "bf16", 84, 1024, 1.740),
+    ("nvidia", "A10", "", "bf16", 72, 1024, 1.695), ("nvidia", "L40", "", "bf16", 142, 512, 2.490),
+    ("nvidia", "L4", "", "bf16", 58, 1024, 2.040), ("nvidia", "V100", "SXM2", "fp16", 80, 1024, 1.530),
+    ("nvidia", "T4", "", "fp16", 40, 1024, 1.590), ("nvidia", "RTX4090", "", "bf16", 128, 512, 2.520),
+    ("nvidia", "RTX3090", "", "bf16", 82, 512, 1.695), ("amd", "MI355X", "", "bf16", 256, 4096, 2.400),
+    ("amd", "MI325X", "", "bf16", 304, 2048, 2.100), ("amd", "MI300X", "", "bf16", 304, 2048, 2.100),
+    ("amd", "MI300X", "", "fp8", 304, 4096, 2.100), ("amd", "MI250X", "one die", "bf16", 110, 1024, 1.700),
+    ("amd", "MI250", "one die", "bf16", 104, 1024, 1.700), ("amd", "MI210", "", "bf16", 104, 1024, 1.700),
+    ("amd", "MI100", "", "fp16", 120, 1024, 1.502), ("intel", "Max1550", "", "bf16", 128, 4096, 1.600),
     ("intel", "Max1100", "", "bf16", 56, 4096, 1.550),
-]
+]  # fmt: skip
 
 
 def chip_named(vendor: str, name: str, variant: str) -> Chip:
@@ -185,8 +155,8 @@ def test_a_framework_that_a_vendor_does_not_declare_is_one_error(
     folder = tmp_path / "vendors" / "acme"
     folder.mkdir(parents=True)
     (folder / "vendor.yaml").write_text(f"{HEAD}frameworks:\n  jax: {{device_type: acme, collective_backend: accl}}\n")
-    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
-    look_again()
+    monkeypatch.setenv(catalog.PLUGINS_VARIABLE, str(tmp_path))
+    catalog.look_again()
     with pytest.raises(RequestError, match=r"acme declares no device for framework 'pytorch' \(declared: jax\)"):
         framework_device(load_vendor("acme"), "pytorch")
 
@@ -200,6 +170,6 @@ def test_a_framework_may_declare_the_device_of_a_vendor_that_does_not_know_it(
         "name: bare\ntitle: Bare\nmodule: bare\ndistributions: [bare]\nprocesses: device\ntiming: window\n"
         "devices:\n  cpu: {device_type: cpu, collective_backend: sockets}\n"
     )
-    monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
-    look_again()
+    monkeypatch.setenv(catalog.PLUGINS_VARIABLE, str(tmp_path))
+    catalog.look_again()
     assert framework_device(load_vendor("cpu"), "bare").collective_backend == "sockets"
