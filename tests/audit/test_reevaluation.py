@@ -299,7 +299,6 @@ def test_a_target_reached_earlier_than_the_reference_allows_is_open(
 
 
 def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
-    """Return what the rule about convergence finds of a round."""
     folders = ReferenceFolders(Standard(case, "", is_shipped=True))
     return list(plausible_convergence(Evidence([RoundEvidence(entry, None, folders)], 1, folders, None)))
 

@@ -103,7 +103,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accelmark(bench: Path, *arguments: str, expect: int | None = 0) -> str:
-    """Run the command as a person would."""
     environment = os.environ | {"ACCELMARK_PLUGINS": str(bench / "plugins"), "OMP_WAIT_POLICY": "PASSIVE"}
     program = [str(bench / "venv" / "bin" / "python"), "-c", "from accelmark.cli import main; main()", *arguments]
     done = subprocess.run(program, cwd=bench, env=environment, capture_output=True, text=True, check=False, timeout=200)

@@ -101,11 +101,6 @@ def start(node_dir: Path, folder: Path, **more: object) -> subprocess.Popen[str]
     """Start the recorder as the agent does."""
     config = {"vendor": folder.name, "vendor_folder": str(folder), "interval_s": 0.1, "pids": [os.getpid()], **more}
     (node_dir / "telemetry.json").write_text(json.dumps(config))
-    return run(node_dir)
-
-
-def run(node_dir: Path) -> subprocess.Popen[str]:
-    """Start the recorder on a directory as it is."""
     return subprocess.Popen(
         [sys.executable, "-m", "accelmark.telemetry.record", str(node_dir)],
         env={**os.environ, "PYTHONPATH": str(SRC)},
@@ -115,7 +110,6 @@ def run(node_dir: Path) -> subprocess.Popen[str]:
 
 
 def until(condition: Callable[[], bool], patience_s: float = 300.0) -> None:
-    """Wait for a condition."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"
@@ -123,7 +117,6 @@ def until(condition: Callable[[], bool], patience_s: float = 300.0) -> None:
 
 
 def num_lines(node_dir: Path, having: str = '"t"') -> int:
-    """Count the lines of the record that contain a text."""
     path = node_dir / "telemetry.jsonl"
     return sum(having in line for line in path.read_text().splitlines()) if path.exists() else 0
 

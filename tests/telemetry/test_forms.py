@@ -87,12 +87,10 @@ EXPECTED: Final[dict[str, Expected]] = {
 
 
 def text_of(name: str) -> str:
-    """Return a recorded output."""
     return (RECORDED / name).read_text()
 
 
 def tool_of(vendor: str) -> ToolRule:
-    """Return the declared rule of a vendor's tool."""
     tool = telemetry_of(load_vendor(vendor), vendor).tool
     assert tool is not None
     return tool

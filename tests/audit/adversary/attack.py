@@ -294,7 +294,6 @@ def _install_edited(site: Path, change: str, *, is_wheel: bool) -> None:
 
 
 def read_attacks(*areas: str) -> Iterator[Attack]:
-    """Yield the entries of ``attacks/<area>.yaml``."""
     for area in areas:
         for entry in yaml.safe_load((FOLDER / f"{area}.yaml").read_text()):
             yield Attack.model_validate(entry)

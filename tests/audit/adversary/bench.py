@@ -142,7 +142,6 @@ class Bench:
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command as a person would."""
         variables = os.environ | {
             "ACCELMARK_PLUGINS": f"{directory / 'plugins'}{os.pathsep}{self.root / 'plugins'}",
             "XDG_STATE_HOME": str(self.root / "state"),
@@ -180,15 +179,12 @@ class Bench:
         return replace(outcome, findings=outcome.findings + differences)
 
     def train(self, directory: Path, *more: str, key: str = "short", **options: Any) -> Outcome:
-        """Train the short case on the vendor of ``directory``."""
         return self.start(directory, ("train", key, "--vendor", "acme", "--data", "data", *more), **options)
 
     def resume(self, directory: Path) -> Outcome:
-        """Continue the run in ``directory``, and read its verdict."""
         return read_outcome(directory / "run", self.accelmark(directory, "resume", "run", "--failed"))
 
     def infer(self, directory: Path, *more: str, **options: Any) -> Outcome:
-        """Infer with the short case on the vendor of ``directory``."""
         return self.start(directory, ("infer", "short", "--vendor", "acme", "--data", "data", *more), **options)
 
     def serve(self, directory: Path, *more: str, **options: Any) -> Outcome:
@@ -199,7 +195,6 @@ class Bench:
 
 
 def read_outcome(run: Path, done: subprocess.CompletedProcess[str]) -> Outcome:
-    """Read the verdict of a run's only case."""
     text = done.stdout + done.stderr
     try:
         (case,) = json.loads((run / "summary.json").read_text())["cases"]

@@ -15,7 +15,6 @@ from tests.audit.adversary.bench import Bench
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A directory that all workers of a session share."""
     own = tmp_path_factory.getbasetemp()
     path = (own if worker_id == "master" else own.parent) / "adversary"
     path.mkdir(exist_ok=True)

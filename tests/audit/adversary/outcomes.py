@@ -52,7 +52,6 @@ that does not start). Rows with an asterisk were VALID in the review that led to
 
 
 def read_edits() -> Iterator[Edit]:
-    """Yield the entries of ``attacks/records.yaml``."""
     for entry in yaml.safe_load((FOLDER / f"{RECORDS}.yaml").read_text()):
         yield Edit.model_validate(entry)
 
@@ -64,7 +63,6 @@ def recorded() -> dict[str, list[str]]:
 
 
 def record(name: str, found: Iterable[str]) -> None:
-    """Record the outcome of an attack."""
     descriptor = os.open(FOLDER, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # several workers record at the same time
@@ -78,7 +76,6 @@ def record(name: str, found: Iterable[str]) -> None:
 
 
 def page(outcomes: dict[str, list[str]]) -> str:
-    """Return the page of all attacks and honest variants."""
     sections: dict[str, Sequence[Attack | Edit]] = {area: list(read_attacks(area)) for area in AREAS}
     sections[RECORDS] = list(read_edits())
     attacks = [attack for section in sections.values() for attack in section]

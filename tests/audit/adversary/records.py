@@ -21,8 +21,6 @@ SIGNATURE: Final = "MANIFEST.sha256.sig"
 
 
 class Edit(BaseModel):
-    """An edit of the records of a run."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
@@ -71,7 +69,6 @@ class Edit(BaseModel):
 
 
 def edit_events(log: Path, event: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the value of every event of that name in a log."""
     lines = []
     for line in log.read_text().splitlines():
         if line.startswith(PERFLOG_PREFIX):
@@ -122,7 +119,6 @@ def compress(log: Path, factor: float) -> None:
 
 
 def raise_top1(value: Any) -> None:
-    """Set every ``top1`` in nested values to 0.9995."""
     if isinstance(value, dict):
         value.update({"top1": 0.9995} if "top1" in value else {})
         for part in value.values():

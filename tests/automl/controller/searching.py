@@ -95,7 +95,6 @@ class Search:
         return workers_below(psutil.Process(self.started[-1].pid))
 
     def end(self) -> None:
-        """Kill whatever was started and still runs."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()

@@ -52,7 +52,6 @@ def new_run(folder: Path, wanted: AutomlConfig) -> SearchDirectory:
 
 
 def ran(folder: Path, schedule: ScheduleConfig, **changes: object) -> tuple[SearchDirectory, SessionEnded]:
-    """Run a search to its end."""
     wanted = config(folder, schedule, **changes)
     run = new_run(folder, wanted)
     return run, session(run, wanted)

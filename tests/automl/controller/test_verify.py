@@ -98,12 +98,10 @@ def epochs(**changes: Any) -> Change:
 
 
 def done(**changes: Any) -> Change:
-    """Change what trials came to."""
     return _each("trial", changes, only_ended=True)
 
 
 def session(**changes: Any) -> Change:
-    """Change what the session says of itself."""
     return _each("session-began", changes)
 
 
