@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +137,8 @@ def test_a_copied_round_is_found_even_with_another_seed(run: Path) -> None:
 
 
 def test_data_that_differs_from_its_declaration_or_between_rounds_is_found(run: Path) -> None:
-    def with_data(job: dict[str, Any]) -> None:
-        job["data_dirs"] = {"words": "/data/words"}
-
     for number in (1, 2):
-        change_job(run, number, with_data)
+        change_job(run, number, lambda job: job.update(data_dirs={"words": "/data/words"}))
     assert any("data.json is missing" in reason for reason in judged(run).reasons)
     record = {"words": {"path": "/data/words", "fingerprint": "aa", "declared": "aa"}}
     for number in (1, 2):
@@ -278,14 +274,10 @@ def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypat
     assert provenance.hash_at.__wrapped__(commit) == tree_hash(package)
 
 
-def with_files(sha256: str, job: dict[str, Any]) -> None:
-    job["case"]["sha256"] = sha256
-
-
 def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
     for sha256, severity in ((case_hash(plugins / "cases" / "toy", "train"), None), ("ab" * 32, "open")):
         for number in (1, 2):
-            change_job(run, number, partial(with_files, sha256))
+            change_job(run, number, lambda job, sha256=sha256: job["case"].update(sha256=sha256))
         found = [finding for finding in judged(run).findings if "files on this machine" in finding.expected]
         assert [finding.severity for finding in found] == ([severity] if severity else [])
 
