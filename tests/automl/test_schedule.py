@@ -97,5 +97,3 @@ def test_a_logarithmic_curve_is_extrapolated_and_a_prediction_is_never_below_wha
     assert predicted_accuracy([0.5, 0.6, 0.4], 60) >= 0.6
     assert predicted_accuracy([0.9, 0.95, 0.99, 0.995], 10_000) <= 1
     assert predicted_accuracy([0.3, 0.4], 60) == 0.4
-    with pytest.raises(ValueError, match="at least one"):
-        predicted_accuracy([], 3)

@@ -128,11 +128,8 @@ class TuningConfig(FiniteSpec):
     def _is_consistent(self) -> Self:
         if self.study is not None and self.storage is None:
             raise ValueError("study names a shared study: also give its storage")
-        if any(kernel % 2 == 0 for kernel in self.kernel):
-            raise ValueError("kernels must be odd, otherwise the output is shifted")
-        if 1 in self.kernel:
-            reason = "it cannot be distinguished from other 1x1 convolutions, so no later trial could enlarge it"
-            raise ValueError(f"a kernel of 1 cannot be searched: {reason}")
+        if any(kernel % 2 == 0 or kernel == 1 for kernel in self.kernel):
+            raise ValueError("kernels must be odd, else the output is shifted, and above 1, else none can be enlarged")
         if self.learning_rate and not 0 < self.learning_rate[0] < self.learning_rate[1]:
             raise ValueError("learning_rate must be a range of positive numbers, low before high")
         if self.dropout and not 0 <= self.dropout[0] < self.dropout[1] < 1:

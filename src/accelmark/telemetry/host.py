@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, final
 
 import psutil
 
+from accelmark.spec.errors import raising
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.telemetry.device import DeviceInfo, DeviceSample
 from accelmark.telemetry.sources import CommandError, run_command
@@ -66,15 +67,13 @@ class Rapl:
     def __init__(self, root: Path = POWERCAP) -> None:
         self._last_uj: dict[Path, int] = {}
         self._total_uj = 0
-        if not root.is_dir():
-            raise RaplError(f"{root} does not exist (no RAPL here, or a virtual machine)")
         # The sum over some of the packages would be wrong, so that one that cannot be read is an error.
         for name in sorted(root.glob("*-rapl:*/name")):
             if (text_of(name) or "").startswith("package-"):
                 counter = name.with_name("energy_uj")
                 self._last_uj[counter] = _read_number(counter)
         if not self._last_uj:
-            raise RaplError(f"{root} lists no CPU package")
+            raise RaplError(f"{root} lists no CPU package (no RAPL here, or a virtual machine)")
 
     @property
     def num_packages(self) -> int:
@@ -92,12 +91,8 @@ class Rapl:
 
 
 def _read_number(path: Path) -> int:
-    try:
+    with raising(RaplError, f"{path} cannot be read", OSError, ValueError):  # often by root only
         return int(path.read_text())
-    except PermissionError as error:
-        raise RaplError(f"{path} is readable by root only") from error
-    except (OSError, ValueError) as error:
-        raise RaplError(f"{path} cannot be read: {error}") from error
 
 
 def parse_dcmi(text: str) -> float:

@@ -209,8 +209,6 @@ def predicted_accuracy(accuracies: Sequence[float], at_epoch: int) -> float:
 
     Fits a log2(x + b) + c with a >= 0 by least squares (a and c linear, b from a grid).
     """
-    if not accuracies:
-        raise ValueError("a learning curve needs at least one epoch")
     reached = np.asarray(accuracies, dtype=np.float64)
     best = float(reached.max())
     if len(reached) < _CURVE_MIN_EPOCHS or at_epoch <= len(reached):
