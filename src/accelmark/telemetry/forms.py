@@ -90,7 +90,7 @@ class _Form(Spec):
     """A device without power is included in the power of the one before or after it (two dies on one card)."""
 
     @abstractmethod
-    def read(self, text: str) -> Iterator[Row]:
+    def _rows(self, text: str) -> Iterator[Row]:
         """Yield the fields of each device in a tool's output."""
 
 
@@ -105,8 +105,7 @@ class TableForm(_Form):
     end: Pattern | None = None
     """The line that ends the table; by default an empty line or a line that names processes."""
 
-    def read(self, text: str) -> Iterator[Row]:
-        """Yield the fields of each device below the heading."""
+    def _rows(self, text: str) -> Iterator[Row]:
         lines, num = _lines(text), len(self.header)
         starts = (at for at in range(len(lines) - num + 1) if all(map(re.fullmatch, self.header, lines[at : at + num])))
         start = next(starts, None)
@@ -138,8 +137,7 @@ class LinesForm(_Form):
     line: Pattern
     """A device's line including units, so that it does not match if columns change."""
 
-    def read(self, text: str) -> Iterator[Row]:
-        """Yield the fields of each line that is like a device's."""
+    def _rows(self, text: str) -> Iterator[Row]:
         return (_groups(self.line, line) for line in _lines(text) if re.fullmatch(self.like, line))
 
 
@@ -149,8 +147,7 @@ class CsvForm(_Form):
     form: Literal["csv"]
     columns: dict[FieldName, str]
 
-    def read(self, text: str) -> Iterator[Row]:
-        """Yield the fields of each row below the column names."""
+    def _rows(self, text: str) -> Iterator[Row]:
         table = iter([cell.strip() for cell in row] for row in csv.reader(text.splitlines(), strict=False))
         columns = set(self.columns.values())
         names = next((cells for cells in table if columns <= set(cells)), None)
@@ -178,8 +175,7 @@ class JsonForm(_Form):
     common: dict[FieldName, str] = Field(default_factory=dict)
     """Field -> path of its value within the document, the same for all devices."""
 
-    def read(self, text: str) -> Iterator[Row]:
-        """Yield the fields of each object of a device."""
+    def _rows(self, text: str) -> Iterator[Row]:
         start = re.search(r"[\[{]", text)
         if start is None:
             raise UnreadableError("it contains no JSON")
@@ -234,7 +230,7 @@ def parse_output(text: str, form: Form) -> tuple[Values, ...]:
     """Return the values of every device in a tool's output, in the order of its rows; raises UnreadableError."""
     if form.version is not None and not re.search(form.version, text):
         raise UnreadableError("it is from another version of the tool")
-    devices = tuple(map(_values, form.read(text)))
+    devices = tuple(map(_values, form._rows(text)))
     if not devices:
         raise UnreadableError("it lists no device")
     indices = [device["index"] for device in devices if device.get("index") is not None]
