@@ -52,7 +52,8 @@ class LineFile:
         self.num_lost = 0
         self.last_error: str | None = None
         self._partial = False
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()
+        """Of the written bytes."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, text: str) -> bool:
@@ -64,15 +65,10 @@ class LineFile:
             self.last_error = error.strerror
             self.num_lost += 1
             return False
-        self._digest.update(data[:num_written])
+        self.digest.update(data[:num_written])
         self._partial = num_written < len(data)
         self.num_lost += self._partial
         return not self._partial
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the written bytes."""
-        return self._digest.hexdigest()
 
     def close(self) -> None:
         """Close the file."""
@@ -224,7 +220,7 @@ class Recorder:
             "t": time.monotonic(), "wall": time.time(),
             "cpu_time_s": usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime,
             "samples": self._num_samples, "missed": self._num_missed, "lost_lines": self._file.num_lost,
-            "sha256": self._file.sha256, "reasons": self._reasons(),
+            "sha256": self._file.digest.hexdigest(), "reasons": self._reasons(),
             "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
         }  # fmt: skip
         self._emit(footer=footer)
