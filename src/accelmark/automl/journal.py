@@ -273,11 +273,6 @@ class SearchState:
         """Number of times that the run was resumed."""
         return max(0, len(self.sessions) - 1)
 
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return self.sessions[-1].workers if self.sessions else 0
-
     def epochs_of(self, record: TrialRecord) -> list[EpochRecord]:
         """Return the epochs of one attempt."""
         return self.epochs.get((record.trial, record.attempt), [])

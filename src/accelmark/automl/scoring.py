@@ -147,7 +147,8 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
     """Return the use of the workers' time since the first trial's start; epochs that have not ended count as work."""
     records, totals = list(state.attempts.values()), list(state.totals.values())
     end_s = max([*(record.ended_s or record.started_s for record in records), *(each.ended_s for each in totals), 0.0])
-    available_s = state.workers * (end_s - Scoreboard(state).started_s)
+    workers = state.sessions[-1].workers if state.sessions else 0
+    available_s = workers * (end_s - Scoreboard(state).started_s)
     training_s = sum(each.training_s for each in totals)
     evaluating_s = sum(each.evaluating_s for each in totals) + sum(record.held_out_s for record in records)
     waited_s = sum(each.data_wait_s for each in totals)
@@ -156,7 +157,7 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
         running = [record for record in records if record.status == "running"]
         worked_s += sum(end_s - max(record.started_s, state.totals_of(record).ended_s) for record in running)
     return search.SearchUtilisation(
-        workers=state.workers, available_s=available_s, training_s=training_s, evaluating_s=evaluating_s,
+        workers=workers, available_s=available_s, training_s=training_s, evaluating_s=evaluating_s,
         data_wait_s=waited_s,
         idle_share=max(0.0, 1 - worked_s / available_s) if worked_s > 0 and available_s > 0 else None,
     )  # fmt: skip
