@@ -333,14 +333,9 @@ def _difference(kind: Kind, claimed: str, measured: str, favours: Favoured, at_m
 
 
 def planned_differences(
-    claim: Claim,
-    settings: Mapping[str, Any],
-    precision: str,
-    num_devices: int,
-    *,
-    synthetic: bool,
+    claim: Claim, settings: Mapping[str, Any], precision: str, num_devices: int, *, synthetic: bool,
     peaks: Mapping[str, float] | None = None,
-) -> Iterator[Difference]:
+) -> Iterator[Difference]:  # fmt: skip
     """Yield the differences that are known before a run: ``settings`` are its resolved settings by dotted key."""
     yield from claim.differs
     if claim.data is not None and synthetic != (claim.data == "synthetic"):

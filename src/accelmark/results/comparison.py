@@ -260,13 +260,9 @@ class RunComparison(Spec):
 
 
 def compare(
-    runs: Sequence[LoadedRun],
-    *,
-    across_scales: bool = False,
-    force: bool = False,
-    problems: Iterable[str] = (),
+    runs: Sequence[LoadedRun], *, across_scales: bool = False, force: bool = False, problems: Iterable[str] = (),
     options: tuple[str, str] = ("--across-scales", "--force"),
-) -> RunComparison:
+) -> RunComparison:  # fmt: skip
     """Compare each run of ``runs`` with the first; ``force`` compares also what is not comparable, and marks it.
 
     ``options`` are the names of ``across_scales`` and ``force`` in messages.

@@ -183,17 +183,10 @@ def job_state(
 
 
 def round_of(
-    job: JobSpec,
-    state: tuple[JobState, str | None],
-    nodes: Sequence[NodeDir],
-    findings: Sequence[Finding],
-    events: Mapping[str, Spec | None],
-    *,
-    synthetic: bool = False,
-    partial_evaluation: bool = False,
-    resumed: bool = False,
-    **own: Any,
-) -> RoundResult:
+    job: JobSpec, state: tuple[JobState, str | None], nodes: Sequence[NodeDir], findings: Sequence[Finding],
+    events: Mapping[str, Spec | None], *, synthetic: bool = False, partial_evaluation: bool = False,
+    resumed: bool = False, **own: Any,
+) -> RoundResult:  # fmt: skip
     """Return the result of a round with what is the same for all tasks; ``events`` are rank 0's, ``own`` the rest."""
     exits = tuple(node.exit for node in nodes if node.exit)
     marks: dict[Mark, bool] = {

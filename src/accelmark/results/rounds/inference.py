@@ -101,15 +101,9 @@ def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | 
 
 
 def invalid_reasons(
-    infer: InferJob,
-    *,
-    validation: float | None,
-    inference: float | None,
-    is_partial: bool,
-    nonfinite_batches: int,
-    repeat_check: RepeatCheck | None,
-    answers: AnswerCheck | None = None,
-) -> tuple[str, ...]:
+    infer: InferJob, *, validation: float | None, inference: float | None, is_partial: bool, nonfinite_batches: int,
+    repeat_check: RepeatCheck | None, answers: AnswerCheck | None = None,
+) -> tuple[str, ...]:  # fmt: skip
     """Return the reasons that make an inference run invalid.
 
     ``validation`` is the framework's metric on the data, ``inference`` the engine's over all its inputs, which differ

@@ -76,14 +76,9 @@ class MeasuredStage(NamedTuple):
 
 
 def stage_of(
-    job: JobSpec,
-    settings: ServeSettings,
-    requests: Requests,
-    ended: EndedStage,
-    num_devices: int,
-    hosts: HostSamples,
+    job: JobSpec, settings: ServeSettings, requests: Requests, ended: EndedStage, num_devices: int, hosts: HostSamples,
     no_telemetry: str,
-) -> MeasuredStage:
+) -> MeasuredStage:  # fmt: skip
     """Return the figures of one stage, with the energy in its window."""
     begin_s = ended.load.begin_mono_s
     stage = measured_stage(requests, ended.load, settings, num_devices, ended.mono_s - begin_s)
@@ -116,16 +111,10 @@ def headline_of(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tupl
 
 
 def serving_round(
-    settings: ServeSettings,
-    recorded: tuple[Requests, int],
-    node_dir: Path | None,
-    stages: Sequence[schema.ServingStage],
-    scenarios: Sequence[TokenScenarioResult],
-    *,
-    has_slo: bool,
-    min_agreement: float,
-    **own: Any,
-) -> schema.ServingRound:
+    settings: ServeSettings, recorded: tuple[Requests, int], node_dir: Path | None,
+    stages: Sequence[schema.ServingStage], scenarios: Sequence[TokenScenarioResult], *, has_slo: bool,
+    min_agreement: float, **own: Any,
+) -> schema.ServingRound:  # fmt: skip
     """Return the stages of a load with the answers, prompts and scores; ``recorded`` has the malformed requests."""
     requests, malformed = recorded
     answers, scores, unread = read_comparisons(node_dir)
@@ -263,13 +252,9 @@ def _highest_rate(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tu
 
 
 def _figures(
-    job: JobSpec,
-    serving: schema.ServingRound,
-    log: ServeLog,
-    measured: Sequence[MeasuredStage],
-    hosts: HostSamples,
+    job: JobSpec, serving: schema.ServingRound, log: ServeLog, measured: Sequence[MeasuredStage], hosts: HostSamples,
     findings: list[Finding],
-) -> tuple[Figures, int]:
+) -> tuple[Figures, int]:  # fmt: skip
     stage = serving.headline_stage
     absent = log.finished.message if log.finished and log.finished.message else serving.headline_why
     used, tokens = consumption_figures({}, 0, job.device_type, absent)[0], 0
@@ -313,13 +298,9 @@ def has_shapes(details: Mapping[str, Scalar]) -> bool:
 
 
 def generation_stage(
-    stage: schema.ServingStage,
-    requests: Requests,
-    details: Mapping[str, Scalar],
-    precision: str,
-    peak_tflops: float | None,
-    bandwidth_gb_s: float | None,
-) -> schema.ServingStage:
+    stage: schema.ServingStage, requests: Requests, details: Mapping[str, Scalar], precision: str,
+    peak_tflops: float | None, bandwidth_gb_s: float | None,
+) -> schema.ServingStage:  # fmt: skip
     """Return ``stage`` with the figures of generation.
 
     ``requests`` are the stage's, in batches; ``details`` has the shapes of the model. The dense peak in

@@ -221,13 +221,9 @@ def gather(
 
 
 def _case(
-    run_dir: Path,
-    audit: Audit,
-    rounds: Mapping[str, RoundResult],
-    directories: Sequence[str],
-    problems: Sequence[str],
+    run_dir: Path, audit: Audit, rounds: Mapping[str, RoundResult], directories: Sequence[str], problems: Sequence[str],
     planned: Sequence[Mapping[str, Any]],
-) -> schema.CaseResult | None:
+) -> schema.CaseResult | None:  # fmt: skip
     """Summarise the rounds of one key; None where neither a round nor the plan states the key."""
     results = list(rounds.values())
     first = results[0] if results else None

@@ -415,13 +415,9 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
 
 
 def train_round(
-    round_dir: Path,
-    job: JobSpec,
-    work: TrainingWork,
-    nodes: list[NodeDir],
-    ledger: LedgerState | None,
+    round_dir: Path, job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None,
     checked: Reevaluation | None,
-) -> schema.RoundResult:
+) -> schema.RoundResult:  # fmt: skip
     """Compute the result of a training round, even if it failed, was lost or is incomplete."""
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     earlier = earlier_attempts(round_dir)
