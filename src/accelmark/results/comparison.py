@@ -32,15 +32,11 @@ _IGNORED: Final = frozenset({
 })  # fmt: skip
 """Parts of a host's description that differ between any two runs, or between two cards of the same model."""
 _NAMES: Final[dict[str, tuple[Area, str]]] = {
-    "device_name": ("hardware", "device"),
-    "world_size": ("hardware", "ranks"),
-    "framework": ("software", "framework"),
-    "framework_version": ("software", "framework version"),
-    "model_class": ("source", "model class"),
-    "optimizer_class": ("source", "optimizer class"),
-    "parameter_hash": ("source", "structure of the model"),
+    "device_name": ("hardware", "device"), "world_size": ("hardware", "ranks"), "framework": ("software", "framework"),
+    "framework_version": ("software", "framework version"), "model_class": ("source", "model class"),
+    "optimizer_class": ("source", "optimizer class"), "parameter_hash": ("source", "structure of the model"),
     "checkpoint_hash": ("source", "initial weights"),
-}
+}  # fmt: skip
 
 Context = dict[tuple[Area, str], tuple[str, ...]]
 """(area, name) -> value; several where it varies over rounds or hosts."""

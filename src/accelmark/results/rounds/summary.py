@@ -255,22 +255,14 @@ def _case(
     answers = {result.converged for result in results}
     roles = {job.get("role") for job in planned}
     return schema.CaseResult(
-        key=key,
-        task=first.task if first else task,
-        unit=first.unit if first else "sample",
-        variant=variant,
+        key=key, task=first.task if first else task, unit=first.unit if first else "sample", variant=variant,
         role=first.role if first else next((role for role in get_args(TrialRole) if role in roles), None),
-        state=worst(states),
-        converged=False if False in answers else True if answers == {True} else None,
+        state=worst(states), converged=False if False in answers else True if answers == {True} else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
-        marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
-        figures=figures,
-        rounds=tuple(rounds),
-        warnings=tuple(warnings),
-        findings=verdict.findings,
-        adaptation=verdict.adaptation,
-    )
+        marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)), figures=figures,
+        rounds=tuple(rounds), warnings=tuple(warnings), findings=verdict.findings, adaptation=verdict.adaptation,
+    )  # fmt: skip
 
 
 def _variant(result: RoundResult) -> str | None:
