@@ -156,19 +156,16 @@ def load_curve(result: RoundResult | None) -> tuple[LoadCurvePoint, ...]:
     serving = result.serving if result is not None else None
     stages = [stage for stage in serving.stages if stage.output_token_rate is not None] if serving else []
     stages.sort(key=lambda stage: (stage.concurrency is None, stage.concurrency or stage.rate or 0.0))
-    return tuple(
-        LoadCurvePoint(
-            load=stage.short_label,
-            is_open=stage.concurrency is None,
-            lengths=stage.lengths,
-            output_token_rate=stage.output_token_rate or 0.0,
-            ttft_p50_ms=stage.latencies["ttft"].quantiles.get("p50"),
-            ttft_p99_ms=stage.latencies["ttft"].quantiles.get("p99"),
-            token_rate_per_user=stage.token_rate_per_user,
-            token_rate_per_device=stage.token_rate_per_device,
-        )
-        for stage in stages
-    )
+    points = []
+    for stage in stages:
+        ttft = stage.latencies["ttft"].quantiles
+        point = LoadCurvePoint(
+            load=stage.short_label, is_open=stage.concurrency is None, lengths=stage.lengths,
+            output_token_rate=stage.output_token_rate or 0.0, ttft_p50_ms=ttft.get("p50"), ttft_p99_ms=ttft.get("p99"),
+            token_rate_per_user=stage.token_rate_per_user, token_rate_per_device=stage.token_rate_per_device,
+        )  # fmt: skip
+        points.append(point)
+    return tuple(points)
 
 
 Effect = Literal["better", "worse", "different", "within noise", "equal", "unknown"]

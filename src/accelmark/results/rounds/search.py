@@ -202,35 +202,21 @@ def load_search(path: Path) -> LoadedRun:
     with suppress(AccelmarkError):
         if device and (chip := load_vendor(vendor).chip_of(device, None)):
             hardware = chip.name
+    nproc, marks = max(report.utilisation.workers, 1), () if state == "succeeded" else ("partial",)
     facts: dict[str, Any] = {
-        "key": CaseKey(
-            model=f"automl-{report.dataset}", framework="pytorch", hardware=hardware,
-            nproc=max(report.utilisation.workers, 1),
-        ),
-        "task": "automl",
-        "unit": "image",
-        "state": state,
-        "converged": None,
-        "marks": () if state == "succeeded" else ("partial",),
+        "key": CaseKey(model=f"automl-{report.dataset}", framework="pytorch", hardware=hardware, nproc=nproc),
+        "task": "automl", "unit": "image", "state": state, "converged": None, "marks": marks,
     }  # fmt: skip
+    values = {name: value for name, value in flatten(config).items() if name not in _NOT_COMPARED}
+    host = {"host": str(session.get("host") or "")}
     result = RoundResult(
-        **facts,
-        round=1,
-        case_version=report.judgement.version,
+        **facts, round=1, case_version=report.judgement.version, vendor=vendor, figures=_figures(report),
         reason=None if state == "succeeded" else f"the search was {report.status} ({report.ended_because or 'no end'})",
-        vendor=vendor,
         precision=str((training.get("precision") if isinstance(training, dict) else None) or "unknown"),
         started_at=str(session.get("at") or ""),
-        figures=_figures(report),
-        environment=Environment(
-            hosts=({"host": str(session.get("host") or "")},), started={"device_name": device} if device else {}
-        ),
-        settings={
-            name: Provenance(value=value, layer=CONFIG_FILE)
-            for name, value in flatten(config).items()
-            if name not in _NOT_COMPARED
-        },
-    )
+        environment=Environment(hosts=(host,), started={"device_name": device} if device else {}),
+        settings={name: Provenance(value=value, layer=CONFIG_FILE) for name, value in values.items()},
+    )  # fmt: skip
     case = CaseResult(
         **facts, variant=_variant(report, config), verdict=report.judgement.verdict, reasons=report.judgement.reasons,
         figures={name: spread([figure]) for name, figure in result.figures.items()}, rounds=(_ROUND,),
