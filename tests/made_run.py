@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from accelmark.results.store.loaded_run import LoadedRun, load_run
+from accelmark.run.record.directory import measure_run
 from accelmark.spec.job import JobSpec, NodeExit, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance, flatten
@@ -264,3 +266,15 @@ def write_surroundings(node: Path, made: Made, noderank: int, ranks: range, dura
     end = NodeExit(host=host, noderank=noderank, state="succeeded", reason=None, started_at="2026-11-21T10:00:00.000Z",
                    duration_s=duration_s, ranks=exits)  # fmt: skip
     (node / "exit.json").write_text(end.model_dump_json())
+
+
+def measured_run(path: Path, **changes: Any) -> Path:
+    """Make and summarise a run with three rounds that vary a little."""
+    run = make_run(path, Made(**({"rounds": 3, "jitter": 1.0, "windows": 10} | changes)))
+    measure_run(run)
+    return run
+
+
+def loaded(path: Path, **changes: Any) -> LoadedRun:
+    """Make a run and read it."""
+    return load_run(measured_run(path, **changes))

@@ -12,7 +12,7 @@ import accelmark
 from accelmark.api import Run, compare, frame, load_all, run
 from accelmark.results.figures import FigureName
 from accelmark.spec.errors import RequestError
-from tests.results.compared_runs import made
+from tests.made_run import measured_run
 
 SHORT = {"end.max_epochs": None, "end.max_steps": 4, "evaluate.every_epochs": None, "log_every_steps": 2}
 
@@ -40,8 +40,8 @@ def test_a_run_is_loaded_as_typed_objects_and_data_frames(trained: Run) -> None:
 
 
 def test_runs_are_compared(tmp_path: Path) -> None:
-    made(tmp_path / "a")
-    made(tmp_path / "b")
+    measured_run(tmp_path / "a")
+    measured_run(tmp_path / "b")
     one, two = load_all(tmp_path)
     comparison = compare(one, two)
     assert comparison.pairs
@@ -53,8 +53,8 @@ def test_runs_are_compared(tmp_path: Path) -> None:
 
 
 def test_of_many_runs_those_that_cannot_be_read_are_warned_of(tmp_path: Path) -> None:
-    made(tmp_path / "a")
-    (made(tmp_path / "b") / "summary.json").write_text("{")
+    measured_run(tmp_path / "a")
+    (measured_run(tmp_path / "b") / "summary.json").write_text("{")
     with pytest.warns(UserWarning, match=r"b/summary\.json") as caught:
         (one,) = load_all(tmp_path)
     assert (one.path.name, caught[0].filename) == ("a", __file__)

@@ -22,8 +22,7 @@ from accelmark.results.table import matching, rows_of
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import printable
-from tests.made_run import Made, make_run
-from tests.results.compared_runs import made
+from tests.made_run import Made, make_run, measured_run
 
 app = typer.Typer()
 app.command("compare", cls=Verb)(compare)
@@ -34,10 +33,10 @@ runner = CliRunner()
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    made(root / "base", rounds=2)
-    made(root / "fast", rounds=2, step_ms=5.0)
-    made(root / "two", rounds=1, nproc=2)
-    made(root / "old", rounds=1)
+    measured_run(root / "base", rounds=2)
+    measured_run(root / "fast", rounds=2, step_ms=5.0)
+    measured_run(root / "two", rounds=1, nproc=2)
+    measured_run(root / "old", rounds=1)
     summary = root / "old" / "summary.json"
     summary.write_text(summary.read_text().replace('"schema_version": 1', '"schema_version": 99'))
     (root / "torn").mkdir()

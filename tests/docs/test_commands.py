@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from tests.results.compared_runs import made
+from tests.made_run import measured_run
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted(
@@ -92,8 +92,8 @@ def test_every_documented_command_is_accepted_by_the_command_line() -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with two finished runs, a bundle, and FlagPerf's files, in which commands are typed."""
-    made(tmp_path / "runs" / "base", rounds=2, windows=4)
-    made(tmp_path / "runs" / "other", rounds=2, windows=4)
+    measured_run(tmp_path / "runs" / "base", rounds=2, windows=4)
+    measured_run(tmp_path / "runs" / "other", rounds=2, windows=4)
     bundled = CliRunner().invoke(app, ["bundle", str(tmp_path / "runs" / "base"), "-o", str(tmp_path / "claim.tar")])
     assert bundled.exit_code == 0, bundled.output
     for name in ("engines.yaml", "suite.yaml"):  # as the guides show them

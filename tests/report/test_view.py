@@ -18,9 +18,8 @@ from accelmark.cli.results import view
 from accelmark.report.view import is_loopback, read_or_create_token
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.errors import RequestError
-from tests.made_run import perflog
+from tests.made_run import measured_run, perflog
 from tests.report.serving import Asked, serving
-from tests.results.compared_runs import made
 from tests.results.test_sources import RECORDED
 from tests.run.fakes import make_plan
 
@@ -31,13 +30,13 @@ TOKEN = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("served") / "runs"
     root.mkdir()
-    made(root / "base", rounds=2)
-    made(root / "team" / "fast", rounds=2, step_ms=5.0)
-    made(root / "two", rounds=1, nproc=2)
-    made(root / "<i>bold", rounds=1, model="<b>x</b>")
+    measured_run(root / "base", rounds=2)
+    measured_run(root / "team" / "fast", rounds=2, step_ms=5.0)
+    measured_run(root / "two", rounds=1, nproc=2)
+    measured_run(root / "<i>bold", rounds=1, model="<b>x</b>")
     (root / "torn").mkdir()
     (root / "torn" / "summary.json").write_text("{")
-    outside = made(root.parent / "outside", rounds=1)
+    outside = measured_run(root.parent / "outside", rounds=1)
     (root / "link").symlink_to(outside)
     return root
 
@@ -197,8 +196,8 @@ def test_a_run_in_progress_shows_its_progress(tmp_path: Path) -> None:
 
 
 def test_bundles_and_searches_are_listed_shown_and_compared(tmp_path: Path) -> None:
-    made(tmp_path / "runs" / "run", rounds=2)
-    other = made(tmp_path / "elsewhere", rounds=2, windows=4)
+    measured_run(tmp_path / "runs" / "run", rounds=2)
+    other = measured_run(tmp_path / "elsewhere", rounds=2, windows=4)
     write_bundle(other, tmp_path / "runs" / f"packed{SUFFIX}")
     write_bundle(tmp_path / "runs" / "run", tmp_path / "runs" / f"copy{SUFFIX}")
     shutil.copytree(RECORDED, tmp_path / "runs" / "search")

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.made_run import perflog
+from tests.made_run import measured_run, perflog
 from tests.report.conftest import IN_CHROMIUM
 from tests.report.serving import serving
 from tests.report.test_browser import CONTRAST
 from tests.report.test_view import running
-from tests.results.compared_runs import made
 
 pytestmark = IN_CHROMIUM
 
@@ -23,10 +22,12 @@ pytestmark = IN_CHROMIUM
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("browsed") / "runs"
     for number in range(8):
-        run = made(root / f"n{number}", rounds=2, windows=3, eval_windows=(2, 3), step_ms=9.0 if number < 4 else 6.0)
+        run = measured_run(
+            root / f"n{number}", rounds=2, windows=3, eval_windows=(2, 3), step_ms=9.0 if number < 4 else 6.0
+        )
         for file in (run / "summary.json", *run.glob("*/round*/result.json")):
             file.write_text(file.read_text().replace("2026-11-21T", f"2026-11-{10 + number}T"))
-    made(root / "two", rounds=2, windows=3, eval_windows=(2, 3), nproc=2)
+    measured_run(root / "two", rounds=2, windows=3, eval_windows=(2, 3), nproc=2)
     running(root)
     return root
 
@@ -121,7 +122,7 @@ def test_the_page_of_a_run_appears_by_itself_when_it_ends(browser: Browser, tmp_
         page = context.new_page()
         page.goto("/run/running")
         page.get_by_text("The report appears here").wait_for()
-        ended = made(tmp_path / "running", rounds=1, windows=2, eval_windows=(2,), metrics=(0.95,))
+        ended = measured_run(tmp_path / "running", rounds=1, windows=2, eval_windows=(2,), metrics=(0.95,))
         shutil.copytree(ended, root / "running", dirs_exist_ok=True)
         page.get_by_text("Benchmark report").wait_for(timeout=90_000)
         context.close()

@@ -17,7 +17,7 @@ from accelmark.results.statistics import mean_difference
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.number_format import THIN
-from tests.results.compared_runs import loaded, made
+from tests.made_run import loaded, measured_run
 
 
 def test_the_interval_is_welchs() -> None:
@@ -110,7 +110,7 @@ def test_incomparable_runs_are_refused_and_marked_when_forced(
 
 
 def test_another_version_of_the_case_is_refused(tmp_path: Path) -> None:
-    other = made(tmp_path / "b")
+    other = measured_run(tmp_path / "b")
     for result in other.glob("*/round*/result.json"):
         result.write_text(result.read_text().replace('"case_version":1', '"case_version":2'))
     with pytest.raises(RequestError, match="version 2 of the case, baseline version 1"):
@@ -118,7 +118,7 @@ def test_another_version_of_the_case_is_refused(tmp_path: Path) -> None:
 
 
 def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
-    other = made(tmp_path / "b", batch_size=16, precision="fp32")
+    other = measured_run(tmp_path / "b", batch_size=16, precision="fp32")
     for result in other.glob("*/round*/result.json"):
         loaded_result = json.loads(result.read_text())
         loaded_result["environment"]["started"]["library_versions"]["torch"] = "9.9"
@@ -146,7 +146,7 @@ def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:
 
 def test_a_directory_of_runs_expands_to_its_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        made(tmp_path / "many" / name, rounds=1)
+        measured_run(tmp_path / "many" / name, rounds=1)
     (tmp_path / "many" / "half").mkdir()
     (tmp_path / "many" / "half" / "plan.json").write_text("{}")
     (tmp_path / "file.txt").touch()

@@ -21,14 +21,18 @@ from hypothesis import strategies as st
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
-from accelmark.results.read.telemetry import Samples
-from accelmark.results.rounds.consumption import consumption_figures, device_memory, integrate
+from accelmark.results.read.telemetry import Samples, read_samples
+from accelmark.results.rounds.consumption import EnergyReason, consumption_figures, device_memory, energy, integrate
 from accelmark.results.rounds.curves import histogram, telemetry_series, thin
+from accelmark.results.rounds.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.rounds.timeline import WarmUp, warm_up
 from accelmark.results.rounds.training import slow_steps
-from accelmark.results.schema import RoundResult
+from accelmark.results.schema import Figure, RoundResult
+from accelmark.spec.job import InferJob
 from accelmark.spec.log.events import StepWindow
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
+from accelmark.spec.settings.inference import InferSettings, Reference
 from tests.made_run import Made, make_run
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -284,3 +288,190 @@ def test_telemetry_of_attempts_lies_on_the_axis_of_raw_training_time() -> None:
     for earlier in ((50.0, 70.0), (9000.0, 9020.0)):  # without samples of it; before a restart of the machine
         (series,) = telemetry_series({"n1": (samples, (earlier, (110.0, 112.0)))})
         assert series.points[0][0] == 10, "the earlier attempt took 20 s"
+
+
+RAMP = [(0.0, 100.0), (1.0, 200.0), (2.0, 300.0), (3.0, 300.0)]
+
+
+def test_power_over_a_covered_window_gives_its_energy() -> None:
+    found = energy(RAMP, 0.5, 2.5)
+    assert found.energy_j == pytest.approx(487.5)
+    assert found.reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("window", "reason"),
+    [
+        ((-1.0, 2.0), EnergyReason.START_NOT_COVERED),
+        ((1.0, 4.0), EnergyReason.END_NOT_COVERED),
+        ((2.0, 2.0), EnergyReason.EMPTY_WINDOW),
+    ],
+)
+def test_a_window_that_is_not_covered_has_no_energy(window: tuple[float, float], reason: EnergyReason) -> None:
+    found = energy(RAMP, *window)
+    assert found.energy_j is None
+    assert reason in found.reasons
+
+
+def test_a_gap_of_more_than_three_seconds_between_power_readings_is_a_reason() -> None:
+    points = [(0.0, 100.0), (3.5, 100.0), (4.0, 100.0)]
+    found = energy(points, 1.0, 4.0)
+    assert found.energy_j == pytest.approx(300)
+    assert found.reasons == (EnergyReason.GAP_TOO_LONG,)
+    assert energy(points, 1.0, 4.0, max_gap_s=4).reasons == ()
+    assert energy(points, 3.6, 4.0).reasons == ()  # the gap is outside the window
+
+
+def test_the_energy_counter_is_the_figure_and_integrated_power_the_cross_check() -> None:
+    power = [(0.0, 100.0), (1.0, 100.0), (2.0, 100.0)]
+    near = [(0.0, 5000.0), (2.0, 5000.0 + 209.0)]
+    far = [(0.0, 5000.0), (2.0, 5000.0 + 211.0)]
+    found = energy(power, 0, 2, near)
+    assert found.energy_j == pytest.approx(209)
+    assert found.reasons == ()
+    found = energy(power, 0, 2, far)
+    assert found.energy_j == pytest.approx(211)
+    assert found.reasons == (EnergyReason.COUNTER_DISAGREES,)
+
+
+def test_a_decreasing_counter_is_a_reason_and_integrated_power_is_used() -> None:
+    found = energy([(0.0, 100.0), (2.0, 100.0)], 0, 2, [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)])
+    assert found.energy_j == pytest.approx(200)
+    assert found.reasons == (EnergyReason.COUNTER_WENT_BACK,)
+
+
+def test_a_counter_alone_gives_energy() -> None:
+    found = energy([], 0.5, 1.5, [(0.0, 1000.0), (1.0, 1100.0), (2.0, 1300.0)])
+    assert found.energy_j == pytest.approx(150)
+    assert found.reasons == ()
+    assert energy([], 0.5, 3, [(0.0, 1000.0), (1.0, 1100.0)]).reasons == (EnergyReason.END_NOT_COVERED,)
+
+
+def _samples(path: Path, infos: list[dict[str, Any]], devices: list[dict[str, Any]], count: int = 4) -> Samples:
+    lines: list[dict[str, Any]] = [{"header": {"interval_s": 1.0, "devices": infos}}]
+    for t in range(count):
+        # Power varies by a thousandth, as that of a sensor does.
+        read = [
+            {**one, "power_w": (1 + 0.001 * (t % 2)) * one["power_w"]} if one["power_w"] else one for one in devices
+        ]
+        lines.append({"t": float(t), "host": {}, "devices": read})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read_samples(path)
+
+
+def _energy_of(samples: Samples) -> Figure:
+    return consumption_figures({"host": (samples, [(0.5, 2.5)])}, 1, "cuda", "")[0][F.ENERGY]
+
+
+def test_the_energy_of_several_devices_needs_all_of_them(tmp_path: Path) -> None:
+    infos: list[dict[str, Any]] = [{"index": 0}, {"index": 1, "reasons": {"power_w": "no sensor"}}]
+    both = _samples(tmp_path / "both", infos, [{"index": 0, "power_w": 100}, {"index": 1, "power_w": 50}])
+    assert _energy_of(both).value == pytest.approx(300, rel=1e-3)
+    one = _samples(tmp_path / "one", infos, [{"index": 0, "power_w": 100}, {"index": 1, "power_w": None}])
+    assert (_energy_of(one).value, _energy_of(one).reason) == (None, "device 1: no sensor")
+
+
+def test_two_dies_on_one_card_are_counted_once(tmp_path: Path) -> None:
+    infos: list[dict[str, Any]] = [{"index": 0, "power_in": 1}, {"index": 1, "power_in": None}]
+    samples = _samples(tmp_path / "dies", infos, [{"index": 0, "power_w": None}, {"index": 1, "power_w": 100}])
+    assert _energy_of(samples).value == pytest.approx(200, rel=1e-3)
+
+
+@pytest.mark.parametrize(("end", "is_marked"), [(29.9, True), (31.0, False)])
+def test_energy_over_less_than_half_a_minute_is_marked(end: float, is_marked: bool, tmp_path: Path) -> None:
+    samples = _samples(tmp_path / "t.jsonl", [{"index": 0}], [{"index": 0, "power_w": 100.0}], 40)
+    figures, warnings = consumption_figures({"host": (samples, [(0.5, end)])}, 1, "cuda", "")
+    assert figures[F.ENERGY].value == pytest.approx(100 * (end - 0.5), rel=1e-3)
+    assert any("a published figure needs 30 s" in warning for warning in warnings) is is_marked
+
+
+@pytest.mark.parametrize(("count", "is_published"), [(5, True), (6, False)])
+def test_power_that_never_varies_is_not_published(count: int, is_published: bool, tmp_path: Path) -> None:
+    path = tmp_path / "constant.jsonl"
+    lines: list[dict[str, Any]] = [{"header": {"interval_s": 1.0, "devices": [{"index": 0}]}}]
+    lines += [{"t": float(t), "host": {}, "devices": [{"index": 0, "power_w": 12}]} for t in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = _energy_of(read_samples(path))
+    assert (found.value is not None) is is_published
+    assert is_published or found.reason == "device 0: all 6 readings of power are 12 W, idle and busy"
+
+
+def _window(
+    items: tuple[int, ...], latency_ms: tuple[float, ...], wall_ms: float, other_ms: float = 0
+) -> ForwardWindow:
+    return ForwardWindow(
+        phase="inference", pass_number=1, items=items, latency_ms=latency_ms,
+        not_inference_ms=(other_ms,) + (0.0,) * (len(items) - 1), wall_ms=wall_ms, nonfinite_batches=0,
+    )  # fmt: skip
+
+
+def test_core_is_computation_and_whole_is_everything_but_compilation() -> None:
+    windows = [_window((8, 8), (10, 30), 100), _window((8, 4), (20, 20), 700, other_ms=400)]
+    figures = phase_figures(windows, 8, "")
+    assert figures.latency_ms["p50"].value == 20, "of full batches"
+    assert figures.core.value == pytest.approx(28 / 0.080)
+    assert figures.whole.value == pytest.approx(28 / 0.400)
+
+
+def test_time_declared_as_not_inference_is_reported_as_a_share() -> None:
+    figures = phase_figures([_window((8, 8), (10, 30), 100, other_ms=10), _window((8,), (0,), 50)], 8, "")
+    assert figures.declared.value == pytest.approx(10 / 50)
+
+
+def test_an_engine_that_declares_all_of_its_time_has_no_rate() -> None:
+    figures = phase_figures([_window((8,), (0,), 20, other_ms=10)], 8, "")
+    assert figures.core.value is None
+    assert figures.declared.value == 1
+
+
+def test_a_percentile_that_too_few_batches_were_measured_for_is_null() -> None:
+    assert percentile([1.0] * 999, 0.999).value is None
+    assert percentile([float(index) for index in range(1, 1001)], 0.999).value == 999
+    assert percentile([float(index) for index in range(1, 101)], 0.99).value == 99
+
+
+def test_mfu_needs_flops_and_a_peak() -> None:
+    speed = Figure(value=1000.0)
+    assert mfu(speed, 4.12e9, 312).value == pytest.approx(1000 * 4.12e9 / 312e12)
+    assert mfu(speed, None, 312).value is None
+    assert "peak" in str(mfu(speed, 1.0, None).reason)
+
+
+def _reasons(**changed: object) -> tuple[str, ...]:
+    infer = InferJob(
+        unit="image", metric="top1", tolerance=0.005, reference=Reference(value=0.9, within=0.01, source="a paper"),
+        settings=InferSettings(batch_size=8), parameters={},
+    )  # fmt: skip
+    given: dict[str, object] = {
+        "validation": 0.9, "inference": 0.899, "is_partial": False, "nonfinite_batches": 0, "repeat_check": None,
+    }  # fmt: skip
+    return invalid_reasons(infer, **(given | changed))  # type: ignore[arg-type]
+
+
+def test_the_metrics_of_the_same_inputs_are_compared() -> None:
+    same = {"num_items": 0, "median_error": None, "worst_error": None, "top1_agreement": None}
+    answers = AnswerCheck(**same, framework_metrics={"top1": 0.899}, engine_metrics={"top1": 0.880})
+    (reason,) = _reasons(answers=answers)
+    assert reason.startswith("top1 is 0.8800 in the engine on the same inputs and 0.8990 in the framework")
+    assert _reasons() == _reasons(validation=None) == ()
+    right = answers.model_copy(update={"engine_metrics": {"top1": 0.899}})
+    assert _reasons(answers=right) == ()
+    (reason,) = _reasons(answers=right, inference=0.88)
+    assert reason.startswith("top1 is 0.8800 in the engine on all inputs")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"inference": 0.89}, "a difference of more than 0.005"),
+        ({"inference": math.nan}, "is not finite"),
+        ({"nonfinite_batches": 2}, "2 batches have NaN"),
+        ({"validation": 0.8, "inference": 0.8}, "(a paper)"),
+        (
+            {"repeat_check": RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)},
+            "cached",
+        ),
+    ],
+)
+def test_each_reason_makes_a_run_invalid(changed: dict[str, object], words: str) -> None:
+    assert any(words in reason for reason in _reasons(**changed))

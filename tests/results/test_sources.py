@@ -15,7 +15,7 @@ from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.results.store.files import write_atomic
 from accelmark.results.table import rows_of
 from accelmark.spec.errors import RequestError
-from tests.results.compared_runs import made
+from tests.made_run import measured_run
 
 RECORDED = Path(__file__).parent / "recorded" / "search"
 """Recorded from `accelmark automl run` on two cores of an AMD EPYC, 2026-11-21: three trials on 3,000 pictures."""
@@ -24,7 +24,7 @@ RECORDED = Path(__file__).parent / "recorded" / "search"
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("places")
-    made(root / "run", rounds=2)
+    measured_run(root / "run", rounds=2)
     write_bundle(root / "run", root / f"packed{SUFFIX}")
     write_bundle(root / "run", root / "renamed.tar")
     return root

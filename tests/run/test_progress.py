@@ -22,7 +22,7 @@ from accelmark.spec.job import InferJob, ServeJob, TrainJob
 from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.number_format import THIN
 from accelmark.spec.settings.training import EndSettings
-from tests.results.compared_runs import loaded
+from tests.made_run import loaded
 from tests.run.fakes import job_spec, make_plan
 
 
