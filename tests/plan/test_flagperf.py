@@ -297,10 +297,8 @@ CASES:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("lr = '0.1'", "is not a number: '0.1'"),
-        ("fp16 = 'O2'", "is neither True nor False: 'O2'"),
-        ("amp = False", "False does not say which precision it is instead"),
-        ("eval_steps = None", "is None: the case's own value stays"),
+        ("lr = '0.1'", "is '0.1', not a number: the case's own value is kept"),
+        ("fp16 = 'O2'", "is 'O2', not True: the case's own precision is kept"),
     ],
 )
 def test_a_setting_that_its_reader_refuses_is_listed(tmp_path: Path, text: str, what: str) -> None:

@@ -174,35 +174,3 @@ def _literal(expression: ast.expr, names: Values) -> Any:
     if len(value) > _LONGEST if isinstance(value, str) else not abs(value) < _LARGEST:
         raise ValueError(expression)
     return value
-
-
-def text(value: Any) -> str:
-    """Convert a string or an integer to a string."""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise TypeError("is not text")
-
-
-def texts(value: Any) -> list[str]:
-    """Convert a list of strings, or a string separated by commas or blanks; empty entries count as none."""
-    parts = re.split(r"[,\s]+", value) if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        raise TypeError("is neither a list nor text")
-    return [part for part in map(text, parts) if part]
-
-
-def whole(value: Any) -> int:
-    """Convert an integer, or a string that contains one."""
-    written = text(value)
-    if not written.isascii() or not written.isdigit():
-        raise ValueError("is not a whole number")
-    return int(written)
-
-
-def flag(value: Any) -> bool:
-    """Convert True or False."""
-    if isinstance(value, bool):
-        return value
-    raise TypeError("is neither True nor False")
