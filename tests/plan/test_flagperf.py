@@ -256,12 +256,6 @@ exist_compiler_path: null
     assert "contains imagenet/" in left["CASES"]
 
 
-def site(directory: Path, text: str, name: str = "test_conf.py") -> Converted:
-    path = directory / name
-    path.write_text(text)
-    return convert([path])
-
-
 def left_in(converted: Converted) -> dict[str, str]:
     return {problem.key: problem.what for problem in converted.left_over}
 
@@ -302,7 +296,7 @@ CASES:
     ],
 )
 def test_a_setting_that_its_reader_refuses_is_listed(tmp_path: Path, text: str, what: str) -> None:
-    converted = site(tmp_path, f"{text}\ntrain_batch_size = 3\n", "config_A100x1x8.py")
+    converted = convert(write(tmp_path, config_A100x1x8__py=f"{text}\ntrain_batch_size = 3\n"))
     assert converted.configs == {"config_A100x1x8.yaml": {"batch_size": 3}}
     assert what in left_in(converted)[text.split()[0]]
 
@@ -364,20 +358,14 @@ TREE = {
 }
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for name, text in TREE.items():
-        path = tmp_path / "training" / "acme" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "training" / "acme" / "bert-pytorch" / "csrc" / "lib.so").write_bytes(b"\xff\xfe\x00")
-    return tmp_path / "training" / "acme"
-
-
 def test_a_vendors_directory_becomes_a_folder_that_its_check_reads(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "vendors" / "acme"
+    tree, out = tmp_path / "training" / "acme", tmp_path / "vendors" / "acme"
+    for name, text in TREE.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    (tree / "bert-pytorch" / "csrc" / "lib.so").write_bytes(b"\xff\xfe\x00")
     done = CliRunner().invoke(app, ["import", "flagperf", str(tree), "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     case = out / "cases" / "bert-pytorch"

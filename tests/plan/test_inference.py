@@ -181,14 +181,9 @@ def test_synthetic_data_on_the_command_line_reaches_inference(toy: Path) -> None
     assert planned.job.data_dirs == {}
 
 
-def test_a_vendors_file_follows_the_rules_of_overrides(toy: Path) -> None:
+def test_a_vendors_file_changes_settings_and_gives_the_engine_options(toy: Path) -> None:
     folder = toy / "vendors" / "acme" / "cases" / "toy-pytorch"
     folder.mkdir(parents=True)
-    (folder / "infer.yaml").write_text("batch_size: 4\nside: 9\nacme_cache: /tmp/x\n")
-    with pytest.raises(SpecError) as caught:
-        _plan({})
-    assert "batch_size: has no effect" in str(caught.value)
-    assert "side: is a parameter" in str(caught.value)
     (folder / "infer.yaml").write_text("batch_size: 16\nacme_cache: /tmp/x\n")
     plan = _plan({})
     settings = _settings(plan.jobs[0])

@@ -110,13 +110,6 @@ def test_the_hash_of_training_is_independent_of_inference_and_serving_alone(plug
         assert case_hash(folder, "train") != train
 
 
-def test_every_shipped_case_and_vendor_is_well_formed() -> None:
-    for name in folders("cases"):
-        assert load_case(name).title
-    for name in folders("vendors"):
-        assert load_vendor(name).title
-
-
 def test_a_single_word_is_a_case_and_a_path_is_a_cluster_file() -> None:
     run = parse(RunSpec, {"cases": ["resnet_mini:pytorch:CPU:1:1"], "cluster": "cluster.yaml"}, "run.yaml")
     assert run.cases[0].key == "resnet_mini:pytorch:CPU:1:1"

@@ -18,8 +18,6 @@ SOURCE_FILE: Final = "source.json"
 ADAPTATION_FILE: Final = "adaptation.json"
 COORDINATOR_LOG: Final = "coordinator.log"
 """In the run's directory: the log of the coordinator's libraries, mainly asyncssh."""
-
-
 VENDOR_CODE_DIR: Final = "vendor"
 """In the run's directory: a copy of the vendor's code, with its paths in the vendor's folder."""
 

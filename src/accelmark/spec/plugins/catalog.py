@@ -23,7 +23,7 @@ from accelmark.spec.backports import entry_points
 from accelmark.spec.errors import Problem, RequestError, SpecError, closest, nearest
 from accelmark.spec.model import Spec, parse, read_value, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
-from accelmark.spec.plugins.framework import LAUNCH_FILE, FrameworkLaunch, FrameworkSpec
+from accelmark.spec.plugins.framework import FrameworkLaunch, FrameworkSpec
 from accelmark.spec.plugins.server import ServerSpec
 from accelmark.spec.plugins.trainer import TrainerSpec
 from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
@@ -176,9 +176,7 @@ def files_hash(files: Iterable[tuple[str, bytes]]) -> str:
     """Return the SHA-256 over (name, content) of files in the given order."""
     digest = hashlib.sha256()
     for name, content in files:
-        digest.update(name.encode())
-        digest.update(b"\0")
-        digest.update(hashlib.sha256(content).digest())
+        digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
@@ -403,7 +401,7 @@ def inference_frameworks_of(case: CaseSpec) -> list[str]:
 
 def load_launch(name: str) -> FrameworkLaunch:
     """Import ``launch.py`` of one framework, which imports no framework; raise RequestError if there is none."""
-    return cast("FrameworkLaunch", folder_module(find("frameworks", name), LAUNCH_FILE))
+    return cast("FrameworkLaunch", folder_module(find("frameworks", name), "launch"))
 
 
 def folder_module(folder: Folder | FolderRef, module: str) -> ModuleType:

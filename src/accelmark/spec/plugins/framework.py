@@ -24,8 +24,6 @@ RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that every launch sets for each rank: global rank, rank on the host, and the number of each."""
 STACKS_SIGNAL: Final = signal.SIGRTMIN + 7
 """At this signal a rank writes the stacks of its threads to its log."""
-LAUNCH_FILE: Final = "launch"
-BACKEND_FILE: Final = "backend"
 
 
 def collectives_address(node_dir: Path, rank: int) -> str:

@@ -28,7 +28,7 @@ from accelmark.spec.log.events import DataRead, Evaluated, Event, Replayed
 from accelmark.spec.log.perflog import EventLog, PerfLogWriter
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import find, folder_module, load_framework
-from accelmark.spec.plugins.framework import BACKEND_FILE, STACKS_SIGNAL, RankPlace
+from accelmark.spec.plugins.framework import STACKS_SIGNAL, RankPlace
 from accelmark.spec.plugins.requirements import Need, require_all
 from accelmark.train.loop.checkpoint_writer import hash_of
 from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
@@ -129,7 +129,7 @@ def open_backend(job: JobSpec, train: TrainJob, log: EventLog) -> Backend:
     """Create the backend of the job's framework. Raises RequestError: a setting needs a newer version of it."""
     needs = load_framework(job.framework).needs_of(lambda name: reduce(getattr, name.split("."), train.settings))
     require_all(Need(requirement=need, needed_by=by) for by, requires in needs.items() for need in requires)
-    module = folder_module(find("frameworks", job.framework, "job.json"), BACKEND_FILE)
+    module = folder_module(find("frameworks", job.framework, "job.json"), "backend")
     backend: Backend = module.open_backend(job, train, RankPlace.from_environment(), log)
     return backend
 
