@@ -105,30 +105,25 @@ def test_what_cannot_be_split_over_devices_is_refused_with_what_can(
     assert what in problems(settings, key, task="infer")
 
 
-@pytest.fixture
-def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A made-up vendor whose device is the CPU, and a fork of a server in YAML."""
-    vendor = tmp_path / "vendors/acme"
-    (vendor / "servers").mkdir(parents=True)
-    (vendor / "cases/llama_mini-pytorch").mkdir(parents=True)
+def test_a_vendor_sets_options_and_environment_of_a_server_and_settings_of_a_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor, fork = tmp_path / "vendors/acme", tmp_path / "servers/vllm_acme"
+    case = vendor / "cases/llama_mini-pytorch"
+    for folder in (vendor / "servers", case, fork):
+        folder.mkdir(parents=True)
     (vendor / "vendor.yaml").write_text(
         "name: acme\ntitle: Acme\nvisible_devices_env: null\ntelemetry: {detect: {always: true}}\nchips: []\n"
         "frameworks: {pytorch: {device_type: cpu, collective_backend: gloo}}\n"
     )
-    fork = tmp_path / "servers/vllm_acme"
-    fork.mkdir(parents=True)
     (fork / "server.yaml").write_text(
         "name: vllm_acme\ntitle: vLLM for Acme\ntried: null\nhealth: /ping\n"
         'command: [vllm-acme, "{model_dir}", --port, "{port}", --cards, "{num_devices}"]\n'
         "flags: {server_options.blocks: [--blocks, '{value}']}\noptions: {blocks: 8}\nenvironment: {A: '1', B: '1'}\n"
     )
     monkeypatch.setenv("ACCELMARK_PLUGINS", str(tmp_path))
-    return vendor
-
-
-def test_a_vendor_sets_options_and_environment_of_a_server_and_settings_of_a_case(acme: Path) -> None:
-    (acme / "servers/vllm_acme.yaml").write_text("options: {blocks: 64}\nenvironment: {B: '2'}\nrequires: [acme-rt]\n")
-    case = acme / "cases/llama_mini-pytorch"
+    adaptation = "options: {blocks: 64}\nenvironment: {B: '2'}\nrequires: [acme-rt]\n"
+    (vendor / "servers/vllm_acme.yaml").write_text(adaptation)
     (case / "serve.yaml").write_text("precision: bf16\nload: {concurrency: [2]}\n")
     (case / "serve_X1x1x8.yaml").write_text("load: {concurrency: [64]}\n")
     planned, work = served({"server": "vllm_acme"}, "llama_mini:pytorch:X1:1:8", vendor="acme")

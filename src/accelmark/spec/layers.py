@@ -25,8 +25,6 @@ REFINES: Final = {"zero": "deepspeed", "pipeline": "pp"}
 """Section -> the name or axis of ``parallelism`` that uses it; it may change where ``parallelism`` may."""
 _OPEN_MAPPINGS: Final = ("model", "engine_options", "server_options")
 """Fields whose keys the case or the engine defines."""
-_WHOLE_MAPPINGS: Final = ("parallelism",)
-"""Settings whose value may be a mapping, which is not a section of settings."""
 _OPTIONS: Final = "engine_options."
 
 
@@ -66,10 +64,10 @@ class Resolved(Generic[S]):
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested mappings into ``{dotted key: value}``."""
+    """Turn nested mappings, but for the value of ``parallelism``, into ``{dotted key: value}``."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" not in _WHOLE_MAPPINGS:
+        if isinstance(value, Mapping) and f"{prefix}{key}" != "parallelism":
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

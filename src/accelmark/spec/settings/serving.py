@@ -196,8 +196,9 @@ class ServeSettings(BenchmarkSettings):
 def generation_load(settings: InferSettings) -> ServeSettings:
     """Return the load of offline generation: closed, a batch of requests at a time, answers of pinned length."""
     lengths = tuple(product(settings.generate_input_tokens, settings.generate_output_tokens))
+    same = ("precision", "scenario_duration_s", "scenario_queries", *BenchmarkSettings.model_fields)
     return ServeSettings(
-        precision=settings.precision,
+        **{name: getattr(settings, name) for name in same},
         load=LoadSettings(
             concurrency=settings.generate_batches,
             lengths=lengths,
@@ -208,11 +209,6 @@ def generation_load(settings: InferSettings) -> ServeSettings:
         num_compared=settings.generate_compared,
         slo=Slo(ttft_ms=settings.generate_ttft_ms, tpot_ms=settings.generate_tpot_ms),
         scenarios=settings.generate_scenarios,
-        scenario_duration_s=settings.scenario_duration_s,
-        scenario_queries=settings.scenario_queries,
-        benchmarks=settings.benchmarks,
-        benchmark_limit=settings.benchmark_limit,
-        benchmark_timeout_s=settings.benchmark_timeout_s,
     )
 
 
