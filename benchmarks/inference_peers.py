@@ -35,7 +35,7 @@ from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.measure import CheckedPass
 from accelmark.infer.run import InferenceRun
-from accelmark.plan.adaptation import host_capabilities, vendor_layers
+from accelmark.plan.request import host_capabilities, vendor_layers
 from accelmark.results.rounds.inference import phase_figures
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.key import CaseKey

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import configuration
-from accelmark.plan.adaptation import adaptation_files, host_capabilities, requirements_file, vendor_layers
 from accelmark.plan.plan import Plan
-from accelmark.plan.request import Detected
+from accelmark.plan.request import Detected, adaptation_files, host_capabilities, requirements_file, vendor_layers
 from accelmark.plan.training import mesh_problems, parallelism_problems, unused_settings
 from accelmark.spec.errors import DataError, RequestError, SpecError
 from accelmark.spec.job import TrainJob

@@ -129,13 +129,6 @@ def test_the_frameworks_on_top_of_pytorch_become_pytorch_or_the_trainer(tmp_path
 
 
 # The settings of the examples of FlagPerf's documents, without their comments.
-DOCS_CLUSTER = """'''Cluster configs'''
-
-# Hosts to run the benchmark. Each item is an IP address or a hostname.
-HOSTS = ["10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"]
-# ssh connection port
-SSH_PORT = "22"
-"""
 DOCS_TEST = """'''Test Configs, including'''
 # -*-coding:utf-8 -*-
 VENDOR = "nvidia"
@@ -181,7 +174,7 @@ FIXED = {"max_steps": ("not set", "10000"), "max_samples_termination": ("1400000
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_the_training_examples_of_the_documents_run_as_they_are_written(tmp_path: Path, is_open: bool) -> None:
-    files = write(tmp_path, cluster_conf__py=DOCS_CLUSTER, test_conf__py=DOCS_TEST)
+    files = write(tmp_path, cluster_conf__py=CLUSTER, test_conf__py=DOCS_TEST)
     folder = tmp_path / "nvidia" / "bert-pytorch" / "config"
     folder.mkdir(parents=True)
     files = [*files, *write(folder, config_A100x1x8__py=DOCS_CONFIG)]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.plan.adaptation import adaptation_files, requirements_file
 from accelmark.plan.plan import Plan
+from accelmark.plan.request import adaptation_files, requirements_file
 from accelmark.run.agent.adaptation import apply_adaptation
 from accelmark.run.agent.agent import rank_environment
 from accelmark.run.agent.task import AgentTask

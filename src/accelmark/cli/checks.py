@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from accelmark.datasets.spec import dataset_specs
-from accelmark.plan.adaptation import adaptation_files
+from accelmark.plan.request import adaptation_files
 from accelmark.plan.serving import adapted_server, option_layer
 from accelmark.plan.training import without_effect
 from accelmark.run.preflight.checks import HostsNotReadyError

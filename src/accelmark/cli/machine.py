@@ -313,8 +313,7 @@ def _show_rates(rates: Ceilings, device: str) -> None:
 
 def detect_devices(vendor: str | None) -> Detected:
     """Return the devices of ``vendor`` on this machine; default: the first detected accelerator, else the CPU."""
-    from accelmark.plan.adaptation import host_capabilities
-    from accelmark.plan.request import Detected
+    from accelmark.plan.request import Detected, host_capabilities
     from accelmark.run.measure import remembered
     from accelmark.spec.plugins.catalog import load_vendor
     from accelmark.telemetry.inventory import detect, measurable_vendors

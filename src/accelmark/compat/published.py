@@ -36,10 +36,7 @@ _WHY: Final = "the source states no spread; cards, clocks and days differ"
 
 
 def read_published(path: Path, url: str) -> list[tuple[str, Claim]]:
-    """Read the claims of an MLPerf result or a FlagPerf README, published at ``url``, each with a name for its file.
-
-    Raises SpecError: it has none.
-    """
+    """Read the claims of an MLPerf result or a FlagPerf README, published at ``url``, each with a name for its file."""
     text = read_text(path)
     if ":::MLLOG" in text:
         rows = _mlperf_training(text, path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import accelmark
-from accelmark.plan.adaptation import Capabilities, adaptation_files, requirements_file
+from accelmark.plan import request as planning
 from accelmark.plan.inference import plan_inference
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, RunRequest
@@ -158,7 +158,7 @@ class _Planner:
         first = _first_round(asked, planned, chip)
         command = tuple(module_command("python", planned.work.rank_module, "job.json"))
         hosts = enumerate(self.run.cluster.hosts[: key.nnodes])
-        file = requirements_file(asked.adaptation, asked.folder.path)
+        file = planning.requirements_file(asked.adaptation, asked.folder.path)
         job = PlannedJob(
             directory="",
             job=first,
@@ -171,7 +171,7 @@ class _Planner:
             spec = first.model_copy(update={"round": number, "work": planned.work.for_round(number)})
             self.jobs.append(job.model_copy(update={"directory": f"{planned.directory}/round{number}", "job": spec}))
 
-    def _capabilities(self, chip: Chip | None) -> Capabilities:
+    def _capabilities(self, chip: Chip | None) -> Mapping[str, str]:
         """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
         detected = self.run.detected.capabilities if self.run.is_here else {}
         if chip is None:
@@ -266,7 +266,7 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
         vendor_environment=run.vendor.environment,
         collective_backend=device.collective_backend,
         extern=extern if (adaptation / "extern").is_dir() else None,
-        adaptation=adaptation_files(adaptation),
+        adaptation=planning.adaptation_files(adaptation),
         ceilings=run.detected.ceilings if run.is_detected_vendor else None,
         chip=chip,
         data_dirs=dict(planned.data_dirs),

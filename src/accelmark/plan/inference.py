@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from accelmark.plan.adaptation import vendor_layers
 from accelmark.plan.plan import LayerFile
-from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequest, PlannedWork, require_task
+from accelmark.plan.request import REQUIRES, KeyRequest, PlannedWork, require_task, vendor_layers
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.job import InferJob
 from accelmark.spec.layers import Layer, Resolved, resolve_inference
@@ -72,9 +71,9 @@ def plan_inference(request: KeyRequest) -> PlannedWork:
     required = engine.requires_on(device_type, settings.engine_options) if engine is not None else ()
     has_weights = "weights" in data_dirs or any(request.folder.path.glob("*.safetensors"))
     needs = (
-        (settings.scenarios or settings.generate_scenarios, "scenarios", LOADGEN_REQUIRES),
+        (settings.scenarios or settings.generate_scenarios, "scenarios", REQUIRES["scenarios"]),
         (case.generates, "generation", ("transformers>=5.20", "tokenizers>=0.20", "safetensors>=0.4")),
-        (settings.benchmarks, "benchmarks", BENCHMARK_REQUIRES),
+        (settings.benchmarks, "benchmarks", REQUIRES["benchmarks"]),
         (has_weights, "weights of the case", ("safetensors>=0.4",)),
         (engine, f"engine {settings.compiler}", required),
     )

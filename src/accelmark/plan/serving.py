@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from accelmark.plan.adaptation import vendor_layers
-from accelmark.plan.request import BENCHMARK_REQUIRES, LOADGEN_REQUIRES, KeyRequest, PlannedWork, require_task
+from accelmark.plan.request import REQUIRES, KeyRequest, PlannedWork, require_task, vendor_layers
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve
@@ -64,8 +63,8 @@ def plan_serving(request: KeyRequest) -> PlannedWork:
         warnings.append(f"{what}: the result is OPEN at best")
     needs = (
         (True, "accelmark serve", ("httptools>=0.6.2", "tokenizers>=0.20")),
-        (settings.scenarios, "scenarios", LOADGEN_REQUIRES),
-        (settings.benchmarks, "benchmarks", BENCHMARK_REQUIRES),
+        (settings.scenarios, "scenarios", REQUIRES["scenarios"]),
+        (settings.benchmarks, "benchmarks", REQUIRES["benchmarks"]),
         (server, f"server {settings.server}", server.requires if server is not None else ()),
     )
     return PlannedWork(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from accelmark.plan.adaptation import vendor_layers
-from accelmark.plan.request import KeyRequest, PlannedWork, require_task
+from accelmark.plan.request import KeyRequest, PlannedWork, require_task, vendor_layers
 from accelmark.spec.errors import Problem, nearest
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.key import CaseKey

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from accelmark.plan.adaptation import Capabilities
 from accelmark.plan.inference import engine_words
 from accelmark.plan.plan import Plan, PlannedJob
+from accelmark.plan.request import Capabilities
 from accelmark.results.figures import FigureName
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import InferJob, JobSpec

@@ -460,11 +460,10 @@ class Converted:
 
 
 def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
-    """Convert FlagPerf's files to one cluster file and one run file.
+    """Convert FlagPerf's files to one cluster file and one run file; raises SpecError: one of them is invalid.
 
     Settings of cases become those of the keys that they apply to, as far as a run accepts them; ``is_open``: also those
-    that a case fixes. Raises SpecError if a file cannot be read, the cluster is invalid, or two files give the same
-    output file.
+    that a case fixes.
     """
     result = Converted()
     given: dict[str, Given] = {}
@@ -650,8 +649,7 @@ def is_tree(path: Path) -> bool:
 def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dict[str, str], Converted]:
     """Return the files of the folder of ``vendor``, and its configurations with what was not converted.
 
-    A vendor that AccelMark does not ship also gets a ``vendor.yaml`` to complete. Raises SpecError if a file cannot be
-    read or parsed.
+    A vendor that AccelMark does not ship also gets a ``vendor.yaml`` to complete.
     """
     result = Converted()
     left_over = result.left_over

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from accelmark.plan.adaptation import requirements_file
 from accelmark.plan.plan import PlannedJob
+from accelmark.plan.request import requirements_file
 from accelmark.results.read.round_dir import read_job
 from accelmark.results.store.files import make_directory, write_atomic
 from accelmark.run.agent.rank_exit import NodeState, classify_job

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import accelmark
-from accelmark.plan.adaptation import ENVIRONMENT_FILE
 from accelmark.plan.plan import Plan
+from accelmark.plan.request import ENVIRONMENT_FILE
 from accelmark.results.schema import Summary
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import MANIFEST_FILE, PLAN_FILE
