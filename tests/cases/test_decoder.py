@@ -12,11 +12,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from accelmark.cases.llama2_7b_finetune.pytorch import dialogues
 from accelmark.frameworks.pytorch.model.experts import balancing_loss
 from accelmark.frameworks.pytorch.model.linear import LowRank, adapt
 from accelmark.spec.errors import DataError
-from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, documents_of, packed_rows
+from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, dialogues, documents_of, packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
 from tests.cases.test_definitions import SMALL, case_of
 

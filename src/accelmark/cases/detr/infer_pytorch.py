@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from accelmark.cases.detr.pytorch import detector
 from accelmark.infer.case import InferBatch, InferBatches, InferCase, LoaderBatches
 from accelmark.infer.weights import load_given_weights
 from accelmark.spec.errors import DataError
-from accelmark.tasks.detection.pytorch import BoxedImages, best_classes, centred, precision_rows
+from accelmark.tasks.detection.pytorch import BoxedImages, best_classes, centred, detr, precision_rows
 from accelmark.tasks.images.data import MEAN, STD
 from accelmark.tasks.metrics import box_precision
 
@@ -76,7 +75,7 @@ class Case(InferCase):
 
     def create_model(self) -> nn.Module:
         """Build the network, with weights from the data directory."""
-        net = detector(self.number)
+        net = detr(self.number)
         load_given_weights(self, net)
         return _Boxes(net)
 

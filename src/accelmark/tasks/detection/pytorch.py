@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from PIL import Image, ImageEnhance
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -21,6 +22,8 @@ from transformers import PreTrainedModel
 from accelmark.datasets.images import opened_image
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.causal_attention import with_padding
+from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.data import MEAN, STD, Uniform
@@ -376,6 +379,85 @@ class Detection(DenseTask):
     def row_metrics(self, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
         """Return ``map`` and ``map50``."""
         return box_precision(rows["boxes"], rows["detections"])
+
+
+def detr(number: Callable[[str], int], *, auxiliary_loss: bool = False) -> transformers.DetrForObjectDetection:
+    """Build DETR (Carion et al. 2020, arXiv:2005.12872) from named numbers."""
+    blocks = [number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)]
+    config = transformers.DetrConfig(
+        backbone_config=backbone_config(transformers.ResNetConfig, depths=blocks, out_features=["stage4"]),
+        d_model=number("hidden_size"),
+        encoder_layers=number("encoder_layers"),
+        decoder_layers=number("decoder_layers"),
+        num_queries=number("num_queries"),
+        auxiliary_loss=auxiliary_loss,
+    )
+    config.num_labels = number("num_classes")
+    with_padding(config)
+    return transformers.DetrForObjectDetection(config)
+
+
+class Detr(Detection):
+    """A ResNet-50 with frozen normalization, and a Transformer that predicts a set of boxes."""
+
+    backbone_name = "model.backbone.model"
+    block_class = "GradientCheckpointingLayer"
+
+    def network(self) -> PreTrainedModel:
+        """Build DETR; the first convolution and stage are not trained."""
+        net = detr(self.number, auxiliary_loss=True)
+        backbone = self.with_weights(net)
+        for name, parameter in backbone.named_parameters():  # transformers freezes all stages of its own ResNet
+            parameter.requires_grad_("embedder" not in name and "stages.0." not in name)
+        return net
+
+    @property
+    def synthetic_size(self) -> tuple[int, int]:
+        """Height and width between those of photographs with ratios of 4:3 and 3:2."""
+        side = self.number("shorter_side")
+        return side, round(1.42 * side)
+
+    def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
+        """Return one of 11 sizes, cropped or not and flipped or not; in evaluation the largest."""
+        side, longest = self.number("shorter_side"), self.number("longer_side")
+        return multi_scale(scene, side, longest, uniform) if train else scene.shorter(side, longest)
+
+
+class RtDetr(Detection):
+    """A ResNet-50-vd, a hybrid encoder, and a decoder whose queries are chosen among the encoder's outputs."""
+
+    backbone_name = "model.backbone.model"
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    scales = range(15, 26)
+    independent_classes = True
+
+    def network(self) -> PreTrainedModel:
+        """Build RT-DETR-R50 (Zhao et al. 2023, arXiv:2304.08069)."""
+        width = self.number("hidden_size")
+        config = transformers.RTDetrConfig(
+            backbone_config=backbone_config(
+                transformers.RTDetrResNetConfig,
+                depths=[self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)],
+                out_features=["stage2", "stage3", "stage4"],
+            ),
+            encoder_hidden_dim=width,
+            encoder_ffn_dim=4 * width,
+            d_model=width,
+            decoder_in_channels=[width] * 3,
+            decoder_ffn_dim=4 * width,
+            decoder_layers=self.number("decoder_layers"),
+            num_queries=self.number("num_queries"),
+            anchor_image_size=None,
+        )
+        config.num_labels = self.number("num_classes")
+        net = transformers.RTDetrForObjectDetection(config)
+        self.with_weights(net)
+        return net
+
+    def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
+        """Return a square, in training with other colours, crops and flips."""
+        size = self.number("image_size")
+        return distorted(scene, size, uniform) if train else scene.resized(size, size)
 
 
 def best_classes(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,7 +22,7 @@ from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entrop
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
 from accelmark.frameworks.pytorch.model.linear import adapt
 from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.language.pytorch import NextToken
 from accelmark.tasks.text.pytorch import JsonLines, read_tokenizer
@@ -261,6 +262,32 @@ def packed_rows(texts: Sequence[str], tokenizer: Tokenizer, length: int, file: P
     if len(tokens) < length:
         raise DataError(f"{file}: has {len(tokens)} tokens, less than a row of {length}")
     return tokens[: len(tokens) // length * length].view(-1, length)
+
+
+_PROMPT: Final = "Summarize this dialog:\n{dialogue}\n---\nSummary:\n{summary}</s>"
+
+
+def dialogues(file: Path) -> Sequence[str]:
+    """Return the dialogues of SAMSum (Gliwa et al. 2019, arXiv:1911.12237) with their summaries.
+
+    Raises DataError: the file is missing or has another layout.
+    """
+    with raising(DataError, f"{file}: is not a part of SAMSum, a list of dialogues with summaries", *UNREADABLE):
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        return [_PROMPT.format(dialogue=entry["dialogue"], summary=entry["summary"]) for entry in entries]
+
+
+class DialogueTuning(LowRankTuning):
+    """Low-rank tuning on dialogues with their summaries, tokenized at the start."""
+
+    samples: ClassVar[str]
+    """Name of the data set, with the files of SAMSum in its folder ``corpus``."""
+
+    def dataset(self, *, train: bool) -> dict[str, Tensor]:
+        """Return rows of packed dialogues and summaries."""
+        file = self.data_dirs[self.samples] / "corpus" / ("train.json" if train else "val.json")
+        tokenizer = read_tokenizer(self.data_dirs[self.weights or ""] / "hf" / "tokenizer.json", self.vocab_size)
+        return {"tokens": packed_rows(dialogues(file), tokenizer, self.number("seq_length") + 1, file)}
 
 
 @final

@@ -11,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from PIL import Image
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from accelmark.datasets.images import opened_image
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.frameworks.pytorch.model.pretrained import backbone_config, initial_net
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.pytorch import coloured, whole_number
@@ -183,6 +186,25 @@ class Segmentation(DenseTask):
         return mean_overlap(rows["segments"])
 
 
+class SegFormer(Segmentation):
+    """A hierarchical Transformer from published weights, and a head of linear layers."""
+
+    own_rate = ("decode_head", 10.0)
+    block_class = "SegformerLayer"
+
+    def network(self) -> PreTrainedModel:
+        """Build SegFormer-B0 (Xie et al. 2021, arXiv:2105.15203) with the weights of its encoder."""
+        width = self.number("hidden_size")
+        config = transformers.SegformerConfig(
+            depths=[self.number("stage_blocks")] * 4,
+            hidden_sizes=[width, 2 * width, 5 * width, 8 * width],
+            decoder_hidden_size=8 * width,
+        )
+        config.num_labels = self.number("num_classes")
+        new, directory = ("decode_head",), self.data_dirs.get(self.weights)
+        return initial_net(transformers.SegformerForSemanticSegmentation, config, directory, new=new)
+
+
 class MaskClassification(Segmentation):
     """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's."""
 
@@ -210,6 +232,38 @@ class MaskClassification(Segmentation):
         outputs = model(image)
         classes = outputs.class_queries_logits.softmax(2)[..., :-1]
         return torch.einsum("bqc,bqhw->bchw", classes, outputs.masks_queries_logits.sigmoid())
+
+
+class Mask2Former(MaskClassification):
+    """A Swin-T, a decoder of pixels by deformable attention, and a Transformer that predicts a set of masks."""
+
+    block_class = "Mask2FormerMaskedAttentionDecoderLayer"
+
+    def network(self) -> PreTrainedModel:
+        """Build Mask2Former (Cheng et al. 2021, arXiv:2112.01527) for semantic segmentation."""
+        width = self.number("hidden_size")
+        config = transformers.Mask2FormerConfig(
+            backbone_config=backbone_config(
+                transformers.SwinConfig,
+                embed_dim=self.number("backbone_width"),
+                depths=[self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)],
+                drop_path_rate=0.3,
+                out_features=["stage1", "stage2", "stage3", "stage4"],
+            ),
+            feature_size=width,
+            mask_feature_size=width,
+            hidden_dim=width,
+            encoder_layers=self.number("encoder_layers"),
+            decoder_layers=self.number("decoder_layers") + 1,  # transformers counts the prediction before the first
+            num_queries=self.number("num_queries"),
+            train_num_points=self.number("num_points"),
+            output_auxiliary_logits=True,
+        )
+        config.num_labels = self.number("num_classes")
+        net = transformers.Mask2FormerForUniversalSegmentation(config)
+        backbone = self.with_weights(net, new=("hidden_states_norms",))
+        backbone.swin.layernorm.requires_grad_(False)  # whose output is not used
+        return net
 
 
 def _at_size(scores: Tensor, size: Any) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -197,10 +198,12 @@ def spans(shape: tuple[int, int], share: float, length: int, device: torch.devic
 class SpeechToLetters(TaskFamily):
     """Recordings to letters without an alignment; greedy transcripts are scored.
 
-    A case states data and model. The model turns ``audio`` of shape (batch, samples), int16, into logits of shape
+    The model, a wav2vec 2.0 or that of the case, turns ``audio`` of shape (batch, samples), int16, into logits of shape
     (batch, frames, letters), and its ``frames`` turns numbers of samples into numbers of frames.
     """
 
+    weights: ClassVar[str]
+    """Name of the data set with the weights of a wav2vec 2.0, in its folder ``hf``."""
     samples: ClassVar[str]
     subsets: ClassVar[Sequence[str]] = ()
     """Subsets that are trained on, in LibriSpeech's layout."""
@@ -208,6 +211,21 @@ class SpeechToLetters(TaskFamily):
     score: ClassVar[TextScore] = ErrorRate("word")
     rate_hz: ClassVar[int] = RATE_HZ
     _references: Recordings | None = None
+
+    def build_model(self) -> nn.Module:
+        """Build wav2vec 2.0 (Baevski et al. 2020, arXiv:2006.11477) with a new output layer and frozen convolutions."""
+        config = transformers.Wav2Vec2Config(
+            vocab_size=len(LETTERS),
+            **self.dimensions(),
+            conv_dim=[self.number("conv_width")] * 7,
+            layerdrop=0.0,
+            activation_dropout=0.1,
+            apply_spec_augment=False,
+        )
+        new, directory = ("lm_head", "wav2vec2.masked_spec_embed"), self.data_dirs.get(self.weights)
+        net: Any = initial_net(transformers.Wav2Vec2ForCTC, config, directory, new=new)
+        net.freeze_feature_encoder()
+        return Letters(net, self.real("masked_time"), self.real("masked_channels"))
 
     def recordings(self, *, train: bool) -> Recordings:
         """Return the recordings of the training or the evaluation subsets."""

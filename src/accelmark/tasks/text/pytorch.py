@@ -30,7 +30,7 @@ from accelmark.frameworks.pytorch.model.pretrained import initial_net
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, nearest, raising
 from accelmark.tasks.images.pytorch import Classification
-from accelmark.tasks.metrics import IGNORED, TextScore
+from accelmark.tasks.metrics import IGNORED, Bleu, Rouge1, TextScore
 
 _CHUNK: Final = 1 << 24
 DROPOUT: Final = 0.1
@@ -527,8 +527,15 @@ class TextToText(SequenceToSequence):
 
 
 class Translation(TextToText):
-    """Text to text by a Transformer whose size is in the settings under ``model``."""
+    """Text to text by a Transformer whose size is in the settings under ``model``.
 
+    The data are ``train/text.<language>`` and ``test/text.<language>``, with ``tokenizer/tokenizer.json``.
+    """
+
+    samples: ClassVar[str]
+    """Name of the data set."""
+    languages: ClassVar[Sequence[str]] = ("en", "de")
+    score: ClassVar[TextScore] = Bleu(lowercase=True)
     dropout: ClassVar[float]
     label_smoothing = 0.1
 
@@ -556,3 +563,41 @@ class Translation(TextToText):
         )
         with_padding(config)
         return MarianMTModel(config)
+
+    def pairs(self, *, train: bool) -> Records:
+        """Return the sentences of a split."""
+        split = self.data_dirs[self.samples] / ("train" if train else "test")
+        return Parallel([split / f"text.{language}" for language in self.languages])
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of both languages."""
+        return read_tokenizer(self.data_dirs[self.samples] / "tokenizer" / "tokenizer.json", self.number("vocab_size"))
+
+
+class Summarization(TextToText):
+    """Articles to highlights by a T5 with published weights; greedy summaries are scored."""
+
+    samples: ClassVar[str]
+    """Name of the data set: ``train/train.jsonl`` and ``val/val.jsonl`` with ``article`` and ``highlights``."""
+    weights: ClassVar[str]
+    """Name of the data set with the weights and their tokenizer, in its folder ``hf``."""
+    score: ClassVar[TextScore] = Rouge1()
+    prefix = "summarize: "
+
+    def network(self) -> PreTrainedModel:
+        """Build T5 (Raffel et al. 2019, arXiv:1910.10683) with its weights."""
+        names = {"hidden_size": "d_model", "intermediate_size": "d_ff", "num_layers": "num_layers"}
+        sizes = self.dimensions(**names, num_heads="num_heads")
+        config = transformers.T5Config(**sizes, d_kv=self.number("hidden_size") // self.number("num_heads"))
+        config.decoder_start_token_id = self.pad
+        directory = self.data_dirs.get(self.weights)
+        return initial_net(transformers.T5ForConditionalGeneration, with_padding(config), directory)
+
+    def pairs(self, *, train: bool) -> JsonLines:
+        """Return the articles and highlights of a split."""
+        path = self.data_dirs[self.samples] / ("train/train.jsonl" if train else "val/val.jsonl")
+        return JsonLines(path, ["article", "highlights"])
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the checkpoint's tokenizer."""
+        return read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
