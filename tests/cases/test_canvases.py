@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from accelmark.cases.detection_mini._canvases import BACKGROUND, Canvases
-from accelmark.cases.detection_mini.pytorch import point_loss
+from accelmark.cases.detection_mini.pytorch import BACKGROUND, Canvases, point_loss
 from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, words
 from accelmark.cases.segmentation_mini.pytorch import mirrored
 from accelmark.tasks.conversation.pytorch import IMAGE, PLACEHOLDER, Answers

@@ -160,7 +160,9 @@ def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     for framework in folders("frameworks"):
         if (code := folder / f"{framework}.py").is_file():
             text = code.read_text(encoding="utf-8")
-            parts = re.findall(r"from accelmark\.cases\.(\w+)\.(_\w+|(?:pytorch|arrays)(?= import Case)) import", text)
+            parts = re.findall(
+                r"from accelmark\.cases\.(\w+)\.(_\w+|(?:pytorch|arrays)(?= import Ca(?:se|nvases))) import", text
+            )
             for base, module in parts:
                 text += (folders("cases")[base].path / f"{module}.py").read_text(encoding="utf-8")
             asked = set(re.findall(r'(?:data_dirs\[|shards = |weights = |samples = )"(\w+)"', text))

@@ -26,9 +26,8 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets.catalogue import known_datasets, preparation_of, preparations
-from accelmark.datasets.prepare import criteo, media, texts
+from accelmark.datasets.prepare import arrays, media, texts
 from accelmark.datasets.prepare.preparation import Preparation, prepare
-from accelmark.datasets.prepare.weights import ARCHIVE
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.frameworks.pytorch.model.pretrained import load_backbone
 from accelmark.spec.errors import DataError
@@ -360,7 +359,7 @@ def test_c4_is_sorted_into_splits_after_a_check_against_its_indexes(tmp_path: Pa
 def test_criteo_has_the_lists_of_ids_of_mlperf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lists are those of NumPy's global generator with seed 0, drawn table by table."""
     rows, ids = [50, 3, 20], [2, 1, 4]
-    monkeypatch.setattr(criteo, "_sizes", lambda: (rows, ids))
+    monkeypatch.setattr(arrays, "_sizes", lambda: (rows, ids))
     source, to = tmp_path / "days", tmp_path / "criteo"
     source.mkdir()
     random = np.random.default_rng(1)
@@ -407,7 +406,7 @@ def numbers() -> dict[str, Tensor]:
 def prepared(content: Any, directory: Path) -> Path:
     source = directory / "archives"
     source.mkdir()
-    torch.save(content, source / ARCHIVE)
+    torch.save(content, source / arrays.ARCHIVE)
     prepare(*preparation_of("resnet50_vd_weights"), source, directory / "to")
     return directory / "to"
 

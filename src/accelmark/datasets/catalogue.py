@@ -56,15 +56,9 @@ def known_datasets() -> Sequence[Known]:
 
 def preparations() -> Mapping[str, Preparation]:
     """Return how data sets are prepared from archives, by their names."""
-    from accelmark.datasets.prepare import bert_tokens, criteo, media, texts, weights
+    from accelmark.datasets.prepare import arrays, media, texts
 
-    return {
-        **texts.PREPARATIONS,
-        **media.PREPARATIONS,
-        "bert_tokens": bert_tokens.PREPARATION,
-        "criteo": criteo.PREPARATION,
-        "resnet50_vd_weights": weights.PREPARATION,
-    }
+    return {**texts.PREPARATIONS, **media.PREPARATIONS, **arrays.PREPARATIONS}
 
 
 def known_of(name: str) -> Known:

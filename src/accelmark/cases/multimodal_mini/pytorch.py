@@ -15,7 +15,7 @@ from transformers import CLIPVisionConfig, LlavaConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from accelmark.cases import resnet_mini
-from accelmark.cases.detection_mini._canvases import Canvases
+from accelmark.cases.detection_mini.pytorch import Canvases
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.cases.resnet_mini.pytorch import ResNetMini
 from accelmark.infer.weights import load_weights

@@ -9,8 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers.modeling_outputs import SemanticSegmenterOutput
 
-from accelmark.cases.detection_mini._canvases import Canvases
-from accelmark.cases.detection_mini.pytorch import Pyramid
+from accelmark.cases.detection_mini.pytorch import Canvases, Pyramid
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.tasks.images.data import Uniform
 from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segmenter, Segments
