@@ -30,7 +30,7 @@ from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, run, value_of
 from tests.cases.test_definitions import SMALL, case_of
-from tests.cases.test_standard import BERT
+from tests.cases.test_learning import BERT
 from tests.datasets.test_pack import WRITTEN_BY_TENSORFLOW
 
 LENGTH, PREDICTIONS, WORDS = 64, 12, 1100

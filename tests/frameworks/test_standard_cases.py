@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
-from tests.cases.test_full_size import PARAMETERS
+from tests.cases.test_definitions import PARAMETERS
 from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
 from tests.frameworks.rank_jobs import final_state, losses, rank_job, run_job, values
 
