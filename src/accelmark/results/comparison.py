@@ -339,19 +339,15 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
     areas = get_args(Area)
     named = sorted(before_context.keys() | after_context.keys(), key=lambda item: (areas.index(item[0]), item[1]))
     sides = ((*item, before_context.get(item, ()), after_context.get(item, ())) for item in named)
+    differing = tuple(
+        ContextDifference(area=area, name=name, baseline=old, other=new) for area, name, old, new in sides if old != new
+    )
     return Pair(
-        baseline=_side(case),
-        other=_side(match),
+        baseline=_side(case), other=_side(match), differing=differing, is_same_run=is_copy(case.run, match.run),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences[name] for names in in_groups(differences).values() for name in names),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
-        differing=tuple(
-            ContextDifference(area=area, name=name, baseline=old, other=new)
-            for area, name, old, new in sides
-            if old != new
-        ),
-        is_same_run=is_copy(case.run, match.run),
-    )
+    )  # fmt: skip
 
 
 def _side(case: LoadedCase) -> Side:

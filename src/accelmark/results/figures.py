@@ -24,11 +24,7 @@ _FULL_BATCH: Final = "of a full batch in the engine, its wait there for a free s
 
 
 class FigureInfo(NamedTuple):
-    """The declaration of a figure.
-
-    Title, unit and explanation may contain ``{unit}`` (image, token), titles ``{metric}`` (top-1 accuracy), which the
-    case states.
-    """
+    """The declaration of a figure; its texts may contain ``{unit}`` and ``{metric}``, which the case states."""
 
     group: str
     title: str

@@ -147,13 +147,10 @@ _NAMES: Final = (
 def consumption_figures(
     hosts: HostSamples, units: int, device_type: str, no_telemetry: str
 ) -> tuple[Figures, list[str]]:
-    """Return the figures from telemetry, and warnings about them.
+    """Return the figures from telemetry over the measured spans, and warnings about them.
 
-    Args:
-        hosts: samples and measured spans; empty where there is no telemetry.
-        units: units processed by all ranks.
-        device_type: the framework's; for ``cpu`` the CPU packages are the devices, unless the vendor reads its own.
-        no_telemetry: the reason of every figure where ``hosts`` is empty.
+    ``units`` are those that all ranks processed. For the ``device_type`` cpu the CPU packages are the devices, unless
+    the vendor reads its own. ``no_telemetry`` is the reason of every figure where ``hosts`` is empty.
     """
     if not hosts:
         return {name: value(None, no_telemetry) for name in _NAMES}, []
@@ -262,8 +259,7 @@ def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, w
             return Integral(None, None, f"{what}: {', '.join(fatal) or 'samples do not cover it'}")
         notes += (f"{what}: {reason.value}" for reason in part.reasons)
         total += part.energy_j
-    duration_s = sum(end - begin for begin, end in spans)
-    return Integral(total, total / duration_s if duration_s > 0 else None, "nothing was measured")
+    return Integral(total, total / sum(end - begin for begin, end in spans))
 
 
 def _series(times: Sequence[float], column: Sequence[float]) -> Series:

@@ -190,16 +190,13 @@ def round_of(
     """Return the result of a round with what is the same for all tasks; ``events`` are rank 0's, ``own`` the rest."""
     exits = tuple(node.exit for node in nodes if node.exit)
     marks: dict[Mark, bool] = {
-        "open": job.open or any(setting.forced for setting in job.provenance.values()),
-        "synthetic": synthetic,
+        "open": job.open or any(setting.forced for setting in job.provenance.values()), "synthetic": synthetic,
         "made_up_data": isinstance(job.work, TrainingWork) and job.work.made_up_data,
-        "partial": state[0] != "succeeded",
-        "partial_evaluation": partial_evaluation,
-        "busy_machine": bool(disturbances(findings)),
-        "resumed": resumed,
+        "partial": state[0] != "succeeded", "partial_evaluation": partial_evaluation,
+        "busy_machine": bool(disturbances(findings)), "resumed": resumed,
         "bad_samples": any(found.rule == "samples-replaced" for found in findings),
         "speed_only": isinstance(job.work, TrainingWork) and not (job.work.target or job.work.reference_loss),
-    }
+    }  # fmt: skip
     environment = Environment(
         hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
         **{name: event.model_dump() for name, event in events.items() if event is not None},

@@ -193,9 +193,9 @@ def serve_round(
     state, reason = job_state(job, nodes, error, log.begin_ms is not None, ledger)
     findings: list[Finding] = []
     span = load_span(ended)
-    if settings.endpoint is not None:
-        hosts, no_telemetry = {}, "the endpoint's machine records no telemetry"
-    else:
+    hosts: HostSamples = {}
+    no_telemetry = "the endpoint's machine records no telemetry"
+    if settings.endpoint is None:
         hosts, no_telemetry = read_telemetry(nodes, {str(node.path): (span,)} if node and span else {}, findings)
         no_telemetry = no_telemetry if ended else "no stage of the load was measured"
     num_devices = log.started.num_devices if log.started else job.key.nproc
@@ -345,7 +345,7 @@ def generation_round(
     settings = generation_load(infer.settings)
     requests, lines = read_requests(node_dir / REQUESTS_FILE if node_dir else Path(REQUESTS_FILE))
     create, chip, precision = log.stage(InferStep.CREATE), job.chip, infer.settings.precision
-    details = create.details if create is not None else {}
+    details: Mapping[str, Scalar] = create.details if create is not None else {}
     peaks = (getattr(chip.peaks, precision, None), chip.memory_bandwidth_gb_s) if chip is not None else (None, None)
     peak, bandwidth = (of_one * job.key.nproc if of_one else None for of_one in peaks)
     stages = []

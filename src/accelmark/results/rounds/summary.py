@@ -207,16 +207,13 @@ def gather(
     with contextlib.suppress(KeyError, ValidationError):
         tuning = TuningSpec.model_validate(plan["tuning"])
     summary = Summary(
-        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__),
-        run=run_dir.resolve().name,
+        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__), run=run_dir.resolve().name,
         started_at=min((result.started_at for result in rounds.values() if result.started_at), default=""),
         finished_at=max((_finished_at(result) for result in rounds.values()), default=""),
         state=worst([case.state for case in cases if case.role != "trial"]),
-        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
-        cases=tuple(cases),
-        tuning=tuning,
+        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"), cases=tuple(cases), tuning=tuning,
         problems=tuple(problems),
-    )
+    )  # fmt: skip
     return summary, rounds
 
 

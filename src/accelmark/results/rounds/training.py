@@ -60,19 +60,17 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
     bounded = "a third of the steps: until then, step time did not settle"
     is_bounded = any(part.is_bounded for part in timeline.warm_ups)
     figures: Figures = {
-        F.E2E_TIME: value(timeline.e2e_s, why),
-        F.INIT_TIME: value(timeline.init_s, why),
+        F.E2E_TIME: value(timeline.e2e_s, why), F.INIT_TIME: value(timeline.init_s, why),
         F.WARMUP_TIME: Figure(value=warmup_s, reason=bounded if is_bounded else None) if units else value(None, why),
         F.RAW_TRAIN_TIME: value(timeline.train_s if began else None, why),
         F.TRAIN_NO_EVAL_TIME: value(training_s if began else None, why),
         F.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
         F.THROUGHPUT_WHOLE: ratio(units or None, timeline.train_s, why),
-        F.THROUGHPUT_TRAIN: ratio(units or None, training_s, why),
-        F.THROUGHPUT_STEADY: steady,
+        F.THROUGHPUT_TRAIN: ratio(units or None, training_s, why), F.THROUGHPUT_STEADY: steady,
         F.THROUGHPUT_CORE: ratio(units or None, timeline.compute_s, why_steps),
         F.THROUGHPUT_PER_DEVICE: ratio(steady.value, num_devices, why),
         F.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
-    }
+    }  # fmt: skip
     steps = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
     percentiles = np.percentile(timeline.step_ms, (50, 90, 99)) if len(timeline.step_ms) else (None,) * 3
     why_steps = "a step's time is not finite" if len(timeline.step_ms) else why_steps
