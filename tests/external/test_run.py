@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.log.perflog import PerfLogReader
 from accelmark.spec.plugins.trainer import TrainerSpec
 from tests.external.conftest import COMMAND, HERE, Accelmark, result_of
-from tests.run.fakes import make_plan
+from tests.run.fakes import make_plan, wait_for
 
 KEY = "signs:slowgrad:CPU:1:2"
 
@@ -82,14 +82,11 @@ def test_a_trainer_that_ignores_the_signal_is_killed_and_the_job_cancelled(plugi
     command = [str(COMMAND), "train", "signs:slowgrad", "--set", "model.fault=hangs", "--out", "run"]
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output)
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if any("data server" in log.read_text() for log in (tmp_path / "run").glob("*/round1/*/rank0.out.log")):
-            break
-        time.sleep(0.2)
+    logs = partial((tmp_path / "run").glob, "*/round1/*/rank0.out.log")
+    wait_for(lambda: any("data server" in log.read_text() for log in logs()), "the trainer")
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
-    (log,) = (tmp_path / "run").glob("*/round1/*/rank0.out.log")
+    (log,) = logs()
     (finished,) = [record for record in PerfLogReader(log) if record.event == "FINISHED"]
     assert finished.value["state"] == "cancelled"
 

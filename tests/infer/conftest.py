@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,7 @@ InProcess = Callable[..., tuple[int, list[dict[str, Any]], str]]
 @pytest.fixture
 def make_job(tmp_path: Path) -> MakeJob:
     """Return a function that makes a job of the tiny case from settings (and ``parameters=``)."""
-
-    def make(**settings: Any) -> JobSpec:
-        return job_of(tmp_path, **settings)
-
-    return make
+    return partial(job_of, tmp_path)
 
 
 @pytest.fixture

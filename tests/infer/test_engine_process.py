@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from accelmark.run.agent.rank_exit import classify_rank, read_log_end
 from accelmark.spec.settings.inference import InferStep
+from tests.run.fakes import wait_for
 
 _AT = {
     InferStep.COMPILE: "def __init__(self, request):\n    super().__init__(request)\n    {0}",
@@ -113,15 +113,10 @@ def test_it_ends_with_its_rank(make_job: Any, tmp_path: Path, tiny_onnx: Path) -
     environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
     rank = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
     log = node_dir / "rank0.out.log"
-    deadline = time.monotonic() + 300
     try:
-        while not (log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8")):
-            assert time.monotonic() < deadline, log.read_text() if log.is_file() else log
-            time.sleep(0.2)
+        wait_for(lambda: log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8"), "a window")
         (child,) = _children(rank.pid)
     finally:
         rank.kill()
         rank.wait()
-    while Path(f"/proc/{child}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not Path(f"/proc/{child}").exists(), "the end of the engine's process")

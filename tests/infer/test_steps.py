@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.run import batches_of, build_case
 from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
+from tests.run.fakes import wait_for
 
 _ALL = dict.fromkeys(InferStep, "done")
 
@@ -182,10 +182,7 @@ def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, tmp_path: 
     environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
     process = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
     log = node_dir / "rank0.out.log"
-    deadline = time.monotonic() + 120
-    while not (log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_for(lambda: log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8"), "a window")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
     last = log.read_text(encoding="utf-8").splitlines()[-1]

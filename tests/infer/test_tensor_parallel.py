@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ def test_two_processes_give_the_answers_of_one(llama: Path, tmp_path: Path, proc
     assert two.usage()["peak_host_memory_mib"] > 1.5 * one.usage()["peak_host_memory_mib"]
     two.close()
     processes.remove(two)
-    assert not any(map(is_alive, two.pids))
+    assert not any(map(psutil.pid_exists, two.pids))
 
 
 @pytest.mark.parametrize(
@@ -114,13 +115,4 @@ def test_a_process_that_dies_or_hangs_ends_the_others(
     assert time.monotonic() - began < 30
     process.close()
     processes.remove(process)
-    assert not any(map(is_alive, process.pids))
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process exists; a child that ended and was waited for does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert not any(map(psutil.pid_exists, process.pids))

@@ -132,13 +132,12 @@ def test_out_of_memory_on_one_rank_is_the_cause_and_the_other_follows(tmp_path: 
     assert "out of memory" in reasons[1]
 
 
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
 def wait_for_event(log: Path, event: str) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if log.is_file() and f'"event": "{event}"' in log.read_text():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no {event} in {log}: {log.read_text() if log.is_file() else None}")
+    wait_for(lambda: f'"event": "{event}"' in text_of(log), f"{event} in {log}")
 
 
 def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> None:
@@ -281,10 +280,6 @@ HANGS = """
             time.sleep(3600)
         super().backward(loss, scaler)
 """
-
-
-def text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 def test_the_rank_behind_in_collectives_is_named_with_its_last_one(tmp_path: Path) -> None:
