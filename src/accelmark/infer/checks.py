@@ -23,7 +23,6 @@ _FOLLOWED: Final = (128, 1024)
 """Smallest and largest number of items for which the framework also answers the unchanged input."""
 _FOLLOWED_ERROR: Final = 0.05
 """Standard error of the sensitivity that is small enough between the two."""
-_TINY: Final = 1e-12
 
 REPEAT_LIMIT: Final = 1.1
 """Ratio of first to repeated calls above which outputs seem to be cached."""
@@ -75,7 +74,7 @@ class Answers:
                 worst = worst.maximum((actual != reference).reshape(items, -1).any(1).float())
                 continue
             one, two = actual.float().reshape(items, -1), reference.float().reshape(items, -1)
-            worst = worst.maximum((one - two).norm(dim=1) / two.norm(dim=1).clamp_min(_TINY))
+            worst = worst.maximum((one - two).norm(dim=1) / two.norm(dim=1).clamp_min(1e-12))
             if index == 0 and reference.ndim > 1 and reference.shape[-1] > 1:
                 self.agreeing += int((actual.argmax(-1) == reference.argmax(-1)).sum())
                 self.ranked += reference[..., 0].numel()

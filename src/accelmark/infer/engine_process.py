@@ -36,7 +36,6 @@ from accelmark.spec.plugins.framework import RANK_VARIABLES, RankPlace, module_c
 LOG_NAME: Final = "engine.out.log"
 """Output of the engine's process: not the rank's log, so that an engine cannot print events."""
 _LOOPBACK: Final = "127.0.0.1"
-_START_S: Final = 300.0
 _END_S: Final = 10.0
 _BROKEN_S: Final = 1.0
 """Time in which a dead process is looked for after another one has failed."""
@@ -128,7 +127,7 @@ class EngineProcess:
                     command, pass_fds=descriptors, env=environment, stdin=DEVNULL, stdout=stream, stderr=stream
                 )
             self._children.append(_Child(process, Connection(ours.detach()), outputs, name))
-        self.limit_replies(max(timeout_s, _START_S))
+        self.limit_replies(max(timeout_s, 300.0))
 
     @property
     def pids(self) -> list[int]:
@@ -306,7 +305,6 @@ class EngineProcess:
         self.is_busy = False
 
     def _received(self, child: _Child) -> dict[str, Any]:
-        """Return the next message of a process. Raises AccelmarkError: it has none, or reports a failure."""
         try:
             message: dict[str, Any] = json.loads(child.connection.recv_bytes())
         except BlockingIOError:

@@ -35,7 +35,6 @@ from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, LoadStage, R
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
 
-_WAIT_S: Final = 0.2
 _MIN_BATCHES: Final = 3
 """Batches of a stage at least: its window is without the last one."""
 
@@ -160,7 +159,7 @@ class EngineClient:
         while True:
             watch()
             with suppress(Empty):
-                taken = [waiting.get(timeout=_WAIT_S)]
+                taken = [waiting.get(timeout=0.2)]
                 while len(taken) < self.live_batch and not waiting.empty():
                     taken.append(waiting.get())
                 return [query for query in taken if query is not None]

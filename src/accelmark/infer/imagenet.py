@@ -18,8 +18,6 @@ from accelmark.tasks.images.pytorch_imagenet import ImageFolder, ImageNetwork
 
 @final
 class _Images(Dataset[tuple[Tensor, int]]):
-    """Centre crops of a split, normalised."""
-
     def __init__(self, folder: ImageFolder, mean: Tensor, std: Tensor) -> None:
         self.folder, self.mean, self.std = folder, mean, std
 

@@ -71,7 +71,6 @@ from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, f
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 
-_SYNTHETIC_BATCHES: Final = 32
 _LIBRARIES: Final = (
     "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",
     "torch-tensorrt", "transformers", "timm", "mlcommons-loadgen",
@@ -457,7 +456,7 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
     settings = case.settings
     most = settings.max_batches
     if settings.synthetic:
-        made = [case.synthetic_batch(settings.batch_size) for _ in range(most or _SYNTHETIC_BATCHES)]
+        made = [case.synthetic_batch(settings.batch_size) for _ in range(most or 32)]
         batches = [batch.pinned() for batch in made] if pinned else made
         return DerivedBatches(settings.batch_size * len(batches), lambda: batches)
     whole = case.build_dataloader()

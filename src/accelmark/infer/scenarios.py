@@ -31,12 +31,9 @@ from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResul
 from accelmark.spec.log.serving import SCENARIO_PHASES
 from accelmark.spec.settings.inference import ScenarioName
 
-_PROBES: Final = 5
-_MAX_TRIES: Final = 10
 _HEADROOM: Final = 1.2
 _MAX_ITEMS: Final = 1024
 _MAX_BYTES: Final = 256 * 2**20
-_CHECKS: Final = 12
 _LATENCIES: Final = dict.fromkeys(("offline", "server", "single_stream"), "result_{}_percentile_latency_ns") | {
     "multi_stream": "result_{}_percentile_per_query_latency_ns"
 }
@@ -115,7 +112,7 @@ class Scenarios:
             logs[rate] = self._measured("server", replace(minimum, queries_per_s=rate), log_dir, steps_left)
             return logs[rate].bound_met
 
-        best = search_rate(meets_bound, FIRST_SHARE * self._rate(), max_steps=_MAX_TRIES)
+        best = search_rate(meets_bound, FIRST_SHARE * self._rate(), max_steps=10)
         shown = min(logs) if best is None else best
         result = self._result("server", logs[shown], "queries_per_second", best, replace(minimum, queries_per_s=shown))
         reason = "no tried rate met the latency bound" if best is None else result.reason
@@ -163,7 +160,6 @@ class Scenarios:
         queue.raise_failure()
 
     def _rate(self) -> float:
-        """Return an estimate of the most items per second."""
         size = self.settings.batch_size
         return self.checked.process.concurrency * size / self._call_s(size)
 
@@ -172,7 +168,7 @@ class Scenarios:
         indices = [index % len(self.library) for index in range(size)]
         self.checked.process.pick(indices)
         times: list[float] = []
-        for _ in range(_PROBES):
+        for _ in range(5):
             began = time.perf_counter()
             self.checked.process.pick(indices)
             times.append(time.perf_counter() - began)
@@ -254,7 +250,7 @@ class Library:
         size = min(size, len(self))
         new = range(len(self), len(self) + size)
         calls_ms: list[list[float]] = []
-        for _ in range(_CHECKS):
+        for _ in range(12):
             first = self.checked.chance.randrange(len(self) - size + 1)
             known = range(first, first + size)
             batch = InferBatch(tuple(tensor[first : first + size] for tensor in self.unchanged), None)

@@ -68,14 +68,11 @@ def pretrained(case: InferCase, net: nn.Module) -> nn.Module:
 
 @final
 class _Logits(nn.Module):
-    """Wrapper of a model of transformers that returns its logits as a plain tensor."""
-
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the logits of images, or of tokens with their padding mask."""
         logits: Tensor = (self.net(inputs) if mask is None else self.net(inputs, mask)).logits
         return logits
 

@@ -29,7 +29,6 @@ from accelmark.spec.settings.serving import ServeSettings
 from accelmark.train.loop.process import process_start
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
-_LAST_LINES: Final = 3
 
 
 class Sampled(NamedTuple):
@@ -92,7 +91,7 @@ def compare_answers(
     )  # fmt: skip
     done = run_reporting(command, report)
     if done.returncode:
-        last = " / ".join(done.stderr.splitlines()[-_LAST_LINES:])
+        last = " / ".join(done.stderr.splitlines()[-3:])
         raise RunError(f"the framework could not answer the sampled prompts: {last}")
     with path.open("w", encoding="utf-8") as stream:
         expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())

@@ -18,8 +18,6 @@ from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.inference import BenchmarkSettings
 
 LOG_FILE: Final = "harness.log"
-_POLL_S: Final = 1.0
-_LAST_LINES: Final = 3
 
 
 def run_benchmarks(
@@ -64,7 +62,7 @@ def _run(
     try:
         while True:
             try:
-                if ours.poll(_POLL_S):
+                if ours.poll(1.0):
                     command, values = json.loads(ours.recv_bytes())
                     ours.send_bytes(json.dumps(engine(command, **values) if engine else None).encode())
             except (EOFError, OSError):
@@ -79,6 +77,6 @@ def _run(
         process.kill()
         process.wait()
     if process.returncode:
-        last = " / ".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+        last = " / ".join(log.read_text(errors="replace").splitlines()[-3:])
         raise RunError(f"lm-evaluation-harness ended with status {process.returncode}: {last}; see {LOG_FILE}")
     return result

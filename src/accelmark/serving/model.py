@@ -14,8 +14,6 @@ from accelmark.spec.plugins.catalog import folder_module
 from accelmark.spec.settings.inference import BENCHMARK_DATA
 
 _MODULE: Final = "serve"
-_BLOCK: Final = 1 << 20
-_REPORT_S: Final = 1.0
 
 
 @final
@@ -65,9 +63,9 @@ class ServedModel:
         for file in sorted(path for path in self.directory.rglob("*") if path.is_file()):
             whole.update(file.relative_to(self.directory).as_posix().encode() + b"\0")
             with file.open("rb") as stream:
-                while block := stream.read(_BLOCK):
+                while block := stream.read(1 << 20):
                     whole.update(block)
-                    if (now_s := time.monotonic()) - told_s > _REPORT_S:
+                    if (now_s := time.monotonic()) - told_s > 1.0:
                         told_s = now_s
                         report()
         return whole.hexdigest()

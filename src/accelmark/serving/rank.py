@@ -111,11 +111,9 @@ class _ServingRun:
 
     @property
     def num_requests(self) -> int:
-        """Requests that ended."""
         return self.stages.progress.num_requests if self.stages is not None else 0
 
     def run(self) -> None:
-        """Start the server, run the load, and compare answers. Raises AccelmarkError: a part of it failed."""
         settings, spec = self.work.settings, self.work.server
         model = ServedModel(self.job, self.node_dir)
         plan = LoadPlan(settings, model)
@@ -158,7 +156,6 @@ class _ServingRun:
 
     @contextmanager
     def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:
-        """Start the server, or take the endpoint; stop the server at the end."""
         settings, spec = self.work.settings, self.work.server
         if spec is None:
             yield None, self._started(model, None, None)

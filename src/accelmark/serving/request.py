@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Literal, final
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError, raising
@@ -20,8 +20,6 @@ from accelmark.spec.settings.serving import StageArrival, TokenScenario
 Api = Literal["completions", "chat"]
 Message = Mapping[str, Any]
 """A message of a chat: ``role`` and ``content``."""
-
-_CONNECT_S: Final = 10.0
 
 
 @final
@@ -174,7 +172,7 @@ class Endpoint:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         what = f"{self.base_url}: cannot be reached; check the URL, and that the server runs"
         with raising(partial(ServeError, end_reason="unreachable"), what, OSError):
-            socket.create_connection((parts.hostname, port), _CONNECT_S).close()
+            socket.create_connection((parts.hostname, port), timeout=10.0).close()
 
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of a request: JSON, greedy decoding, streamed, with ``usage`` at the end."""

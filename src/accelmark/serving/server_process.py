@@ -179,7 +179,6 @@ class ServerProcess:
         self._process.wait()
 
     def _family(self) -> list[psutil.Process]:
-        """Return the server's process and all its children."""
         with suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self._process.pid)
             return [parent, *parent.children(recursive=True)]
@@ -221,5 +220,4 @@ def run_reporting(
 
 
 def _ended_cpu_s() -> float:
-    """Return the CPU time of this process's children that have ended."""
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])

@@ -100,7 +100,6 @@ class Share:
     train: bool
 
     def __post_init__(self) -> None:
-        """Check that each rank has a batch."""
         least = self.batch_size * self.place.world_size if self.train else self.place.world_size
         if self.total < least:
             kind = "one global training batch" if self.train else "one evaluation sample for every rank"

@@ -132,7 +132,6 @@ class Engine(Base):
             return compiled.create_infer_request()
 
     def _outputs(self, request: Any, size: int) -> list[Tensor]:
-        """Return copies of a request's outputs for the first ``size`` rows."""
         return [from_numpy(request.get_output_tensor(place).data[:size].copy()) for place in self.output_order]
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:

@@ -121,8 +121,6 @@ class Engine(Base):
 
 @final
 class _Context:
-    """An execution context with a stream, which computes one call at a time."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.context = engine.engine.create_execution_context()
@@ -148,7 +146,6 @@ class _Context:
         return copies
 
     def _enqueue(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Enqueue a call on the current stream; return its outputs on the device."""
         engine, context = self.engine, self.context
         for name, tensor in zip_strict(engine.inputs, inputs):
             if not context.set_input_shape(name, tuple(tensor.shape)):

@@ -35,7 +35,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
     """Processes that send requests to one service; a context manager, which ends them."""
 
     def __init__(self, target: Endpoint, num_processes: int = 1, cores: Sequence[int] | None = None) -> None:
-        """Start the processes, on ``cores`` only if given."""
         command = module_command(sys.executable, "accelmark.serving.client.stage", target.url())
         self.target = target
         self._is_stopped = False

@@ -248,7 +248,6 @@ class WakeSelector(selectors.EpollSelector):
         return ready
 
 
-_BUFFER_BYTES: Final = 1 << 18
 _STAMPS: Final = 35
 """``SO_TIMESTAMPNS`` of Linux, which Python's socket module does not name: the time when the kernel received data."""
 _STAMP: Final = struct.Struct("qq")
@@ -455,7 +454,7 @@ class Connections:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._selector = selector
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = memoryview(bytearray(1 << 18))
         self._idle: list[Connection] = []
         lines = [
             f"POST {parts.path} HTTP/1.1",

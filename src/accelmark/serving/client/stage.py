@@ -199,7 +199,6 @@ class StageRunner:
         task.add_done_callback(raise_failure)
 
     async def _send_in_turn(self) -> None:
-        """Send a request as soon as the one before ended."""
         due_ns = self._begin_ns
         until_ns = self._begin_ns + round(self._order.until_s * 1e9)
         while due_ns < until_ns and not self._is_cancelled and (request := await self._next()) is not None:
@@ -210,7 +209,6 @@ class StageRunner:
                 due_ns = time.monotonic_ns()
 
     async def _send_when_due(self) -> None:
-        """Send each request at its time, whatever is in progress."""
         while (request := await self._next()) is not None:
             due_ns = self._begin_ns + round((request[0].due_s or 0.0) * 1e9)
             await _sleep_until(due_ns)
@@ -258,7 +256,6 @@ class StageRunner:
         return request
 
     async def _exchange(self, request: Request, body: bytes, due_ns: int, query: int | None = None) -> Exchange:
-        """Send a request, wait for its end, and queue its response."""
         response = Response()
         if query is not None:
 
@@ -311,7 +308,6 @@ async def _sleep_until(at_ns: int) -> None:
 
 
 async def _sample_lag(lags_s: list[float]) -> None:
-    """Append how late a timer ran, a hundred times a second."""
     while True:
         due_ns = time.monotonic_ns() + round(_LAG_PERIOD_S * 1e9)
         await _sleep_until(due_ns)
@@ -388,8 +384,6 @@ _SWITCH_S: Final = 0.0005
 
 
 class _Output(asyncio.BaseProtocol):
-    """Notes when everything was written."""
-
     def __init__(self) -> None:
         self.closed = asyncio.get_running_loop().create_future()
 
@@ -399,8 +393,6 @@ class _Output(asyncio.BaseProtocol):
 
 @final
 class _Client:
-    """Carries out one stage after the other."""
-
     def __init__(self, url: str, selector: WakeSelector) -> None:
         self._connections = Connections(url, selector, os.environ.get(API_KEY_VARIABLE))
         self._stage: StageRunner | None = None
@@ -409,7 +401,6 @@ class _Client:
         self._output: asyncio.WriteTransport
 
     async def run(self) -> None:
-        """Carry out stages until the input ends or SIGTERM arrives; then give up the requests in progress."""
         loop = asyncio.get_running_loop()
         self._input = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._input), sys.stdin)

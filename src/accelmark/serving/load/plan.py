@@ -23,8 +23,6 @@ from accelmark.spec.log.serving import LoadStage
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.serving import Arrival, ServeSettings
 
-_DRAWN_AT_ONCE: Final = 1024
-
 
 @final
 class Due(Spec):
@@ -51,7 +49,7 @@ def due_times(
     times: list[float] = []
     last_s = 0.0
     while last_s < duration_s:
-        drawn = last_s + np.cumsum(rng.gamma(shape, 1 / (rate * shape), _DRAWN_AT_ONCE))
+        drawn = last_s + np.cumsum(rng.gamma(shape, 1 / (rate * shape), 1024))
         times.extend(drawn.tolist())
         last_s = times[-1]
     return [Due(timestamp=at_s) for at_s in times if at_s < duration_s]

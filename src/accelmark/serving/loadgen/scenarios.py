@@ -19,7 +19,6 @@ _HEADROOM: Final = 1.2
 """LoadGen advises to expect more than the measured rate."""
 _LONGEST: Final = 10.0
 """Longest run of the search, in the least durations of a run: lower rates are not tried."""
-_OFFLINE_TRIES: Final = 3
 _OFFLINE_WAIT: Final = 4.0
 """Longest wait for an answer of the Offline scenario, in which all queries wait, in durations of a run."""
 
@@ -32,7 +31,6 @@ class _Run(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the limits of the Server scenario were held, by every query."""
         return self.log.bound_met and not self.num_failed
 
 
@@ -85,7 +83,7 @@ class TokenScenarios:
     def _offline(self) -> TokenScenarioResult:
         rate = max(self.plan.answered_rate, 1e-3)
         later_s = self.plan.begin(self.settings.scenario_duration_s)
-        for number in range(_OFFLINE_TRIES):  # again where the estimate was too low for the minimum duration
+        for number in range(3):  # again where the estimate was too low for the minimum duration
             run = self._run("offline", self._expected(rate * _HEADROOM), f"try{number + 1:02}", later_s)
             if run.log.long_enough or run.num_failed:
                 break

@@ -217,7 +217,6 @@ def _numbers(match: re.Match[str]) -> dict[str, float]:
     return numbers
 
 
-_HEARTBEAT_S: Final = 5.0
 _TERMINATE_S: Final = 10.0
 """Time between SIGTERM and SIGKILL for the trainer; shorter than the rank's own grace period."""
 _DRAIN_S: Final = 5.0
@@ -298,7 +297,6 @@ class _Trainer:
     _process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> End:
-        """Run the trainer to its end, and return how it ended."""
         try:
             code = self._exit_code()
         except OSError as error:
@@ -320,7 +318,6 @@ class _Trainer:
         return end if end.completed else self._failed(end.message or end.reason)
 
     def _exit_code(self) -> int:
-        """Start the process, and return its exit code, negative for a signal. Raises OSError where it cannot start."""
         started_ns = time.monotonic_ns()
         # in its own session, so that every process that the trainer starts can be ended
         process = self._process = subprocess.Popen(
@@ -339,7 +336,7 @@ class _Trainer:
         reader.start()
         while True:
             try:
-                code = process.wait(_HEARTBEAT_S)
+                code = process.wait(5.0)
             except subprocess.TimeoutExpired:
                 if self.translator is None:
                     self.log.event(Event.HEARTBEAT)
@@ -348,7 +345,6 @@ class _Trainer:
                 return code
 
     def _close(self) -> None:
-        """End the trainer's remaining processes, and write the end of training."""
         self.signal(signal.SIGKILL)
         if self.translator is not None:
             self.translator.close()
@@ -356,7 +352,6 @@ class _Trainer:
             self.log.event(Event.TRAIN_END)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the trainer's session."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)

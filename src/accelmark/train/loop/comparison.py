@@ -93,7 +93,6 @@ def take_first_steps(work: CompareJob, backend: Backend, place: RankPlace) -> En
 
 
 def _export(work: CompareJob, backend: Backend, comparison: Comparison) -> None:
-    """Write the initial weights, and the batches of the first steps after augmentation."""
     write_tensors(work.inputs / INITIAL_FILE, {**comparison.parameters(), **comparison.statistics()})
     step = epoch = 0
     while step < work.num_steps:

@@ -40,8 +40,6 @@ from accelmark.train.loop.window import FinishedEvent, RunTotals
 _OUTLIER_RATIO: Final = 1.3
 """Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""
 
-_WORKER_END_S: Final = 5.0
-
 
 @final
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def end_process(code: int) -> NoReturn:
     """End the process and its loaders' workers without Python's finalisation, in which a gloo thread may abort."""
     for worker in multiprocessing.active_children():
         worker.terminate()
-        worker.join(_WORKER_END_S)
+        worker.join(5.0)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

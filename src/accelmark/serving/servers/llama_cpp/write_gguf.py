@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 _TYPES: Final = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-_SUFFIX: Final = ".weight"
 _REMEDY: Final = "convert it with llama.cpp's convert_hf_to_gguf.py and put the .gguf file next to config.json"
 
 
@@ -81,7 +80,7 @@ def _add_weights(writer: Any, model_dir: Path, config: dict[str, Any], precision
             heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
             weights = tensor.float().numpy() if heads is None else _interleaved(tensor.float().numpy(), config[heads])
             kind = getattr(gguf.GGMLQuantizationType, _TYPES[precision] if weights.ndim > 1 else "F32")
-            target = names.get_name(name, (_SUFFIX,))
+            target = names.get_name(name, (".weight",))
             if target is None:
                 raise ValueError(f"{part}: GGUF has no name for {name}")
             writer.add_tensor(target, gguf.quants.quantize(weights, kind), raw_dtype=kind)
