@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
-from accelmark.spec.job import JobSpec, RankExit, TrainJob
+from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import nest
 from accelmark.spec.log.events import Event, Finished
@@ -66,6 +66,24 @@ def make_job(
         ),
         **more,
     )
+
+
+def with_work(job: JobSpec, **changes: Any) -> JobSpec:
+    return job.model_copy(update={"work": job.work.model_copy(update=changes)})
+
+
+def evaluating(job: JobSpec, **fields: Any) -> JobSpec:
+    """Return the job that evaluates what ``job`` trains."""
+    values: dict[str, Any] = {"train": job.work, **fields}
+    return job.model_copy(update={"work": EvaluateJob(**values)})
+
+
+def comparing(job: JobSpec, directory: Path, reference: Path, **fields: Any) -> JobSpec:
+    """Return the job that takes the first steps of ``job`` in ``directory``, compared with those in ``reference``."""
+    results = None if directory == reference else reference / "results"
+    places = {"inputs": reference / "inputs", "results": directory / "results", "reference": results}
+    values: dict[str, Any] = {"train": job.work, **places, **fields}
+    return job.model_copy(update={"work": CompareJob(**values)})
 
 
 class Events(list[tuple[Event, Any]]):

@@ -7,16 +7,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from accelmark.spec.job import EvaluateJob, JobSpec, KilledRank, ReplayedPair, TrainJob
+from accelmark.spec.job import KilledRank, ReplayedPair
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from tests.train.conftest import RunHere
-from tests.train.jobs import environment, make_job, node_dir_of, run, write_job
+from tests.train.jobs import environment, evaluating, make_job, node_dir_of, run, with_work, write_job
 
 BASE: dict[str, Any] = {
     "model.dropout": 0.2, "model.samples": 64, "end.max_steps": 14, "schedule.name": "cosine",
@@ -101,8 +102,7 @@ def test_a_run_resumed_from_the_weights_that_reached_its_target_trains_no_furthe
     assert (tmp_path / "checkpoints" / f"step{first.global_steps:09d}" / "weights.pt").exists()
 
 
-def _checked(job: JobSpec) -> JobSpec:
-    return job.model_copy(update={"work": job.work.model_copy(update={"is_checked": True})})
+_checked = partial(with_work, is_checked=True)
 
 
 def _call(settings: dict[str, Any]) -> int:
@@ -120,11 +120,8 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, run_here: RunHere)
 def test_final_weights_are_evaluated_and_steps_replayed(tmp_path: Path, run_here: RunHere, parallelism: str) -> None:
     settings = {**BASE, "parallelism": parallelism, "optimizer.momentum": 0.9}
     trained = run_here(make_job(tmp_path, {**settings, "checkpoint.every_steps": 5, "checkpoint.keep": 2}))
-    job = make_job(tmp_path, settings)
-    assert isinstance(job.work, TrainJob)
     pair = ReplayedPair(start="step000000010", end="step000000014", first_step=11, num_steps=4)
-    work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(pair,))
-    checked = run_here(job.model_copy(update={"work": work}))
+    checked = run_here(evaluating(make_job(tmp_path, settings), weights=("step000000014",), replays=(pair,)))
     assert (checked.exit_code, checked.finished().end_reason) == (0, "evaluated"), checked.log()
     (evaluated,) = checked.values("EVALUATED")
     assert evaluated["metrics"] == trained.finished().final_metrics
@@ -142,22 +139,21 @@ def test_a_frozen_parameter_that_is_replaced_and_a_changed_momentum_are_seen(tmp
         **BASE, "optimizer.momentum": 0.9, "checkpoint.every_steps": 7, "checkpoint.keep": 2, "model.frozen": True,
     }  # fmt: skip
     run_here(make_job(tmp_path, settings))
-    job, file = make_job(tmp_path, settings), tmp_path / "checkpoints" / "step000000014" / "weights.pt"
-    assert isinstance(job.work, TrainJob)
     first = ReplayedPair(start=None, end=None, first_step=1, num_steps=1)
     last = ReplayedPair(start="step000000007", end="step000000014", first_step=8, num_steps=7)
-    work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(first, last))
+    job = evaluating(make_job(tmp_path, settings), weights=("step000000014",), replays=(first, last))
+    file = tmp_path / "checkpoints" / "step000000014" / "weights.pt"
     state = torch.load(file, weights_only=True)
     for values in state["optimizer"]["state"].values():
         values["momentum_buffer"] *= 3
     torch.save(state, file)
-    _, replayed = run_here(job.model_copy(update={"work": work})).values("REPLAYED")
+    _, replayed = run_here(job).values("REPLAYED")
     assert replayed["update"]["difference"] == 0
     found = replayed["state"]["momentum_buffer"]
     assert found["difference"] == pytest.approx(4 * found["replayed"])
     state["model"]["stem.weight"] += 1
     torch.save(state, file)
-    assert "stem.weight" in str(run_here(job.model_copy(update={"work": work})).finished().message)
+    assert "stem.weight" in str(run_here(job).finished().message)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
@@ -203,9 +199,7 @@ def _releasing(release: threading.Event) -> Callable[[CheckpointWriter], None]:
 def test_a_kill_during_a_write_leaves_the_checkpoint_before(tmp_path: Path, run_here: RunHere) -> None:
     settings = {**BASE, "checkpoint.asynchronous": True}
     whole = run_here(make_job(tmp_path / "whole", settings)).losses()
-    job = make_job(tmp_path / "cut", settings)
-    assert isinstance(job.work, TrainJob)
-    job = job.model_copy(update={"work": job.work.model_copy(update={"killed": KilledRank(rank=0, step=8)})})
+    job = with_work(make_job(tmp_path / "cut", settings), killed=KilledRank(rank=0, step=8))
     node_dir = node_dir_of(tmp_path / "cut")
     command = [sys.executable, "-c", _SLOW_RANK, str(write_job(job, tmp_path / "cut"))]
     assert subprocess.run(command, env=environment(node_dir), check=False, timeout=200).returncode == -signal.SIGKILL

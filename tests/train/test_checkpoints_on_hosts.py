@@ -19,11 +19,11 @@ import pytest
 
 from accelmark.frameworks.array_backend import ArrayCheckpoints
 from accelmark.spec.errors import RunError
-from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.job import JobSpec, ReplayedPair
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
 from accelmark.train.loop.contract import Progress
-from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
+from tests.train.jobs import Ran, command, environment, evaluating, make_job, node_dir_of, with_work, write_job
 
 SETTINGS: dict[str, Any] = {
     "model.samples": 64, "batch_size": 4, "end.max_steps": 14, "optimizer.name": "adamw", "checkpoint.every_steps": 3,
@@ -94,9 +94,7 @@ def test_hosts_without_a_shared_directory_resume_evaluate_and_replay(tmp_path: P
     settings = SETTINGS | {"parallelism": parallelism}
 
     def train(place: Path, **more: Any) -> JobSpec:
-        job = _two_hosts_job(place, settings, **more)
-        assert isinstance(job.work, TrainJob)
-        return job.model_copy(update={"work": job.work.model_copy(update={"is_checked": True})})
+        return with_work(_two_hosts_job(place, settings, **more), is_checked=True)
 
     first, second = run_on_hosts(tmp_path, train)
     assert (first.exit_code, second.exit_code) == (0, 0), first.output + first.log() + second.output + second.log(1)
@@ -110,19 +108,16 @@ def test_hosts_without_a_shared_directory_resume_evaluate_and_replay(tmp_path: P
     assert hashes[0].keys() == hashes[1].keys()
 
     def evaluate(place: Path) -> JobSpec:
-        job = train(place)
-        assert isinstance(job.work, TrainJob)
         pair = ReplayedPair(start="step000000008", end="step000000014", first_step=9, num_steps=6)
         kept = {"step000000008", "step000000014"}
         assert kept <= hashes[0].keys()
-        work = EvaluateJob(
-            train=job.work,
+        return evaluating(
+            train(place),
             weights=("step000000014",),
             replays=(pair,),
             sha256={name: value for name, value in hashes[0].items() if name in kept},
             sha256_on_hosts={1: {name: value for name, value in hashes[1].items() if name in kept}},
         )
-        return job.model_copy(update={"work": work})
 
     checked = run_on_hosts(tmp_path, evaluate)
     for rank, ran in enumerate(checked):

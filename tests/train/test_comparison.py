@@ -12,10 +12,10 @@ import pytest
 
 from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import INITIAL_FILE, TOLERANCES, Difference, Errors, batches_file
-from accelmark.spec.job import CompareJob, JobSpec, TrainJob
+from accelmark.spec.job import JobSpec
 from accelmark.spec.tensor_file import read_tensors, write_tensors
 from tests.train.conftest import RunHere
-from tests.train.jobs import make_job, run
+from tests.train.jobs import comparing, make_job, run
 
 STEPS = 4
 SETTINGS: dict[str, Any] = {
@@ -29,16 +29,7 @@ def compare_job(directory: Path, inputs: Path, changed: Mapping[str, Any] = {}, 
     reference = directory.with_name("reference")
     settings = {**SETTINGS, "gradient_accumulation_steps": 2 // nproc, **changed}
     job = make_job(directory, settings, nproc=nproc)
-    assert isinstance(job.work, TrainJob)
-    work = CompareJob(
-        train=job.work,
-        inputs=inputs,
-        results=directory / "results",
-        reference=None if directory == reference else reference / "results",
-        num_steps=STEPS,
-        num_batches=2,
-    )
-    return job.model_copy(update={"work": work})
+    return comparing(job, directory, reference, inputs=inputs, num_steps=STEPS, num_batches=2)
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from accelmark.frameworks.pytorch.mesh import keep_stage
 from accelmark.run.equivalence import compare_steps
 from accelmark.spec.equivalence import TOLERANCES
 from accelmark.spec.errors import RequestError
-from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.job import JobSpec, ReplayedPair
 from accelmark.spec.log.events import Event
 from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.frameworks.rank_jobs import SMALL_LLAMA, write_plays
+from tests.train.jobs import comparing, evaluating
 
 STEPS: Final = 3
 NUM_BATCHES: Final = 4
@@ -55,17 +56,8 @@ def first_steps(
     over = {**small, **more, "parallelism": parallelism, "gradient_accumulation_steps": num_own}
     path = job_of(case, directory, {data: tokens}, over | {"end.max_steps": STEPS})
     job = JobSpec.model_validate_json(path.read_bytes())
-    assert isinstance(job.work, TrainJob)
-    reference = directory.parent / "one"
-    work = CompareJob(
-        train=job.work,
-        inputs=reference / "inputs",
-        results=directory / "results",
-        reference=None if directory == reference else reference / "results",
-        num_steps=STEPS,
-        num_batches=NUM_BATCHES,
-    )
-    path.write_text(job.model_copy(update={"work": work}).model_dump_json())
+    job = comparing(job, directory, directory.parent / "one", num_steps=STEPS, num_batches=NUM_BATCHES)
+    path.write_text(job.model_dump_json())
     events = run(path, num_ranks)
     assert value_of(events, Event.FINISHED)["state"] == "completed"
     why = value_of(events, Event.INIT_END)["own_part_unknown"]
@@ -281,12 +273,10 @@ def test_weights_are_evaluated_and_steps_replayed(tokens: Path, tmp_path: Path) 
     over = {**SMALL, "parallelism": "cp=2", "end.max_steps": 6, "checkpoint.every_steps": 3, "checkpoint.keep": 2}
     path = job_of("llama2_7b", tmp_path, {"llama_tokens": tokens}, over)
     before = run(path, 2)
-    job = JobSpec.model_validate_json(path.read_bytes())
-    assert isinstance(job.work, TrainJob)
     pair = ReplayedPair(start="step000000003", end="step000000006", first_step=4, num_steps=3)
-    work = EvaluateJob(train=job.work, weights=("step000000006",), replays=(pair,))
+    job = JobSpec.model_validate_json(path.read_bytes())
     (tmp_path / "rank0.out.log").unlink()
-    path.write_text(job.model_copy(update={"work": work}).model_dump_json())
+    path.write_text(evaluating(job, weights=("step000000006",), replays=(pair,)).model_dump_json())
     events = run(path, 2)
     assert value_of(events, Event.EVALUATED)["metrics"] == value_of(before, Event.FINISHED)["final_metrics"]
     replayed = value_of(events, Event.REPLAYED)
