@@ -120,10 +120,8 @@ class LogTranslator:
         progress.num_trained_samples = samples
         progress.epoch = max(0, round(numbers.get("epoch", 0)) - (units.epoch_from if "epoch" in numbers else 0))
         window = StepWindow(
-            global_steps=step,
+            **progress.counts(),
             num_steps=count,
-            epoch=progress.epoch,
-            num_trained_samples=progress.num_trained_samples,
             learning_rate=numbers.get("learning_rate"),
             loss=finite,
             losses=() if loss is None else (finite,),
@@ -155,9 +153,7 @@ class LogTranslator:
         self._evaluation_ns += int(duration_s * 1e9)
         self._last_ns = at_ns
         evaluation = Evaluation(
-            global_steps=progress.global_steps,
-            epoch=progress.epoch,
-            num_trained_samples=progress.num_trained_samples,
+            **progress.counts(),
             metrics=metrics,
             duration_s=duration_s,
             elapsed_s=0.0 if self._began_ns is None else (at_ns - self._began_ns) / 1e9,

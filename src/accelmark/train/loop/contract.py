@@ -37,6 +37,10 @@ class Progress:
     target_checkpoint: str | None = None
     """The checkpoint of the first evaluation that reached the target."""
 
+    def counts(self) -> dict[str, Any]:
+        """Return the steps, epoch and samples so far, by the names that they have in events."""
+        return {"global_steps": self.global_steps, "epoch": self.epoch, "num_trained_samples": self.num_trained_samples}
+
 
 class ForeignStateError(RunError):
     """A checkpoint's optimizer state is that of another implementation, so that no steps can be replayed from it."""

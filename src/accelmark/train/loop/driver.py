@@ -262,12 +262,9 @@ class Driver:
             if self._backend.clock is None:
                 self._backend.synchronize()
             now, cpu_ns = time.monotonic_ns(), time.process_time_ns()
-            progress = self.progress
             closed = self._window.close(
                 now,
-                global_steps=progress.global_steps,
-                epoch=progress.epoch,
-                num_trained_samples=progress.num_trained_samples,
+                **self.progress.counts(),
                 learning_rate=self._learning_rate,
                 wall_ms=round((now - self._opened_ns) / 1e6, 4),
                 cpu_ms=round((cpu_ns - self._opened_cpu_ns) / 1e6, 4),
@@ -321,9 +318,7 @@ class Driver:
         progress.reached = progress.reached or reached
         self._evaluated_step = progress.global_steps
         evaluation = Evaluation(
-            global_steps=progress.global_steps,
-            epoch=progress.epoch,
-            num_trained_samples=progress.num_trained_samples,
+            **progress.counts(),
             metrics=dict(metrics),
             duration_s=duration_s,
             elapsed_s=self._totals.elapsed_s(),
