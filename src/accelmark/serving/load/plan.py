@@ -105,7 +105,7 @@ def search_rate(
     failed: float | None = None
     tried = first if held is None else 2 * held
     for step in range(1, max_steps + 1):
-        if holds(tried, min(max_steps - step, _likely_steps(rate, failed) - 1)):
+        if holds(tried, max(min(EXPECTED_STEPS, max_steps) - step, 0)):
             rate = tried
         else:
             failed = tried
@@ -120,13 +120,6 @@ def search_rate(
         else:
             tried = math.sqrt(rate * failed)
     return rate
-
-
-def _likely_steps(rate: float | None, failed: float | None) -> int:
-    """Return how many steps are left, if the next one changes the answer where it has not changed yet."""
-    if rate is None or failed is None:
-        return EXPECTED_STEPS - (rate is not None or failed is not None)
-    return math.ceil(math.log2(math.log(failed / rate) / math.log1p(PRECISION)))
 
 
 RunStage = Callable[[Load, Iterable[PlannedRequest]], tuple[LoadStage, Requests]]
