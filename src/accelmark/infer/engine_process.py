@@ -15,11 +15,10 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -45,9 +44,7 @@ Call = tuple[int, int]
 """(slot, number of items)."""
 
 
-@final
-@dataclass(frozen=True)
-class TimedWindow:
+class TimedWindow(NamedTuple):
     """A window of calls."""
 
     took_s: float
@@ -61,9 +58,7 @@ class TimedWindow:
     """Copies of the outputs, with the rows of all calls in their order."""
 
 
-@final
-@dataclass(frozen=True)
-class _Child:
+class _Child(NamedTuple):
     """A process of the engine, and the descriptor of the memory for its outputs."""
 
     process: Popen[bytes]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError
 from accelmark.spec.log.inference import InferEndReason
@@ -31,9 +30,7 @@ def described(error: Exception) -> dict[str, str]:
     return {"error": f"{type(error).__name__}: {error}"}
 
 
-@final
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """The call in which an engine failed, for the message."""
 
     activity: str

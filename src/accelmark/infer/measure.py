@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 from torch import Generator, Tensor
@@ -59,9 +59,7 @@ _MOST_SAMPLED: Final = 256
 runs."""
 
 
-@final
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """The measurements of one phase."""
 
     windows: tuple[ForwardWindow, ...]
@@ -186,9 +184,7 @@ def is_finite(outputs: Sequence[Tensor]) -> bool:
     )
 
 
-@final
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Items of one window, which are staged in the slots of their calls."""
 
     order: Tensor

@@ -153,7 +153,7 @@ class Scenarios:
             batch_size=self.settings.batch_size if batched else expected.samples_per_query,
             padded=self.fixed_batch or not batched,
             overlapped=batched and process.concurrency > 1,
-            context=replace(self.context, activity=f"scenario {name}"),
+            context=self.context._replace(activity=f"scenario {name}"),
         )
         with queue:
             start_test(lg, name, expected, queue.issue, len(self.library), log_dir, accuracy=accuracy)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError, raising
@@ -31,9 +31,7 @@ class ServeError(RunError):
         self.end_reason: ServeEndReason = end_reason
 
 
-@final
-@dataclass(frozen=True)
-class PlannedRequest:
+class PlannedRequest(NamedTuple):
     """One request of a stage."""
 
     number: int
@@ -87,9 +85,7 @@ class LoadGenRun:
     """Directory of the tokenizer that counts the tokens of answers; None: the server's count is used."""
 
 
-@final
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """The kind of the stage."""
 
     stage: int

@@ -19,9 +19,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal, Union, final
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, final
 
 from pydantic import Field, TypeAdapter
 
@@ -110,9 +109,7 @@ def line(message: Spec) -> bytes:
 Sendable = tuple[Request, bytes]
 
 
-@final
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """A request with its response; times are of ``time.monotonic_ns``."""
 
     request: Request

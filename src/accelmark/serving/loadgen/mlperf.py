@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol
 
 from accelmark.serving.request import LoadGenRun, LoadGenSettings
 from accelmark.spec.errors import RunError, raising
@@ -32,9 +31,7 @@ class Query(Protocol):
     index: int
 
 
-@final
-@dataclass(frozen=True)
-class LoadGenLog:
+class LoadGenLog(NamedTuple):
     """The results in LoadGen's log."""
 
     values: Mapping[str, Any]

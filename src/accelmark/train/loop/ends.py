@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from accelmark.spec.log.events import EndReason
 from accelmark.spec.settings.training import EndSettings
@@ -18,9 +17,7 @@ _LATE: Final = 1e15
 """Above any step number: the maximum of ``_LATE - step`` over the ranks gives the earliest step."""
 
 
-@final
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """Why training ended; ``message`` has advice if it did not complete."""
 
     reason: EndReason
@@ -51,9 +48,7 @@ def total_steps(end: EndSettings, steps_per_epoch: int, samples_per_step: int) -
     return min((steps for steps in (end.max_steps, by_samples, by_epochs) if steps is not None), default=None)
 
 
-@final
-@dataclass(frozen=True)
-class Vote:
+class Vote(NamedTuple):
     """A rank's vote in the decision to end; :class:`Agreement` joins the votes of all ranks."""
 
     nonfinite_step: int | None = None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
-from typing import final
+from typing import NamedTuple
 
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.settings.training import ScheduleSettings, TrainSettings
@@ -57,9 +56,7 @@ def scaled_learning_rate(settings: TrainSettings, world_size: int, batch_size: i
     return settings.optimizer.lr * settings.batch_size * settings.gradient_accumulation_steps * world_size / batch_size
 
 
-@final
-@dataclass(frozen=True)
-class EpochSize:
+class EpochSize(NamedTuple):
     """Samples of an optimizer step over all ranks, and steps of an epoch."""
 
     samples_per_step: int

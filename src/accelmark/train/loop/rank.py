@@ -15,10 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import Final, NoReturn, final
+from typing import Final, NamedTuple, NoReturn
 
 from accelmark.datasets.verify import DataReads
 from accelmark.spec.backports import zip_strict
@@ -41,9 +40,7 @@ _OUTLIER_RATIO: Final = 1.3
 """Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""
 
 
-@final
-@dataclass(frozen=True)
-class RankOutcome:
+class RankOutcome(NamedTuple):
     """How the work of a rank ended."""
 
     end: End

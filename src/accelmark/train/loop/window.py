@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import TrainingWork
@@ -55,9 +55,7 @@ SLOW: Final = 1.5
 """A step is slow if it takes more than 1.5 times the median."""
 
 
-@final
-@dataclass(frozen=True)
-class ClosedWindow:
+class ClosedWindow(NamedTuple):
     """A closed window; the device may not have computed all of its figures yet."""
 
     fields: dict[str, Any]
