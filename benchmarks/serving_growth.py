@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,7 +72,7 @@ def stage(number: int, num_tokens: int) -> dict[str, float]:
         stages = Stages(client, model, lambda event, value: None, io.StringIO(), sample, lambda: None)
         stages.stream = cast(Any, SimpleNamespace(write=lambda line: None, flush=lambda: None))
         before_mib, before_s = peak_mib(), time.process_time()
-        requests = (replace(planned(each), requested_tokens=num_tokens) for each in range(number))
+        requests = (planned(each)._replace(requested_tokens=num_tokens) for each in range(number))
         done, _ = stages.run(Load(0, 1e4, 120.0, concurrency=64), requests)
         spent_s = time.process_time() - before_s
     return {
