@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
-
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
@@ -106,12 +106,13 @@ def _here(job: JobSpec, node_dir: Path) -> tuple[int, str]:
 
 
 def _started(job: Path, case: FolderRef, num_ranks: int) -> tuple[int, str]:
-    """Fork the ranks, which meet at a store as under torchrun; where one fails, the others are killed."""
+    """Fork the ranks; where one fails, the others are killed."""
     command = [sys.executable, "-m", "accelmark.train.loop.rank", str(job)]
     modules = ("accelmark.frameworks.pytorch.backend", f"accelmark.cases.{case.name}.pytorch")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    meeting = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    environment = {**os.environ, **meeting, "GLOO_SOCKET_IFNAME": "lo", "ACCELMARK_NODE_DIR": str(job.parent)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {**os.environ, COORDINATOR: meeting, "ACCELMARK_NODE_DIR": str(job.parent)}
     output = job.parent / "output.log"
     with output.open("wb") as log:
         places = [RankPlace(rank, rank, num_ranks, num_ranks) for rank in range(num_ranks)]

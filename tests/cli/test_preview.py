@@ -54,7 +54,7 @@ def briefly(commands: list[list[str]]) -> list[str]:
         words = " ".join(command)
         known = (
             "sbatch", "image inspect", "podman build", "podman run", "accelmark.run.agent",
-            "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic", "accelmark.run.preflight.devices",
+            "accelmark.telemetry.record", "accelmark.frameworks.process_launcher", "accelmark.run.preflight.devices",
         )  # fmt: skip
         verbs = re.findall(r"main\(\*sys\.argv\[1:\]\)\)?\s+(?:'\s+)?(\w+)", words)
         names = [name for name in known if name in words] + verbs
@@ -67,10 +67,10 @@ def test_a_local_dry_run_shows_preflight_agent_recorder_and_ranks(plugins: Path,
     (commands,) = shown["commands"].values()
     assert briefly(shown["preflight"]["localhost"]) == ["probe", "packages"]
     assert briefly(commands["localhost"]) == [
-        "accelmark.run.agent", "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
+        "accelmark.run.agent", "accelmark.telemetry.record", "accelmark.frameworks.process_launcher",
     ]  # fmt: skip
     launch, rank = " ".join(commands["localhost"][-1]).split(" -- ")
-    assert launch.endswith("--nproc 2 --nnodes 1 --node-rank 0")
+    assert launch.endswith("--nproc 2 --nnodes 1 --node-rank 0 --free-port ACCELMARK_COORDINATOR")
     assert rank.split()[-2] == "accelmark.train.loop.rank"
 
 
@@ -110,12 +110,13 @@ def test_a_dry_run_over_ssh_shows_every_command_of_every_host(plugins: Path, tmp
         lines = commands[host]
         assert briefly(lines) == [
             "wheel", "clear", "files", "accelmark.run.agent", "follow",
-            "accelmark.telemetry.record", "accelmark.frameworks.pytorch.elastic",
+            "accelmark.telemetry.record", "accelmark.frameworks.process_launcher",
         ]  # fmt: skip
         for line in lines[:5]:
             assert line[:-1] == ["ssh", "-p", "2200", "-i", "/k e/y", f"bench@{host}"]
         ranks = lines[-1]
-        assert f"--node-rank {noderank} --rdzv-endpoint h1:29501" in " ".join(ranks)
+        assert f"--node-rank {noderank} -- " in " ".join(ranks)
+        assert "ACCELMARK_COORDINATOR=h1:29501" in ranks
         (ports,) = [word.partition("=")[2] for word in ranks if word.startswith("FLAGPERF_HOSTS_PORTS=")]
         assert ports == "2222,2222"
 
@@ -160,7 +161,7 @@ def test_a_dry_run_on_slurm_shows_the_request_where_there_is_no_allocation(
     assert briefly(commands["h2"]) == [
         "accelmark.run.agent",
         "accelmark.telemetry.record",
-        "accelmark.frameworks.pytorch.elastic",
+        "accelmark.frameworks.process_launcher",
     ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.run.agent.rank_exit import classify_ranks, read_log_end
 from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, RankExit, TrainJob
 from accelmark.spec.key import CaseKey
@@ -18,7 +19,7 @@ from accelmark.spec.log.events import Event, Finished
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.case import ReferenceLoss, Target
 from accelmark.spec.plugins.catalog import FolderRef
-from accelmark.spec.plugins.framework import LaunchRecord
+from accelmark.spec.plugins.framework import RANK_VARIABLES, LaunchRecord
 from accelmark.spec.settings.training import TrainSettings
 
 TINY = Path(__file__).parent / "tiny"
@@ -143,7 +144,7 @@ def write_job(job: JobSpec, directory: Path) -> Path:
 
 
 def environment(node_dir: Path) -> dict[str, str]:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    names = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in names}
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
     added = {"PYTHONPATH": path, "ACCELMARK_NODE_DIR": str(node_dir), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -154,7 +155,8 @@ def command(job_file: Path, nproc: int) -> list[str]:
     rank = [sys.executable, "-m", "accelmark.train.loop.rank", str(job_file)]
     if nproc == 1:
         return rank
-    return [sys.executable, "-m", "accelmark.frameworks.pytorch.elastic", "--nproc", str(nproc), "--", *rank]
+    launcher = [sys.executable, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(nproc)]
+    return [*launcher, "--free-port", COORDINATOR, "--", *rank]
 
 
 def start(job: JobSpec, directory: Path) -> tuple[subprocess.Popen[str], Path]:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from accelmark.frameworks.array_backend import ArrayCheckpoints
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ReplayedPair
 from accelmark.spec.plugins.framework import RankPlace
@@ -43,11 +44,9 @@ def run_on_hosts(directory: Path, make: Callable[[Path], JobSpec], per_host: int
         node_dir = node_dir_of(place, f"{name}_noderank{number}")
         launch = command(write_job(make(place), place), 2)
         launch[launch.index("--nproc") + 1] = str(per_host)
-        where = ["--nnodes", "2", "--node-rank", str(number), "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1"]
-        launch[launch.index("--") : launch.index("--")] = where
-        process = subprocess.Popen(
-            launch, env=environment(node_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        launch[launch.index("--free-port") : launch.index("--")] = ["--nnodes", "2", "--node-rank", str(number)]
+        variables = {**environment(node_dir), COORDINATOR: endpoint}
+        process = subprocess.Popen(launch, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started.append((process, node_dir))
     outputs = [process.communicate(timeout=400)[0] for process, _ in started]
     return [Ran(node, done.returncode, text) for (done, node), text in zip(started, outputs, strict=True)]

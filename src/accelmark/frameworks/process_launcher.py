@@ -1,6 +1,6 @@
 """``python -m accelmark.frameworks.process_launcher ... -- COMMAND``: start the ranks of one host as processes.
 
-For frameworks without a launcher of their own. When a rank fails, the others get SIGTERM, and SIGKILL after a grace
+When a rank fails, the others get SIGTERM, and SIGKILL after a grace
 period; SIGTERM and SIGINT are passed on. ``ranks.json`` records how each rank ended.
 """
 
@@ -66,9 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--free-port", metavar="VARIABLE", help="set it to 127.0.0.1:PORT with a port that is free")
     options = parser.parse_args(arguments)
     if options.free_port is not None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ[options.free_port] = f"127.0.0.1:{probe.getsockname()[1]}"
+        # Bound until the end, so that no other process gets the port before rank 0 listens.
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        os.environ[options.free_port] = f"127.0.0.1:{reserved.getsockname()[1]}"
     received: list[str] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: received.append(signal.Signals(number).name))
@@ -83,15 +85,18 @@ def main(arguments: Sequence[str]) -> int:
             problem = f"rank {place.rank} could not be started: {error}"
             break
     deadline: float | None = None
+    killed: set[int] = set()
     while None in (codes := [process.poll() for process in ranks.values()]):
         failed = problem is not None or any(codes)
         if deadline is None and (received or failed):
             deadline = time.monotonic() + _GRACE_S
             _signal_all(ranks, signal.SIGTERM)
         elif len(received) > 1 or (deadline is not None and time.monotonic() > deadline):
+            killed |= {rank for rank, process in ranks.items() if process.poll() is None}
             _signal_all(ranks, signal.SIGKILL)
         time.sleep(_POLL_S)
-    exit_codes = {rank: ranks[rank].returncode if rank in ranks else None for rank in range(first, first + nproc)}
+    ended = {rank: process.returncode for rank, process in ranks.items() if rank not in killed}
+    exit_codes = {rank: ended.get(rank) for rank in range(first, first + nproc)}
     record = LaunchRecord(exit_codes=exit_codes, signal=received[0] if received else None, problem=problem)
     record.write()
     return record.exit_code()

@@ -1,1 +1,1 @@
-"""PyTorch: launch by torchrun, the training backend and its hooks."""
+"""PyTorch: launch, the training backend and its hooks."""

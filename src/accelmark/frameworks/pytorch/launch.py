@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from accelmark.frameworks.process_launcher import source_of
-from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, RankPlace, module_command
+from accelmark.frameworks.process_launcher import launch_ranks, source_of
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
 
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
@@ -14,19 +14,9 @@ _BUILDS: Final = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
 
 
 def launch(place: HostPlace) -> Launch:
-    """Return the rank's own command for a single rank, else torchrun's elastic agent around it."""
-    environment = {"MASTER_ADDR": place.master_address, "MASTER_PORT": str(place.master_port)}
-    world_size = place.nnodes * place.num_ranks
-    if world_size == 1:
-        return Launch(place.rank_command, {**environment, **RankPlace().variables()})
-    command = module_command(place.python, "accelmark.frameworks.pytorch.elastic", "--nproc", str(place.num_ranks))
-    command += ["--nnodes", str(place.nnodes), "--node-rank", str(place.noderank)]
-    if place.nnodes > 1:
-        command += ["--rdzv-endpoint", f"{place.master_address}:{place.master_port}"]
-    if place.local_address is not None:
-        command += ["--local-addr", place.local_address]
+    """Return the rank's own command for a single rank, else AccelMark's process launcher around it."""
     interfaces = dict.fromkeys(_INTERFACE_VARIABLES, place.interface) if place.interface is not None else {}
-    return Launch([*command, "--", *place.rank_command], environment, interfaces)
+    return launch_ranks(place, defaults=interfaces)
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:

@@ -12,6 +12,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed.constants import default_pg_timeout
 
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec, LastCollective, LastCollectives
 from accelmark.spec.plugins.framework import RankPlace, collectives_address
@@ -36,6 +39,7 @@ _FP32_SWITCHES: Final = (
 """Switches of ``torch.backends`` for how fp32 work is computed."""
 _MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
 """Declared precision -> values of those switches that keep it."""
+_JOIN_S: Final = 300.0
 _REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors", "deepspeed")
 
 
@@ -155,16 +159,28 @@ def join_ranks(
 ) -> dist.ProcessGroup | None:
     """Open the process group if there are several ranks or it is ``needed``: gloo, and the device's own backend.
 
-    Ranks meet at ``store``, else where the environment says. Returns a gloo group for control messages, which do not
-    wait for the device.
+    Ranks meet at ``store``, else where the launcher says. Returns a gloo group for control messages, which do not wait
+    for the device.
     """
     if ranks.world_size == 1 and not needed:
         return None
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{collectives}"
-    meeting = HashStore() if store is None and ranks.world_size == 1 else store
+    meeting = store or (HashStore() if ranks.world_size == 1 else _meeting_store(ranks))
     dist.init_process_group(backend, store=meeting, rank=ranks.rank, world_size=ranks.world_size)
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     return group
+
+
+def _meeting_store(ranks: RankPlace) -> Store:
+    """Return the store of all ranks, which rank 0 opens, and set variables as torchrun does."""
+    host, _, port = os.environ[COORDINATOR].rpartition(":")
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if ranks.local_world_size == ranks.world_size:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = TCPStore(host, int(port), ranks.world_size, ranks.rank == 0, timedelta(seconds=_JOIN_S))
+    store.set_timeout(default_pg_timeout)
+    return store
 
 
 def library_versions() -> dict[str, str]:
