@@ -17,7 +17,7 @@ from torch import Tensor
 
 from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, mover, pinned
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
+from accelmark.frameworks.pytorch.model.linear import chunked_cross_entropy
 from accelmark.frameworks.pytorch.optimizers import Lamb
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, peak_memory_mib
 from benchmarks.gpu.decode import device_here, seconds

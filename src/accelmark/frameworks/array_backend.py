@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import shutil
 import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -70,18 +69,6 @@ class DeviceLosses:
         return loss
 
 
-@final
-@dataclass(frozen=True)
-class OpenedDevice:
-    """The device of a rank."""
-
-    name: str | None
-    """The product's name; None: not known, or the host's processor."""
-    index: int | None
-    threads: int
-    precision: Precision
-
-
 class ArrayBackend(Backend):
     """One rank's training; see :class:`accelmark.train.loop.contract.Backend`."""
 
@@ -95,19 +82,24 @@ class ArrayBackend(Backend):
     """The framework's hooks; see :mod:`accelmark.train.hooks`."""
     traces_hook: ClassVar[bool] = False
     """Whether the framework calls the hook of a step while it traces ``take_step``."""
+    tensor_of: ClassVar[Any]
+    """Returns an array as a tensor on the device."""
     sgd_class: ClassVar[str] = "SGD"
     checkpoints: ArrayCheckpoints
 
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
         super().__init__(job, train, place, log)
-        self._device: OpenedDevice | None = None
+        self.precision: Precision = self.settings.precision
+        self.device_name: str | None = None
+        """The product's name; None: not known, or the host's processor."""
+        self.device_index: int | None = None
+        self.is_open = False
         self.steps_done = 0
         self.own_part_unknown: str | None = None
-        self.step: Callable[[list[Any]], Any] = self._step
 
     @abstractmethod
-    def open_device(self) -> OpenedDevice:
-        """Open this rank's device with threads and precision, and join the ranks."""
+    def open_device(self) -> None:
+        """Open this rank's device with ``threads``, set its name and index and the precision, and join the ranks."""
 
     @abstractmethod
     def build_model(self) -> str:
@@ -136,9 +128,9 @@ class ArrayBackend(Backend):
     def build_training(self) -> None:
         """Convert the model and build the optimizer, by ``self.hooks``, and the other parts of a step."""
 
-    @abstractmethod
     def to_device(self, batch: Arrays) -> Any:
         """Return a batch on the device."""
+        return {name: self.tensor_of(array) for name, array in batch.items()}
 
     @abstractmethod
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
@@ -166,12 +158,7 @@ class ArrayBackend(Backend):
 
     def compute_type(self) -> str:
         """Return the type of a matrix product in a step."""
-        assert self._device is not None  # noqa: S101 - open_device was called
-        return TYPE_OF_PRECISION[self._device.precision]
-
-    def num_threads(self) -> int:
-        """Return this rank's share of the host's cores, or the setting."""
-        return self.settings.threads or max(1, len(os.sched_getaffinity(0)) // self.place.local_world_size)
+        return TYPE_OF_PRECISION[self.precision]
 
     def comparison(self) -> Comparison:
         """Return the model as named arrays, to compare its first steps with another framework's."""
@@ -180,7 +167,7 @@ class ArrayBackend(Backend):
 
     def device_label(self) -> str:
         """Return the name of the device in messages."""
-        kind, index = self.job.device_type, None if self._device is None else self._device.index
+        kind, index = self.job.device_type, self.device_index
         return kind if kind == "cpu" or index is None else f"{kind}:{index}"
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -195,13 +182,12 @@ class ArrayBackend(Backend):
         records = hook_records(hooks_class, base)
         use_layers(self.layer_module)
         make_case = case_class(job.case, self.framework, ArrayCase)  # type: ignore[type-abstract]
-        device = self._device = self.open_device()
+        self.open_device()
+        self.is_open = True
         handle_signals_again()
-        if device.precision != settings.precision:
-            message = (
-                f"{self.title} has no {settings.precision} on {self.device_label()}; computing in {device.precision}"
-            )
-            log.event(Event.WARNING, {"message": message})
+        if self.precision != settings.precision:
+            lack = f"{self.title} has no {settings.precision} on {self.device_label()}"
+            log.event(Event.WARNING, {"message": f"{lack}; computing in {self.precision}"})
         log.event(Event.LAUNCH_TRAINING, {"hooks": {name: asdict(record) for name, record in records.items()}})
         case = self.case = make_case(settings, job.data_dirs, place)
         hooks: Any = hooks_class(case)
@@ -222,8 +208,7 @@ class ArrayBackend(Backend):
         initial = self.weights(trained=True)
         structure = array_hash(initial, values=False)
         weights = array_hash(initial) if place.rank == 0 else None
-        classes = {"sgd": self.sgd_class, "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
-        optimizer = classes[settings.optimizer.name]
+        optimizer = {"sgd": self.sgd_class, "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}[settings.optimizer.name]
         self.num_parameters = sum(array.size for array in initial.values())
         del initial
         self.flops_per_sample_formula = case.flops_per_sample()
@@ -237,13 +222,13 @@ class ArrayBackend(Backend):
             framework=self.framework,
             framework_version=versions.pop(self.libraries[0].__name__),
             device_type=job.device_type,
-            device_name=device.name or processor or None,
-            device_index=device.index,
+            device_name=self.device_name or processor or None,
+            device_index=self.device_index,
             world_size=self.world_size,
             hostname=socket.gethostname(),
-            threads=device.threads,
+            threads=self.threads,
             seed=settings.seed,
-            precision=device.precision,
+            precision=self.precision,
             model_class=model_class,
             num_parameters=self.num_parameters,
             parameter_hash=structure,
@@ -271,7 +256,8 @@ class ArrayBackend(Backend):
             weights[name] = arrays[reference]
         model.load({**model.statistics(), **weights})
 
-    def _step(self, batches: list[Any]) -> Any:
+    def step(self, batches: list[Any]) -> Any:
+        """Take one optimizer step over some batches and return its loss, without waiting for the device."""
         loss = self._take(batches, self.learning_rate())
         self.steps_done += 1
         return loss
@@ -346,7 +332,7 @@ class ArrayBackend(Backend):
 
     def peak_memory_mib(self) -> float | None:
         """Return the largest allocation on this rank's device; None on the CPU, where frameworks do not count."""
-        num_bytes = None if self._device is None or self.job.device_type == "cpu" else self.peak_bytes()
+        num_bytes = self.peak_bytes() if self.is_open and self.job.device_type != "cpu" else None
         return None if num_bytes is None else num_bytes / 2**20
 
     def is_out_of_memory(self, error: BaseException) -> bool:

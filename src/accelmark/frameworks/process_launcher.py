@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, RankPlace, module_command
+from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch, LaunchRecord, RankPlace, module_command
 
 COORDINATOR: Final = "ACCELMARK_COORDINATOR"
 """Variable with ``HOST:PORT`` of rank 0, where the ranks of a framework meet."""
@@ -47,13 +48,20 @@ def launch_ranks(
     return Launch([*command, "--", *place.rank_command], {**environment, **(between_hosts or {})}, defaults)
 
 
-def source_of(module: str, file: str) -> str:
-    """Return the text of a file of an installed framework, without importing it; empty where there is none."""
+def built_for(title: str, needed: Sequence[str], module: str, file: str, otherwise: str) -> DeviceSupport:
+    """Read from a file of an installed framework whether it was built with one of ``needed``, without importing it.
+
+    The file assigns versions to names, ``'0'`` where a part is absent; no ``needed`` names: any build will do.
+    """
+    if not needed:
+        return DeviceSupport(True, title)
     spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    path = Path(spec.origin).parent / file
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
+    text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+    versions = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'(\d[^']*)'", text, re.MULTILINE))
+    have = [f"{name.removesuffix('_version')} {versions[name]}" for name in needed if versions.get(name, "0") != "0"]
+    built = f"{title}, built for {', '.join(have)}"
+    return DeviceSupport(True, built) if have else DeviceSupport(False, f"{title} is a build without {otherwise}")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from flax import nnx
 from flax.training.dynamic_scale import DynamicScale
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
 from accelmark.frameworks.jax import hooks, layers
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
@@ -233,16 +233,15 @@ class JaxBackend(ArrayBackend):
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
 
-    def open_device(self) -> OpenedDevice:
+    def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
         # jax.device_get takes 25 us more for each loss.
         self.losses = DeviceLosses(lambda losses: lambda: [float(np.asarray(loss)) for loss in losses])
-        threads, device_type, place = self.num_threads(), self.job.device_type, self.place
-        os.environ["NPROC"] = str(threads)  # the size of XLA's thread pool on the CPU
+        device_type, place = self.job.device_type, self.place
+        os.environ["NPROC"] = str(self.threads)  # the size of XLA's thread pool on the CPU
         jax.config.update("jax_platforms", device_type)
-        precision = self.settings.precision
-        if precision in _MATRIX_PRECISION:
-            jax.config.update("jax_default_matmul_precision", _MATRIX_PRECISION[precision])
+        if self.precision in _MATRIX_PRECISION:
+            jax.config.update("jax_default_matmul_precision", _MATRIX_PRECISION[self.precision])
         if place.world_size > 1:
             if device_type == "cpu":
                 jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -256,11 +255,12 @@ class JaxBackend(ArrayBackend):
         # One device of each rank, along one axis over which batches are split.
         mesh = self._mesh = Mesh(np.array(jax.devices() if place.world_size > 1 else [device]), ("data",))
         self._whole, self._split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-        is_cpu = device.platform == "cpu"
-        precision = "fp32" if is_cpu and precision == "tf32" else precision
-        self._dtype = _COMPUTE_TYPES.get(precision, jnp.float32)
-        name = None if is_cpu else device.device_kind
-        return OpenedDevice(name, device.local_hardware_id, threads, precision)
+        if device.platform != "cpu":
+            self.device_name = device.device_kind
+        elif self.precision == "tf32":
+            self.precision = "fp32"
+        self.device_index = device.local_hardware_id
+        self._dtype = _COMPUTE_TYPES.get(self.precision, jnp.float32)
 
     def _replicated(self, tree: Any) -> Any:
         """Return a tree of equal arrays on every rank as arrays replicated over all devices."""
@@ -295,7 +295,7 @@ class JaxBackend(ArrayBackend):
         """Prepare the tracing of steps; the optimizer's state is part of the state."""
         if self.world_size > 1:
             self.own_part_unknown = "no step was traced: that may cost 0.5 % of the time, which was too short"
-            self.tracer = StepTracer(self._step, self.synchronize, self._own_device.platform, self.log)
+            self.tracer = StepTracer(self.step, self.synchronize, self._own_device.platform, self.log)
 
     def to_device(self, batch: Arrays) -> Any:
         """Return this rank's batch as its part of the batch of all ranks."""

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Final, final
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, amp, ops
 from mindspore.communication import GlobalComm, init, release
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
 from accelmark.frameworks.mindspore import hooks, layers
 from accelmark.frameworks.mindspore.hooks import clipped, set_learning_rate
 from accelmark.frameworks.process_launcher import COORDINATOR
@@ -24,65 +24,11 @@ from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import module_command
 from accelmark.train.batches import Arrays, seed_of
-from accelmark.train.case import ArrayCase, Batch
+from accelmark.train.case import Batch
 from accelmark.train.loop.contract import DeviceClock, HostClock
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
 _LEAVE_S: Final = 60.0
-Gradients = tuple[Tensor, ...]
-
-
-@final
-class Step:
-    """Compiled functions of a case's model."""
-
-    def __init__(self, case: ArrayCase, model: nn.Cell, parameters: Any) -> None:
-        """``parameters`` are those that gradients are computed for, in this order."""
-        self._case, self._model, self._parameters = case, model, parameters
-        self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
-        self._evaluations: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {}
-        """Captured, and as it is written."""
-
-    def gradients(self, batches: list[Batch], scale: Tensor, draw: Callable[[int], None]) -> tuple[Tensor, Gradients]:
-        """Return the sums of losses and gradients, each times ``scale``; ``draw`` gets the number of each batch."""
-        sums: tuple[Tensor, ...] = ()
-        for number, batch in enumerate(batches):
-            draw(number)
-            loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
-            new = (loss, *gradients)
-            sums = tuple(map(ops.add, sums, new)) if sums else new
-        return sums[0], sums[1:]
-
-    def sums(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Return the case's sums over a batch of evaluation data."""
-        names = tuple(batch)
-        if names not in self._evaluations:
-            case, model = self._case, self._model
-
-            def sums_of(*tensors: Tensor) -> Mapping[str, Tensor]:
-                return case.eval_sums(model, dict(zip_strict(names, tensors)))
-
-            self._evaluations[names] = compiled(sums_of), sums_of
-        captured, plain = self._evaluations[names]
-        try:
-            sums: Mapping[str, Tensor] = captured(*batch.values())
-        except SystemError:  # now and then MindSpore 2.10 generates bytecode that does not run
-            self._evaluations[names] = plain, plain
-            sums = plain(*batch.values())
-        return sums
-
-    def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        """Return the function that computes loss and gradients of a batch with tensors of these names."""
-        if names not in self._graphs:
-            case, model = self._case, self._model
-
-            def loss(scale: Tensor, *tensors: Tensor) -> Tensor:
-                return case.loss(model, dict(zip_strict(names, tensors))) * scale
-
-            # Captured with has_aux, MindSpore 2.10 returns gradients of zero.
-            graph = ms.value_and_grad(loss, None, self._parameters)
-            self._graphs[names] = compiled(lambda *inputs: graph(*inputs))
-        return self._graphs[names]
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,8 +49,9 @@ class MindSporeBackend(ArrayBackend):
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
     libraries = (ms,)
+    tensor_of = Tensor
 
-    def open_device(self) -> OpenedDevice:
+    def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
         is_cpu = self.immediate = self.job.device_type == "cpu"
         self._scheduler: subprocess.Popen[bytes] | None = None
@@ -118,17 +65,15 @@ class MindSporeBackend(ArrayBackend):
             precision.precision_mode("must_keep_origin_dtype")
             precision.matmul_allow_hf32(False)
             precision.conv_allow_hf32(False)  # CANN computes fp32 convolutions with fewer bits otherwise
-        threads = self.num_threads()
-        ms.runtime.dispatch_threads_num(threads)
+        ms.runtime.dispatch_threads_num(self.threads)
         if self.world_size > 1:
             self._join()
-        if is_cpu:
-            self.clock, self._precision = HostClock(), "fp32"
-            return OpenedDevice(None, None, threads, "fp32")
-        self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
-        self._precision = "fp32" if self.settings.precision == "tf32" else self.settings.precision
-        name = str(ms.hal.get_device_name())
-        return OpenedDevice(name, index, threads, self._precision)
+        if is_cpu or self.precision == "tf32":
+            self.precision = "fp32"
+        self.clock = HostClock()
+        if not is_cpu:
+            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
+            self.device_name, self.device_index = str(ms.hal.get_device_name()), index
 
     def _join(self) -> None:
         host, _, port = os.environ[COORDINATOR].rpartition(":")
@@ -181,25 +126,27 @@ class MindSporeBackend(ArrayBackend):
 
     def build_training(self) -> None:
         """Build the optimizer, loss scaling and the compiled step."""
-        dtype = _AMP_TYPES.get(self._precision)
+        dtype = _AMP_TYPES.get(self.precision)
         self._model = self.timed(Event.CONVERT_MODEL, lambda: self.hooks.convert_model(self._model))
         model = self._model if dtype is None else amp.auto_mixed_precision(self._model, "auto", dtype)
         self._optimizer = self.timed(Event.CREATE_OPTIMIZER, lambda: self.hooks.create_optimizer(self._model))
-        self._scaler = amp.DynamicLossScaler(2.0**16, 2, 2000) if self._precision == "fp16" else None
-        self._graphs = Step(self.case, model, self._optimizer.parameters)
+        self._scaler = amp.DynamicLossScaler(2.0**16, 2, 2000) if self.precision == "fp16" else None
+        self._computing = model
+        """The model as it computes: in the types of the precision."""
+        self._graphs: dict[tuple[str, ...], Callable[..., Any]] = {}
+        """Names of a batch's tensors -> the captured function that computes loss and gradients."""
+        self._evaluations: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """Captured, and as it is written."""
         self._own_end: Any = None
         if self.world_size > 1:
             self.own_end = lambda: self._own_end
-
-    def to_device(self, batch: Arrays) -> dict[str, Tensor]:
-        """Return a batch on the device."""
-        return {name: Tensor(array) for name, array in batch.items()}
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step over some batches; the ranks add up their gradients once."""
         share = 1.0 / len(batches)
         scale = Tensor(share, ms.float32) if self._scaler is None else share * self._scaler.scale_value
-        total, gradients = self._graphs.gradients(batches, scale, self._draw)
+        sums = self._scaled_sums(batches, scale)
+        total, gradients = sums[0], sums[1:]
         if self.world_size > 1:
             if self.immediate:
                 self.synchronize()
@@ -224,6 +171,28 @@ class MindSporeBackend(ArrayBackend):
             self.synchronize()
         return total if self._scaler is None else total / (scale / share)
 
+    def _scaled_sums(self, batches: list[Batch], scale: Tensor) -> tuple[Tensor, ...]:
+        """Return the sums of losses and of gradients, each times ``scale``."""
+        sums: tuple[Tensor, ...] = ()
+        for number, batch in enumerate(batches):
+            self._draw(number)
+            loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
+            new = (loss, *gradients)
+            sums = tuple(map(ops.add, sums, new)) if sums else new
+        return sums
+
+    def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        if names not in self._graphs:
+            case, model = self.case, self._computing
+
+            def loss(scale: Tensor, *tensors: Tensor) -> Tensor:
+                return case.loss(model, dict(zip_strict(names, tensors))) * scale
+
+            # Captured with has_aux, MindSpore 2.10 returns gradients of zero.
+            graph = ms.value_and_grad(loss, None, self._optimizer.parameters)
+            self._graphs[names] = compiled(lambda *inputs: graph(*inputs))
+        return self._graphs[names]
+
     def _draw(self, number: int) -> None:
         """Let dropout draw the numbers of this rank, step and batch of it, which a replayed step repeats."""
         if self._dropouts:
@@ -244,7 +213,21 @@ class MindSporeBackend(ArrayBackend):
 
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
         """Evaluate a batch."""
-        return self._graphs.sums(self.to_device(batch))
+        names, tensors = tuple(batch), self.to_device(batch).values()
+        if names not in self._evaluations:
+            case, model = self.case, self._computing
+
+            def sums_of(*tensors: Tensor) -> Mapping[str, Tensor]:
+                return case.eval_sums(model, dict(zip_strict(names, tensors)))
+
+            self._evaluations[names] = compiled(sums_of), sums_of
+        captured, plain = self._evaluations[names]
+        try:
+            sums: Mapping[str, Tensor] = captured(*tensors)
+        except SystemError:  # now and then MindSpore 2.10 generates bytecode that does not run
+            self._evaluations[names] = plain, plain
+            sums = plain(*tensors)
+        return sums
 
     def state(self) -> NamedArrays:
         """Return model, optimizer and loss scale."""
@@ -282,7 +265,7 @@ class MindSporeBackend(ArrayBackend):
 
     def close(self, *, together: bool) -> None:
         """Leave the group, in step with the other ranks (``together``) unless they may be gone."""
-        if self._device is None:
+        if not self.is_open:
             return
         if together and self.world_size > 1:
             self.mean([0.0])

@@ -17,21 +17,16 @@ from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
 from accelmark.frameworks.paddle import hooks, layers
 from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.spec.errors import RequestError, first_line
-from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
-from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TYPE_OF_PRECISION
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
 from accelmark.train.loop.contract import DeviceClock, HostClock, OwnPart
 
-_MODEL: Final = "model/"
-_OPTIMIZER: Final = "optimizer/"
-_SCALER: Final = "scaler/"
 _ERROR_KIND: Final = re.compile(r"\(\w+\) \S")
 """The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
 
@@ -44,26 +39,67 @@ class PaddleBackend(ArrayBackend):
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
     libraries = (paddle,)
+    tensor_of = staticmethod(paddle.to_tensor)
     sgd_class = "Momentum"
     memory_advice = "activation_checkpointing, or precision bf16"
 
-    def open_device(self) -> OpenedDevice:
+    def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
-        self._device_name = device = _open_device(self.job, self.place)
-        threads = self.num_threads()
-        core.set_num_threads(threads)
-        # Paddle has neither bf16 nor fp16 matrix products on the CPU.
-        self._precision = precision = "fp32" if device == "cpu" else self.settings.precision
-        if device.startswith("gpu"):  # where Paddle uses tf32 by default
-            core.set_cublas_switch(precision == "tf32")
-            core.set_cudnn_switch(precision == "tf32")
-        self.immediate, self.clock = device == "cpu", HostClock()
-        if device != "cpu":
+        self._device = device = self._own_device()
+        paddle.set_device(device)
+        core.set_num_threads(self.threads)
+        self.immediate = device == "cpu"
+        if self.immediate:
+            self.precision = "fp32"  # Paddle has neither bf16 nor fp16 matrix products on the CPU
+            self.clock = HostClock()
+        else:
+            self.device_index = self.place.local_rank
             self.clock = DeviceClock(lambda: paddle.device.Event(enable_timing=True))
             self.losses = DeviceLosses(_fetch)
-        self._control = _join_ranks(self.job, self.place)
-        name = str(paddle.device.cuda.get_device_name()) if device.startswith("gpu") else None
-        return OpenedDevice(name, None if device == "cpu" else self.place.local_rank, threads, precision)
+        if device.startswith("gpu"):  # where Paddle uses tf32 by default
+            core.set_cublas_switch(self.precision == "tf32")
+            core.set_cudnn_switch(self.precision == "tf32")
+            self.device_name = str(paddle.device.cuda.get_device_name())
+        if self.world_size > 1:
+            self._join_ranks()
+
+    def _own_device(self) -> str:
+        """Return the name of this rank's device (``cpu``, ``gpu:0``)."""
+        kind, index = self.job.device_type, self.place.local_rank
+        if kind == "cpu":
+            return kind
+        available: list[str] = paddle.device.get_available_device() + paddle.device.get_available_custom_device()
+        count = sum(name.partition(":")[0] == kind for name in available)
+        if not count:
+            raise RequestError(
+                f"vendor {self.job.vendor!r} needs a {kind!r} device, and Paddle {paddle.__version__} finds only "
+                f"{', '.join(available)}; check the driver and that the installed Paddle is a build for it"
+            )
+        if index >= count:
+            raise RequestError(f"local rank {index} has no device: {count} {kind} visible here")
+        return f"{kind}:{index}"
+
+    def _join_ranks(self) -> None:
+        """Open the process group, and a gloo group for control messages.
+
+        Paddle's own launcher sets the same variables. Variables of other launchers would take precedence. All gloo
+        groups of Paddle 3.3 keep their addresses under the same keys of the store, so that ranks of a second group may
+        connect to addresses of the first ("Connection refused"): there is one gloo group only.
+        """
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+        address, kind, backend = os.environ[MASTER], self.job.device_type, self.job.collective_backend
+        os.environ.update(
+            PADDLE_TRAINER_ID=str(self.place.rank),
+            PADDLE_TRAINERS_NUM=str(self.world_size),
+            PADDLE_TRAINER_ENDPOINTS=address,
+            PADDLE_CURRENT_ENDPOINT=address,
+            PADDLE_DISTRI_BACKEND=backend,
+        )
+        if kind != "cpu":
+            os.environ[f"FLAGS_selected_{kind}s"] = str(self.place.local_rank)
+        group = dist.init_parallel_env()
+        self._control = group if backend == "gloo" else dist.new_group(backend="gloo")
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
@@ -125,22 +161,18 @@ class PaddleBackend(ArrayBackend):
         if self.world_size > 1 and self.clock is not None:
             trained = (parameter for parameter in self._model.parameters() if not parameter.stop_gradient)
             self.own_end = OwnPart([parameter.register_hook for parameter in trained], self.clock).take
-        self._scaler = paddle.amp.GradScaler() if self._precision == "fp16" else None
+        self._scaler = paddle.amp.GradScaler() if self.precision == "fp16" else None
 
     def _autocast(self) -> Any:
-        if self._precision not in ("bf16", "fp16"):
+        if self.precision not in ("bf16", "fp16"):
             return nullcontext()
-        return paddle.amp.auto_cast(level="O1", dtype=TYPE_OF_PRECISION[self._precision])
+        return paddle.amp.auto_cast(level="O1", dtype=TYPE_OF_PRECISION[self.precision])
 
     def compute_type(self) -> str:
         """Return the type of a matrix product under the driver's autocast."""
         with paddle.no_grad(), self._autocast():
             product = paddle.matmul(paddle.ones([8, 8]), paddle.ones([8, 8]))
         return str(product.dtype).rpartition(".")[2]
-
-    def to_device(self, batch: Arrays) -> Batch:
-        """Return a batch on the device."""
-        return {name: paddle.to_tensor(array) for name, array in batch.items()}
 
     def take_step(self, batches: list[Batch], learning_rate: float) -> Any:
         """Take one optimizer step over some batches; the ranks reduce their gradients once."""
@@ -186,29 +218,32 @@ class PaddleBackend(ArrayBackend):
     def state(self) -> NamedArrays:
         """Return model, optimizer and loss scale."""
         weights = {**self.weights(trained=True), **self.weights(trained=False)}
-        arrays = {_MODEL + name: array for name, array in weights.items()}
-        arrays |= {_OPTIMIZER + key: value.numpy() for key, value in self._optimizer.state_dict().items()}
+        arrays = {f"model/{name}": array for name, array in weights.items()}
+        arrays |= {f"optimizer/{key}": value.numpy() for key, value in self._optimizer.state_dict().items()}
         if self._scaler is not None:
-            arrays |= {_SCALER + key: np.asarray(value) for key, value in self._scaler.state_dict().items()}
+            arrays |= {f"scaler/{key}": np.asarray(value) for key, value in self._scaler.state_dict().items()}
         return arrays
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Set model, optimizer and loss scale."""
         for name, tensor in {**self._tensors(trained=True), **self._tensors(trained=False)}.items():
-            array = arrays[_MODEL + name]
+            array = arrays[f"model/{name}"]
             if list(array.shape) != tensor.shape:
                 raise ValueError(f"{name} has shape {tensor.shape}, in the checkpoint {list(array.shape)}")
             tensor.set_value(array)
-        states = {key.removeprefix(_OPTIMIZER): value for key, value in arrays.items() if key.startswith(_OPTIMIZER)}
-        self._optimizer.set_state_dict({key: paddle.to_tensor(value) for key, value in states.items()})
+        parts: dict[str, dict[str, np.ndarray]] = {"model": {}, "optimizer": {}, "scaler": {}}
+        for key, value in arrays.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = value
+        self._optimizer.set_state_dict({key: paddle.to_tensor(value) for key, value in parts["optimizer"].items()})
         if self._scaler is not None:
-            scaler = {key.removeprefix(_SCALER): value for key, value in arrays.items() if key.startswith(_SCALER)}
-            self._scaler.load_state_dict({key: value if value.ndim else value.item() for key, value in scaler.items()})
+            scaler = parts["scaler"].items()
+            self._scaler.load_state_dict({key: value if value.ndim else value.item() for key, value in scaler})
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self._device_name != "cpu":
-            paddle.device.synchronize(self._device_name)
+        if self._device != "cpu":
+            paddle.device.synchronize(self._device)
 
     def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
         """Start to collect the values of all ranks on the CPU, independent of the device."""
@@ -225,7 +260,7 @@ class PaddleBackend(ArrayBackend):
 
     def peak_bytes(self) -> float:
         """Return the largest allocation."""
-        return float(paddle.device.max_memory_allocated(self._device_name))
+        return float(paddle.device.max_memory_allocated(self._device))
 
     def summary(self, error: BaseException) -> str:
         """Return the line of an error with its cause; Paddle's errors begin with a stack and the kind of error."""
@@ -245,46 +280,3 @@ open_backend = PaddleBackend
 def _fetch(losses: list[Any]) -> Callable[[], list[float]]:
     stacked = paddle.stack([loss.astype("float32").reshape([]) for loss in losses])
     return lambda: [float(loss) for loss in stacked.numpy().tolist()]
-
-
-def _open_device(job: JobSpec, ranks: RankPlace) -> str:
-    """Make this rank's device the current one, and return its name (``cpu``, ``gpu:0``)."""
-    if job.device_type == "cpu":
-        paddle.set_device("cpu")
-        return "cpu"
-    available: list[str] = paddle.device.get_available_device() + paddle.device.get_available_custom_device()
-    mine = [name for name in available if name.partition(":")[0] == job.device_type]
-    if not mine:
-        raise RequestError(
-            f"vendor {job.vendor!r} needs a {job.device_type!r} device, and Paddle {paddle.__version__} finds only "
-            f"{', '.join(available)}; check the driver and that the installed Paddle is a build for it"
-        )
-    if ranks.local_rank >= len(mine):
-        raise RequestError(f"local rank {ranks.local_rank} has no device: {len(mine)} {job.device_type} visible here")
-    paddle.set_device(f"{job.device_type}:{ranks.local_rank}")
-    return f"{job.device_type}:{ranks.local_rank}"
-
-
-def _join_ranks(job: JobSpec, ranks: RankPlace) -> Any:
-    """Open the process group if there are several ranks; returns a gloo group for control messages, or None.
-
-    Paddle's own launcher sets the same variables. Variables of other launchers would take precedence. All gloo
-    groups of Paddle 3.3 keep their addresses under the same keys of the store, so that ranks of a second group may
-    connect to addresses of the first ("Connection refused"): there is one gloo group only.
-    """
-    if ranks.world_size == 1:
-        return None
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)
-    address = os.environ[MASTER]
-    os.environ.update(
-        PADDLE_TRAINER_ID=str(ranks.rank),
-        PADDLE_TRAINERS_NUM=str(ranks.world_size),
-        PADDLE_TRAINER_ENDPOINTS=address,
-        PADDLE_CURRENT_ENDPOINT=address,
-        PADDLE_DISTRI_BACKEND=job.collective_backend,
-    )
-    if job.device_type != "cpu":
-        os.environ[f"FLAGS_selected_{job.device_type}s"] = str(ranks.local_rank)
-    group = dist.init_parallel_env()
-    return group if job.collective_backend == "gloo" else dist.new_group(backend="gloo")

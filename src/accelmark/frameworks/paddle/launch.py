@@ -6,10 +6,9 @@ included, into its log directory, kills the other ranks three seconds after one 
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from accelmark.frameworks.process_launcher import launch_ranks, source_of
+from accelmark.frameworks.process_launcher import built_for, launch_ranks
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
 
 MASTER: Final = "PADDLE_MASTER"
@@ -27,13 +26,5 @@ def launch(place: HostPlace) -> Launch:
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
     """Read from Paddle's files whether it was built for ``device_type``; other types come with a plug-in."""
-    needed = _BUILDS.get(device_type)
-    if needed is None:
-        return DeviceSupport(True, f"Paddle {version}")
-    versions = re.findall(r"^(\w+_version)\s*= *'([\d.]+)'", source_of("paddle", "version/__init__.py"), re.MULTILINE)
-    build = {name: number for name, number in versions if number != "0"}
-    have = [f"{name.removesuffix('_version')} {build[name]}" for name in needed if name in build]
-    if have:
-        return DeviceSupport(True, f"Paddle {version}, built for {', '.join(have)}")
-    package = f"paddlepaddle-{device_type}"
-    return DeviceSupport(False, f"Paddle {version} is a build without {device_type}: install {package}")
+    otherwise = f"{device_type}: install paddlepaddle-{device_type}"
+    return built_for(f"Paddle {version}", _BUILDS.get(device_type, ()), "paddle", "version/__init__.py", otherwise)

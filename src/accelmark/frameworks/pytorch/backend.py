@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform as machine
 import socket
@@ -36,6 +37,7 @@ from accelmark.spec.log.events import Event, Started
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import SyntheticBatches, log_bad_samples
@@ -115,6 +117,7 @@ def _array(tensor: Tensor | nn.Parameter) -> Array:
     return identity.whole(tensor).float().cpu().contiguous().numpy().copy()
 
 
+_REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors", "deepspeed")
 _SPLIT: Final = "ranks that share layers (tp, pp, cp, ep) wait for each other within a step, where waits are not marked"
 
 
@@ -166,7 +169,7 @@ class PyTorchBackend(Backend):
         else:
             make_case = case_class(job.case, "pytorch", TrainCase)  # type: ignore[type-abstract]
         self._device = device = platform.open_device(self.job, ranks)
-        threads = platform.set_threads(settings, ranks)
+        torch.set_num_threads(self.threads)
         precision = platform.set_precision(settings.precision, device)
         if precision != settings.precision:
             message = f"{settings.precision} is not available on {device.type}; computing in {precision}"
@@ -186,7 +189,8 @@ class PyTorchBackend(Backend):
                 platform.answer_collectives(Path(node_dir), ranks.rank)
         mesh = mesh_of(settings.parallelism, ranks.world_size, ranks.local_world_size)
         number, self._num_data_ranks = mesh.data_rank(ranks.rank), settings.num_data_ranks(ranks.world_size)
-        seed = platform.rank_seed(settings.seed, number)
+        digest = hashlib.sha256(f"{settings.seed}:{number}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "big") >> 1  # independent for neighbouring ranks and rounds
         place = Place(number, self._num_data_ranks, settings.seed, device, seed, mesh)
         hooks_class = load_hooks(self.job.extern, Hooks, ALLOWED_HOOKS)
         records = hook_records(hooks_class, Hooks)
@@ -229,7 +233,7 @@ class PyTorchBackend(Backend):
             device_index=device.index,
             world_size=self.world_size,
             hostname=socket.gethostname(),
-            threads=threads,
+            threads=self.threads,
             seed=place.seed,
             precision=precision,
             reduced_modes=platform.reduced_modes(precision),
@@ -249,7 +253,7 @@ class PyTorchBackend(Backend):
             ),
             hooks={name: record.place for name, record in records.items()},
             hook_lines={name: record.num_lines for name, record in records.items()},
-            library_versions=platform.library_versions(),
+            library_versions={"python": machine.python_version()} | installed_versions(_REPORTED_LIBRARIES),
             own_part_unknown=(
                 OWN_PART_UNKNOWN if settings.parallelism == "deepspeed" else _SPLIT if mesh.shares_layers else None
             ),

@@ -38,8 +38,9 @@ class SequencePart:
 
     def __init__(self, ranks: DeviceMesh) -> None:
         self._ranks = ranks
-        self._own = _chunks(ranks.get_local_rank(), ranks.size())
-        gathered = [chunk for rank in range(ranks.size()) for chunk in _chunks(rank, ranks.size())]
+        chunks = [(rank, 2 * ranks.size() - 1 - rank) for rank in range(ranks.size())]
+        self._own = chunks[ranks.get_local_rank()]
+        gathered = [number for pair in chunks for number in pair]
         self._order = sorted(range(len(gathered)), key=gathered.__getitem__)
 
     @classmethod
@@ -83,7 +84,3 @@ class SequencePart:
     def joined(self, output: Tensor) -> Tensor:
         """Return a mean over positions, or an output of shape (batch, positions, ...), for the whole sequences."""
         return self.whole(output) if output.ndim else self.whole(output.expand(2), 0).mean()
-
-
-def _chunks(rank: int, num_ranks: int) -> tuple[int, int]:
-    return rank, 2 * num_ranks - 1 - rank

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from accelmark.frameworks.process_launcher import launch_ranks, source_of
+from accelmark.frameworks.process_launcher import built_for, launch_ranks
 from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
 
 _INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -21,12 +20,7 @@ def launch(place: HostPlace) -> Launch:
 
 def device_support(device_type: str, version: str) -> DeviceSupport:
     """Read from PyTorch's files whether it was built for ``device_type``; other types come with their own module."""
-    needed = _BUILDS.get(device_type)
-    if needed is None:
-        return DeviceSupport(True, f"PyTorch {version}")
-    versions = re.finditer(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']+)'", source_of("torch", "version.py"), re.MULTILINE)
-    build = {version[1]: version[2] for version in versions}
-    have = [f"{name} {build[name]}" for name in needed if build.get(name)]
-    if have:
-        return DeviceSupport(True, f"PyTorch {version}, built for {', '.join(have)}")
-    return DeviceSupport(False, f"PyTorch {version} is a build without {' or '.join(needed)}: install another build")
+    needed = _BUILDS.get(device_type, ())
+    return built_for(
+        f"PyTorch {version}", needed, "torch", "version.py", f"{' or '.join(needed)}: install another build"
+    )

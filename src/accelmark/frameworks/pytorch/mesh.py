@@ -184,15 +184,13 @@ def split_layers(model: nn.Module, blocks: Sequence[nn.Module], splits: Mapping[
             whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
         module.register_forward_pre_hook(partial(_enter, mesh))
-        module.register_forward_hook(_leave)
+        module.register_forward_hook(
+            lambda _module, _inputs, output: output.to_local() if isinstance(output, DTensor) else output
+        )
 
 
 def _enter(mesh: DeviceMesh, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(DTensor.from_local(each, mesh, [Replicate()]) if isinstance(each, Tensor) else each for each in inputs)
-
-
-def _leave(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
-    return output.to_local() if isinstance(output, DTensor) else output
 
 
 @final

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, OpenedDevice, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.frameworks.tensorflow import hooks, layers
 from accelmark.spec.backports import zip_strict
@@ -253,29 +253,27 @@ class TensorFlowBackend(ArrayBackend):
 
     framework, title = "tensorflow", "TensorFlow"
     libraries = (tf,)
+    tensor_of = staticmethod(tf.convert_to_tensor)
     traces_hook = True
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
 
-    def open_device(self) -> OpenedDevice:
+    def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
         self.losses = DeviceLosses(lambda losses: lambda: [float(loss) for loss in losses])
-        threads, precision = self.num_threads(), self.settings.precision
-        self._ranks = ranks = Ranks(self.job, precision, threads, self.place)
+        self._ranks = ranks = Ranks(self.job, self.precision, self.threads, self.place)
         if self.place.world_size > 1:
             if ranks.is_cpu:
                 self.clock, self.own_end = HostClock(), self._gradients_ready
             else:  # a graph is still being computed when its call returns
                 self.own_part_unknown = "TensorFlow marks the end of a rank's own part on CPUs only"
-        if precision == "tf32" and ranks.is_cpu:
-            precision = "fp32"
-        self._dtype = _COMPUTE_TYPES.get(precision, tf.float32)
-        name = index = None
         if not ranks.is_cpu:
-            index = self.place.local_rank
+            self.device_index = self.place.local_rank
             details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
-            name = details.get("device_name")
-        return OpenedDevice(name, index, threads, precision)
+            self.device_name = details.get("device_name")
+        elif self.precision == "tf32":
+            self.precision = "fp32"
+        self._dtype = _COMPUTE_TYPES.get(self.precision, tf.float32)
 
     def build_model(self) -> str:
         """Build the model with the same weights on every rank."""
@@ -303,10 +301,6 @@ class TensorFlowBackend(ArrayBackend):
     def build_training(self) -> None:
         """Build the optimizer."""
         self.timed(Event.CREATE_OPTIMIZER, self._step_graph.build_optimizer)
-
-    def to_device(self, batch: Arrays) -> Any:
-        """Return a batch on the device."""
-        return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
         """Take one optimizer step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,44 +188,32 @@ class TiedHead(Module):
         return tf.reshape(flat, (*x.shape[:-1], table.shape[0])) + tf.cast(self.bias, self.dtype)
 
 
-class Normalize(Module):
-    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
-
-    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        super().__init__()
-        self.mean, self.std = np.array(mean, np.float32), np.array(std, np.float32)
-
-    def forward(self, image: Any) -> Any:
-        """Return float32 images of shape (batch, height, width, channels)."""
-        return (tf.cast(tf.transpose(image, (0, 2, 3, 1)), tf.float32) - self.mean) / self.std
+def Normalize(  # noqa: N802
+    mean: float | Sequence[float], std: float | Sequence[float]
+) -> Callable[[Any], Any]:
+    """Return bytes of shape (batch, channels, height, width) as normalized float32 images with the channels last."""
+    means, deviations = np.array(mean, np.float32), np.array(std, np.float32)
+    return lambda image: (tf.cast(tf.transpose(image, (0, 2, 3, 1)), tf.float32) - means) / deviations
 
 
-class MaxPool(Module):
-    """The largest value of each window."""
-
-    def __init__(self, size: int, stride: int, padding: int) -> None:
-        super().__init__()
-        self.size, self.stride = size, stride
-        self.padding = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-
-    def forward(self, x: Any) -> Any:
-        """Return the pooled images."""
-        return tf.nn.max_pool2d(x, self.size, self.stride, self.padding)
+def MaxPool(size: int, stride: int, padding: int) -> Callable[[Any], Any]:  # noqa: N802
+    """Return the largest value of each window."""
+    paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+    return lambda x: tf.nn.max_pool2d(x, size, stride, paddings)
 
 
-class Rotary(Module):
-    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+def Rotary(width: int, length: int) -> Callable[[int], tuple[Any, Any]]:  # noqa: N802
+    """Return angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+    dtype = _options["dtype"]
 
-    def __init__(self, width: int, length: int) -> None:
-        super().__init__()
-        self.width = width
-
-    def forward(self, length: int) -> tuple[Any, Any]:
+    def angles_of(length: int) -> tuple[Any, Any]:
         """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
-        rates = 10000.0 ** (-np.arange(0, self.width, 2) / self.width)
+        rates = 10000.0 ** (-np.arange(0, width, 2) / width)
         angles = np.outer(np.arange(length), rates)[:, None]
-        cos = tf.constant(np.concatenate((np.cos(angles), np.cos(angles)), -1), self.dtype)
-        return cos, tf.constant(np.concatenate((-np.sin(angles), np.sin(angles)), -1), self.dtype)
+        cos = tf.constant(np.concatenate((np.cos(angles), np.cos(angles)), -1), dtype)
+        return cos, tf.constant(np.concatenate((-np.sin(angles), np.sin(angles)), -1), dtype)
+
+    return angles_of
 
 
 class Attention(Module):

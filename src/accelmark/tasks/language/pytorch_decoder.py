@@ -18,9 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from accelmark.frameworks.pytorch.batches import FromArrays, IndexedBatches
 from accelmark.frameworks.pytorch.case import Batch, Batches, PipelineParts, Split
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
-from accelmark.frameworks.pytorch.model.chunked_loss import chunked_cross_entropy
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
-from accelmark.frameworks.pytorch.model.linear import adapt
+from accelmark.frameworks.pytorch.model.linear import adapt, chunked_cross_entropy
 from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.language.data import TokenShards

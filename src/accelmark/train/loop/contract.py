@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -180,6 +181,8 @@ class Backend(ABC):
         self.eval_batches: Any = None
         """Set by ``prepare`` unless data is synthetic."""
         self.world_size = place.world_size
+        self.threads = self.settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
+        """This rank's share of the host's cores, or the setting."""
         self.immediate = False
         """Whether the work of a step is done when ``step`` returns, so that its loss and time can be read at once."""
         self.clock: StepClock | None = None

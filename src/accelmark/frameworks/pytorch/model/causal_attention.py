@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -53,43 +52,32 @@ def causal_attention(
     """
     if attention_mask is not None:
         raise ValueError("causal_attention takes no attention mask: samples are not padded")
-    attend = partial(_attend, scaling=scaling, dropout=dropout, window=sliding_window, sink=s_aux, documents=documents)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal attention of queries at the last positions of ``key``."""
+        length, width = query.shape[2], value.shape[3]
+        mask = _mask(length, key.shape[2], sliding_window, documents, query.device)
+        # No products of the model: on the meta device, where FLOPs are counted, sinks are left out.
+        has_sink = s_aux is not None and not query.is_meta
+        if s_aux is not None and has_sink:
+            query, key, value = _with_sink(query, key, value, s_aux, scaling)
+            mask = None if mask is None else F.pad(mask, (1, 0, 1, 0), value=True)
+        if mask is None and query.shape[2] != key.shape[2]:
+            mask = causal_lower_right(query.shape[2], key.shape[2])
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1 and not _GROUPS_HEADS:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        grouped = {"enable_gqa": True} if groups > 1 and _GROUPS_HEADS else {}
+        output: Tensor = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, **grouped
+        )
+        return output[:, :, 1:, :width] if has_sink else output
+
     output = attend(query, key, value) if sequence is None else sequence.attend(query, key, value, attend)
     return output.transpose(1, 2), None
 
 
 AttentionInterface.register(CAUSAL, causal_attention)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scaling: float | None,
-    dropout: float,
-    window: int | None,
-    sink: Tensor | None,
-    documents: Tensor | None,
-) -> Tensor:
-    """Return causal attention of queries at the last positions of ``key``; the other arguments as above."""
-    length, width = query.shape[2], value.shape[3]
-    mask = _mask(length, key.shape[2], window, documents, query.device)
-    # No products of the model: on the meta device, where FLOPs are counted, sinks are left out.
-    has_sink = sink is not None and not query.is_meta
-    if sink is not None and has_sink:
-        query, key, value = _with_sink(query, key, value, sink, scaling)
-        mask = None if mask is None else F.pad(mask, (1, 0, 1, 0), value=True)
-    if mask is None and query.shape[2] != key.shape[2]:
-        mask = causal_lower_right(query.shape[2], key.shape[2])
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and not _GROUPS_HEADS:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    grouped = {"enable_gqa": True} if groups > 1 and _GROUPS_HEADS else {}
-    output: Tensor = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, **grouped
-    )
-    return output[:, :, 1:, :width] if has_sink else output
 
 
 def _mask(

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +39,9 @@ def num_parameters(model: nn.Module) -> int:
 
 def structure_hash(model: nn.Module) -> str:
     """SHA-256 over names, shapes and types of all parameters, in order of their names."""
-    return text_hash(f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in sorted(model.named_parameters()))
+    named = sorted(model.named_parameters())
+    lines = "".join(f"{name} {tuple(param.shape)} {param.dtype}\n" for name, param in named)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def module_hash(model: nn.Module) -> str:
@@ -48,7 +50,8 @@ def module_hash(model: nn.Module) -> str:
         (name, type(module).__name__, _ADDRESS.sub("", " ".join(module.extra_repr().split())))
         for name, module in sorted(model.named_modules())
     )
-    return text_hash(f"{name} {kind}({settings})\n" for name, kind, settings in shown)
+    lines = "".join(f"{name} {kind}({settings})\n" for name, kind, settings in shown)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> str:
@@ -58,11 +61,6 @@ def compute_type(model: nn.Module, autocast: Autocast, device: torch.device) -> 
         is_autocast = torch.is_autocast_enabled(device.type)
         types |= {torch.get_autocast_dtype(device.type)} if is_autocast else {each.dtype for each in model.parameters()}
     return "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-
-
-def text_hash(lines: Iterable[str]) -> str:
-    """SHA-256 over lines of text."""
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -7,10 +7,11 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -63,7 +64,10 @@ class Checkpoints:
         """Hyperparameters and schedule as they were built, before the first step."""
         self._own_state: list[str] | None = None
         """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
-        self._background = BackgroundWriter() if settings.checkpoint.asynchronous else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if settings.checkpoint.asynchronous else None
+        self._writing: Future[float] | None = None
+        """A write in the thread; a process that ends before leaves the checkpoint incomplete."""
+        self._stager: Any = None
         self._group: dist.ProcessGroup | None = None
         """The ranks that share this rank's directory, from the first checkpoint on."""
         self.frozen: list[str] = []
@@ -101,25 +105,26 @@ class Checkpoints:
             random = random_state(self._device)
             # Not in the thread: FSDP2 replaces the parameters of a model while it computes.
             names = training.optimizer_names() if self._settings.has_shards else []
-            if self._background is None:
-                self._write(name, state, names, random, leads=leader == self._rank)
+            write = partial(self._write, name, names=names, random=random, leads=leader == self._rank)
+            if self._thread is None:
+                write(state)
             else:
-                staged = self._background.stage(state)
-                self._background.start(lambda: self._write(name, staged, names, random, leads=leader == self._rank))
+                self._writing = self._thread.submit(write, self._staged(state))
         return name
 
     def finish_save(self) -> float:
         """Wait until the newest checkpoint is complete, and return how long it took a thread to write it."""
-        return 0.0 if self._background is None else self._background.finish()
+        writing, self._writing = self._writing, None
+        return 0.0 if writing is None else writing.result()
 
     def _write(
         self, name: str, state: dict[str, Any], names: list[str], random: dict[str, Any], *, leads: bool
-    ) -> None:
-        """Write this rank's files, and complete the checkpoint.
+    ) -> float:
+        """Write this rank's files, and complete the checkpoint; returns the duration in seconds.
 
         ``state`` is empty where another rank writes it; a rank that ``leads`` writes the common files of its directory.
         """
-        beside, group = self._directory.temporary(name), self._group
+        start, beside, group = time.monotonic(), self._directory.temporary(name), self._group
         with _naming(beside):
             if self._settings.has_shards:
                 from accelmark.frameworks.pytorch.training.shards import write_shards
@@ -134,6 +139,24 @@ class Checkpoints:
                 self._directory.complete(name)
             # Before any rank removes an older one.
             self._barrier(group)
+        return time.monotonic() - start
+
+    def _staged(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of ``state`` on the CPU, which is valid until the next call."""
+        if self._stager is None:
+            # Imported here: it takes most of a second, and few runs write in the background.
+            from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+            has_accelerator = torch.cuda.is_available()  # pinned memory is CUDA's
+            options = StagingOptions(
+                use_pinned_memory=has_accelerator,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=has_accelerator,
+            )
+            self._stager = DefaultStager(options)
+        staged: dict[str, Any] = self._stager.stage(state)
+        return staged
 
     def _open_group(self, leader: int) -> dist.ProcessGroup:
         """Return a gloo group of the ranks with this leader, for checkpoints only, which a thread may write."""
@@ -322,45 +345,3 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def _state_names(state: dict[int, dict[str, Any]]) -> list[str]:
     return sorted({name for values in state.values() for name in values})
-
-
-@final
-class BackgroundWriter:
-    """Runs one write at a time in a thread; a process that ends before leaves the checkpoint incomplete."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._write: Future[float] | None = None
-        self._stager: Any = None
-
-    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``state`` on the CPU, which is valid until the next call."""
-        if self._stager is None:
-            # Imported here: it takes most of a second, and few runs write in the background.
-            from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
-            has_accelerator = torch.cuda.is_available()  # pinned memory is CUDA's
-            options = StagingOptions(
-                use_pinned_memory=has_accelerator,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=has_accelerator,
-            )
-            self._stager = DefaultStager(options)
-        staged: dict[str, Any] = self._stager.stage(state)
-        return staged
-
-    def start(self, write: Callable[[], None]) -> None:
-        """Run ``write`` in the thread. The write before it is over."""
-
-        def timed() -> float:
-            start = time.monotonic()
-            write()
-            return time.monotonic() - start
-
-        self._write = self._thread.submit(timed)
-
-    def finish(self) -> float:
-        """Wait for the write, and return its duration in seconds; raises its error."""
-        write, self._write = self._write, None
-        return 0.0 if write is None else write.result()

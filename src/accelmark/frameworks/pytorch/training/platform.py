@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib
 import json
 import os
-import platform as machine
 import random
 import socket
 import threading
@@ -27,8 +25,7 @@ from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec, LastCollective, LastCollectives
 from accelmark.spec.plugins.framework import RankPlace, collectives_address
-from accelmark.spec.plugins.requirements import installed_versions
-from accelmark.spec.settings.training import Precision, TrainSettings
+from accelmark.spec.settings.training import Precision
 from accelmark.train.loop.contract import DeviceClock
 
 _FP32_SWITCHES: Final = (
@@ -40,7 +37,6 @@ _FP32_SWITCHES: Final = (
 _MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
 """Declared precision -> values of those switches that keep it."""
 _JOIN_S: Final = 300.0
-_REPORTED_LIBRARIES: Final = ("torch", "numpy", "transformers", "timm", "triton", "safetensors", "deepspeed")
 
 
 def device_functions(device: str | torch.device) -> Any:
@@ -146,14 +142,6 @@ def reduced_modes(precision: Precision) -> tuple[str, ...]:
     return tuple(modes)
 
 
-def set_threads(settings: TrainSettings, ranks: RankPlace) -> int:
-    """Limit this rank to its share of the host's cores; returns its number of threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = settings.threads or max(1, cores // ranks.local_world_size)
-    torch.set_num_threads(threads)
-    return threads
-
-
 def join_ranks(
     collectives: str | None, ranks: RankPlace, device: torch.device, *, needed: bool, store: Store | None = None
 ) -> dist.ProcessGroup | None:
@@ -181,11 +169,6 @@ def _meeting_store(ranks: RankPlace) -> Store:
     store = TCPStore(host, int(port), ranks.world_size, ranks.rank == 0, timedelta(seconds=_JOIN_S))
     store.set_timeout(default_pg_timeout)
     return store
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of Python and of the reported libraries that are installed."""
-    return {"python": machine.python_version()} | installed_versions(_REPORTED_LIBRARIES)
 
 
 @final
@@ -216,12 +199,6 @@ class DeviceLosses:
             return [float(value) for value in host.tolist()]
 
         return read
-
-
-def rank_seed(shared_seed: int, rank: int) -> int:
-    """Return the seed of one rank: 63 bits of a hash, independent for neighbouring ranks and rounds."""
-    digest = hashlib.sha256(f"{shared_seed}:{rank}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seed_everything(seed: int) -> None:
