@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import load_framework
 from tests.cases.job_of import job_of
 from tests.frameworks.environments import SOURCE, framework_python
 
-COORDINATOR = "ACCELMARK_COORDINATOR"
 COORDINATORS = {"paddle": "PADDLE_MASTER"}
 """Framework -> the variable with the place where ranks meet, where it is another."""
 SMALL_LLAMA = {
@@ -50,11 +50,15 @@ def rank_job(
     return path
 
 
-def _command(job: Path, num_ranks: int) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs the ranks of a job in the environment of its framework, and its environment."""
+def rank_command(job: Path, num_ranks: int, program: str | None = None) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs the ranks of a job in the environment of its framework, and its environment.
+
+    ``program`` is what a rank executes instead of the module.
+    """
     framework = JobSpec.model_validate_json(job.read_text()).key.framework
     python = str(framework_python(framework))
-    rank = [python, "-m", "accelmark.train.loop.rank", str(job)]
+    module = ["-m", "accelmark.train.loop.rank"] if program is None else ["-c", program]
+    rank = [python, *module, str(job)]
     launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", str(num_ranks)]
     launcher += ["--free-port", COORDINATORS.get(framework, COORDINATOR), "--"]
     variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
@@ -63,7 +67,7 @@ def _command(job: Path, num_ranks: int) -> tuple[list[str], dict[str, str]]:
 
 def stop_job(job: Path, num_ranks: int) -> str:
     """Run the ranks of a job, stop them after a window of steps, and return rank 0's log."""
-    command, variables = _command(job, num_ranks)
+    command, variables = rank_command(job, num_ranks)
     log = job.parent / "rank0.out.log"
     with subprocess.Popen(command, env=variables, cwd=job.parent) as ranks:
         while not (log.exists() and "STEP_END" in log.read_text(encoding="utf-8")):
@@ -76,7 +80,7 @@ def stop_job(job: Path, num_ranks: int) -> str:
 
 def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
     """Run the ranks of a job in the environment, and return rank 0's events."""
-    command, variables = _command(job, num_ranks)
+    command, variables = rank_command(job, num_ranks)
     (job.parent / "rank0.out.log").unlink(missing_ok=True)
     done = subprocess.run(command, env=variables, cwd=job.parent, timeout=timeout_s, check=False, capture_output=True)
     assert (job.parent / "rank0.out.log").is_file(), done.stderr.decode()

@@ -6,7 +6,6 @@ It shows which calls the backend makes, in which order and with which values; it
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ import numpy as np
 import pytest
 
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
-from tests.frameworks.environments import SOURCE, framework_python
 from tests.frameworks.rank_jobs import (
-    COORDINATOR,
     SMALL_LLAMA,
     losses,
+    rank_command,
     rank_events,
     rank_job,
     run_job,
@@ -83,13 +81,8 @@ def test_ranks_open_their_own_ascend_device_with_hccl_and_no_hf32(tmp_path: Path
     changed = {"device_type": "Ascend", "collective_backend": "hccl", "vendor": "ascend"}
     settings: dict[str, Any] = {**SMALL_LLAMA, "precision": "tf32"}
     job = rank_job("mindspore", tmp_path / "mock", "llama_mini", data, settings, **changed)
-    python = str(framework_python("mindspore"))
-    launcher = [python, "-m", "accelmark.frameworks.process_launcher", "--nproc", "2", "--free-port", COORDINATOR]
-    variables = {"PYTHONPATH": str(SOURCE), "ACCELMARK_NODE_DIR": str(job.parent)}
-    done = subprocess.run(
-        [*launcher, "--", python, "-c", MOCK, str(job)],
-        env={**os.environ, **variables}, cwd=job.parent, timeout=400, check=False, capture_output=True,
-    )  # fmt: skip
+    command, variables = rank_command(job, 2, MOCK)
+    done = subprocess.run(command, env=variables, cwd=job.parent, timeout=400, check=False, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     for rank in range(2):
         calls = [json.loads(line) for line in (job.parent / f"calls{rank}.jsonl").read_text().splitlines()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN
 from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
-from tests.frameworks.environments import PLACE
+from tests.frameworks.environments import made_once
 from tests.train.jobs import Ran, make_job, run
 from tests.train.test_mesh import takes_the_steps_of_one_rank, tokens
 from tests.train.test_ranks import extern_of, mean_losses
@@ -24,7 +23,6 @@ __all__ = ["tokens"]
 
 pytestmark = pytest.mark.heavy
 
-_ROOT = Path(__file__).parents[2]
 _PACKAGES = ("deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")
 """DeepSpeed with what it needs beyond the packages of all tests."""
 _SETTINGS: dict[str, Any] = {
@@ -37,19 +35,16 @@ _SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def packages() -> Iterator[None]:
     """Install DeepSpeed where it does not exist or its version has changed, and let ranks find it."""
-    folder, marker = PLACE / "deepspeed", PLACE / "deepspeed.constraints"
-    constraints = (_ROOT / "constraints.txt").read_text()
-    wanted = "\n".join(line for line in constraints.splitlines() if line.partition("==")[0] in _PACKAGES)
-    PLACE.mkdir(parents=True, exist_ok=True)
-    with (PLACE / "deepspeed.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not marker.is_file() or marker.read_text() != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-            subprocess.run([*pip, *wanted.splitlines()], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
-            marker.write_text(wanted)
+    lines = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    wanted = [line for line in lines if line.partition("==")[0] in _PACKAGES]
+
+    def install(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        subprocess.run([*pip, *wanted], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(made_once("deepspeed", "\n".join(wanted), install)))
         yield
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from accelmark.frameworks.paddle.launch import device_support, launch
 from accelmark.spec.plugins.framework import HostPlace
-from tests.frameworks.environments import SOURCE, framework_python
+from tests.frameworks.environments import run_program
 from tests.frameworks.rank_jobs import SMALL_LLAMA, losses, rank_events, rank_job, run_job, write_plays
 
 OPTIMIZED = """
@@ -60,15 +58,6 @@ def test_a_build_without_the_device_is_refused_with_the_package() -> None:
     assert device_support("cpu", "3.3.1").works
 
 
-def paddle_program(program: str, *arguments: str) -> str:
-    command = [str(framework_python("paddle")), "-W", "ignore", "-c", program, *arguments]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
 @pytest.mark.heavy
 def test_gradient_accumulation_with_recomputation_on_two_ranks_equals_a_larger_batch(tmp_path: Path) -> None:
     (tmp_path / "plays").mkdir()
@@ -100,7 +89,7 @@ def test_optimizers_compute_what_pytorchs_compute(settings: dict[str, Any], clip
     from accelmark.frameworks.pytorch.optimizers import build_optimizer
     from accelmark.spec.settings.training import OptimizerSettings
 
-    weight, bias = json.loads(paddle_program(OPTIMIZED, json.dumps([settings, clip])))
+    weight, bias = json.loads(run_program("paddle", OPTIMIZED, json.dumps([settings, clip]))[-1])
     model = torch.nn.Linear(4, 3)
     with torch.no_grad():
         model.weight.copy_(torch.linspace(-1, 1, 12).view(4, 3).T)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.numpy import load_file
 from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
 from tests.cases.test_definitions import PARAMETERS
-from tests.frameworks.environments import SOURCE, framework_environment, framework_python, run_accelmark
+from tests.frameworks.environments import framework_environment, run_accelmark, run_program
 from tests.frameworks.rank_jobs import final_state, losses, rank_job, run_job, values
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -163,13 +162,7 @@ print(max(abs(np.corrcoef(masks[0][:, :-step].ravel(), masks[0][:, step:].ravel(
 
 def layers_program(framework: str, program: str) -> list[str]:
     """Run a program with the layers of a framework, and return what it printed."""
-    command = [str(framework_python(framework)), "-W", "ignore", "-c", LAYERS + BUILT[framework] + program, framework]
-    variables = {"PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_program(framework, LAYERS + BUILT[framework] + program, framework)
 
 
 @pytest.mark.parametrize("framework", BERT_FRAMEWORKS)
@@ -191,13 +184,7 @@ def test_dropout_draws_by_seed_and_layer_and_in_the_right_share(framework: str) 
 @pytest.mark.parametrize(("case", "framework"), COUNTED_AT_FULL_SIZE)
 def test_a_case_has_the_published_parameters_and_operations_at_full_size(case: str, framework: str) -> None:
     program = CASE + COUNTED[framework] + "\nprint(parameters, case.flops_per_sample())"
-    command = [str(framework_python(framework)), "-W", "ignore", "-c", program, case, framework]
-    variables = {"PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    parameters, flops = done.stdout.splitlines()[-1].split()
+    parameters, flops = run_program(framework, program, case, framework, timeout_s=600)[-1].split()
     expected, source = PARAMETERS[case]
     assert int(parameters) == expected, source
     train = load_case(case).train
