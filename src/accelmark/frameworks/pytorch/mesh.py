@@ -336,8 +336,8 @@ class ShardExchange:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(_Timed(_all_gather, self))  # type: ignore[arg-type]
-                reduce = _ReplicatedReduce if has_replicas else _Timed
-                module.set_custom_reduce_scatter(reduce(_reduce_scatter, self))  # type: ignore[arg-type]
+                reduce = _Timed(_reduce_scatter, self, has_replicas=has_replicas)
+                module.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
                 if has_replicas:
                     module.set_all_reduce_hook(self._end_reduction)
             elif isinstance(module, EmbeddingTables):
@@ -368,13 +368,19 @@ class ShardExchange:
         return marks
 
 
+@final
 class _Timed:
-    """A collective as FSDP2 calls it (``torch.distributed.fsdp``, ``AllGather`` and ``ReduceScatter``)."""
+    """A collective as FSDP2 calls it (``torch.distributed.fsdp``, ``AllGather`` and ``ReduceScatter``).
 
-    def __init__(self, collective: Callable[..., Any], owner: ShardExchange) -> None:
-        self._collective, self._owner = collective, owner
+    A reduce-scatter before an all-reduce over replicas is marked from the allocation of its output in its stream on.
+    """
+
+    def __init__(self, collective: Callable[..., Any], owner: ShardExchange, *, has_replicas: bool = False) -> None:
+        self._collective, self._owner, self._has_replicas = collective, owner, has_replicas
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if self._has_replicas:
+            self._owner.begin_reduction()
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -382,19 +388,5 @@ class _Timed:
     ) -> Any:
         if args:
             options["op"] = args[0]
-        return self._exchange(lambda: self._collective(output_tensor, input_tensor, group=group, **options))
-
-    def _exchange(self, exchange: Callable[[], Any]) -> Any:
-        return self._owner.timed(exchange)
-
-
-@final
-class _ReplicatedReduce(_Timed):
-    """A reduce-scatter before an all-reduce over replicas, from the allocation of its output in its stream on."""
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self._owner.begin_reduction()
-        return super().allocate(size, dtype=dtype, device=device)
-
-    def _exchange(self, exchange: Callable[[], Any]) -> Any:
-        return exchange()
+        exchange = partial(self._collective, output_tensor, input_tensor, group=group, **options)
+        return exchange() if self._has_replicas else self._owner.timed(exchange)

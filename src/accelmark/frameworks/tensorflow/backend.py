@@ -176,12 +176,6 @@ class Step:
         self.sums: Any = _graph(self._sums)
         self.outputs: Any = _graph(self._outputs)
 
-    def disable_dropout(self) -> None:
-        """Let all values through dropout; only before the first step."""
-        for layer in self.model.submodules:
-            if isinstance(layer, layers.Dropout):
-                layer.rate = 0.0
-
     def build_optimizer(self) -> None:
         """Make the optimizer's state, and the loss scale of fp16."""
         self._optimizer = self._hooks.create_optimizer(self.parameters)
@@ -296,7 +290,9 @@ class TensorFlowBackend(ArrayBackend):
 
     def disable_dropout(self) -> None:
         """Let all values through dropout from now on."""
-        self._step_graph.disable_dropout()
+        for layer in self._step_graph.model.submodules:
+            if isinstance(layer, layers.Dropout):
+                layer.rate = 0.0
 
     def build_training(self) -> None:
         """Build the optimizer."""

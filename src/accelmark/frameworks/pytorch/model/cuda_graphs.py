@@ -6,7 +6,6 @@ Not tried on hardware; the tests replay recorded operators on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, final
 
 import torch
@@ -16,18 +15,12 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 
 Compute = Callable[[list[Tensor]], list[Tensor]]
+_Recording = tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]
+"""A graph with its inputs and outputs."""
 DEVICE_TYPES: Final = frozenset({"cuda"})
 """Device types of PyTorch that have CUDA graphs; AMD devices are of type cuda, too."""
 _WARM_UPS: Final = 3
 """Calls before the recording, in which libraries choose algorithms and allocate their memory."""
-
-
-@final
-@dataclass(frozen=True)
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    outputs: list[Tensor]
 
 
 @final
@@ -45,13 +38,13 @@ class GraphCalls:
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         """Copy ``inputs`` to the recorded addresses, and replay; record first if their shapes are new."""
         key = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
-        recording = self.recordings.get(key)
-        if recording is None:
-            recording = self.recordings[key] = self._record(inputs)
-        for target, tensor in zip_strict(recording.inputs, inputs):
+        if key not in self.recordings:
+            self.recordings[key] = self._record(inputs)
+        graph, copies, outputs = self.recordings[key]
+        for target, tensor in zip_strict(copies, inputs):
             target.copy_(tensor, non_blocking=True)
-        recording.graph.replay()
-        return recording.outputs
+        graph.replay()
+        return outputs
 
     def _record(self, inputs: list[Tensor]) -> _Recording:
         copies = [tensor.clone() for tensor in inputs]
@@ -64,4 +57,4 @@ class GraphCalls:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = self.compute(copies)
-        return _Recording(graph, copies, outputs)
+        return graph, copies, outputs

@@ -40,7 +40,8 @@ class EmbeddingTables(nn.Module):
         self.register_buffer("tables", table, persistent=False)
         self.timed: Callable[[Callable[[], Any]], Any] = lambda exchange: exchange()
         """Calls an exchange with other ranks."""
-        self._shared: _SharedRows | None = None
+        self._shared: Tensor | None = None
+        """This rank's rows of the matrix, consecutive ones, once ranks look up rows on each other."""
         self._reset()
 
     def extra_repr(self) -> str:
@@ -63,7 +64,7 @@ class EmbeddingTables(nn.Module):
         """Return the sums of shape (samples, tables, width) for ids of shape (samples, ids of all tables)."""
         places = (ids.long() + self.columns) * self._stride % self.total
         if self._shared is not None:
-            sums = self._shared.look_up(places, self.tables, len(self.rows), self.timed)
+            sums = self._look_up(places, self._shared)
         else:
             first = torch.tensor([0, *self.num_ids[:-1]], device=ids.device).cumsum(0)
             starts = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1] + first
@@ -75,7 +76,7 @@ class EmbeddingTables(nn.Module):
         from torch.distributed.tensor import DTensor, Shard
 
         whole = self.weight.detach()
-        size = -(-self.total // devices.size())
+        size = self._rows_of_rank()
         part = whole[devices.get_local_rank() * size :][:size]
         part = part if whole.is_meta else part.to(device, copy=True)
         shape, stride = whole.shape, whole.stride()
@@ -89,7 +90,7 @@ class EmbeddingTables(nn.Module):
             if len(local_rows):
                 dist.recv(local_rows, 0)
             return
-        for rank, part in enumerate(torch.split(whole, -(-self.total // dist.get_world_size()))):
+        for rank, part in enumerate(torch.split(whole, self._rows_of_rank())):
             if rank:
                 dist.send(part.to(local_rows.device), rank)
             else:
@@ -97,14 +98,37 @@ class EmbeddingTables(nn.Module):
 
     def open_rows(self) -> None:
         """Look up rows on the ranks that have them from now on."""
-        part = self._own().detach().requires_grad_()
-        self._shared = _SharedRows(part, -(-self.total // dist.get_world_size()))
-        self.weight.own_rows = part  # type: ignore[attr-defined]
+        self._shared = self._own().detach().requires_grad_()
+        self.weight.own_rows = self._shared  # type: ignore[attr-defined]
 
     def _own(self) -> Tensor:
         shard: Any = self.weight
         own: Tensor = shard.to_local()
         return own
+
+    def _rows_of_rank(self) -> int:
+        return -(-self.total // dist.get_world_size())
+
+    def _look_up(self, places: Tensor, own: Tensor) -> Tensor:
+        """Return the sums of shape (samples x tables, width) of rows of the whole matrix, of shape (samples, ids)."""
+        num_ranks, size, num_tables = dist.get_world_size(), self._rows_of_rank(), len(self.rows)
+        num_bags = len(places) * num_tables
+        bags = torch.arange(len(places), device=places.device)[:, None] * num_tables + self.tables
+        owners = places.flatten() // size
+        order = owners.argsort(stable=True)
+        owners = owners[order]
+        parts, lengths = torch.unique_consecutive(owners * num_bags + bags.flatten()[order], return_counts=True)
+        sent = torch.stack([owners.bincount(minlength=num_ranks), (parts // num_bags).bincount(minlength=num_ranks)], 1)
+        received = torch.empty_like(sent)
+        self.timed(lambda: dist.all_to_all_single(received, sent))
+        (ids_out, parts_out), (ids_in, parts_in) = sent.T.tolist(), received.T.tolist()
+        requested, requested_lengths = places.new_empty(sum(ids_in)), lengths.new_empty(sum(parts_in))
+        self.timed(lambda: dist.all_to_all_single(requested, places.flatten()[order], ids_in, ids_out))
+        self.timed(lambda: dist.all_to_all_single(requested_lengths, lengths, parts_in, parts_out))
+        starts = requested_lengths.cumsum(0) - requested_lengths
+        rows = _added(requested - dist.get_rank() * size, own, starts)
+        answers: Tensor = _Returned.apply(rows, parts_in, parts_out, self.timed)  # type: ignore[no-untyped-call]
+        return answers.new_zeros(num_bags, answers.shape[1]).index_add(0, parts % num_bags, answers)
 
 
 def _added(rows: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
@@ -112,38 +136,6 @@ def _added(rows: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
     if not len(starts):
         return weight[:0] + 0  # embedding_bag refuses no bag at all
     return F.embedding_bag(rows, weight, starts, mode="sum", sparse=not weight.is_meta)
-
-
-@final
-class _SharedRows:
-    """This rank's rows of the matrix, consecutive ones."""
-
-    def __init__(self, own: Tensor, size: int) -> None:
-        self._own, self._size = own, size
-
-    def look_up(self, places: Tensor, tables: Tensor, num_tables: int, timed: Callable[..., Any]) -> Tensor:
-        """Return the sums of shape (samples x tables, width).
-
-        ``places`` are rows of the whole matrix, of shape (samples, ids), ``tables`` the table of each id of a sample.
-        """
-        num_ranks, device = dist.get_world_size(), places.device
-        num_bags = len(places) * num_tables
-        bags = torch.arange(len(places), device=device)[:, None] * num_tables + tables
-        owners = places.flatten() // self._size
-        order = owners.argsort(stable=True)
-        owners = owners[order]
-        parts, lengths = torch.unique_consecutive(owners * num_bags + bags.flatten()[order], return_counts=True)
-        sent = torch.stack([owners.bincount(minlength=num_ranks), (parts // num_bags).bincount(minlength=num_ranks)], 1)
-        received = torch.empty_like(sent)
-        timed(lambda: dist.all_to_all_single(received, sent))
-        (ids_out, parts_out), (ids_in, parts_in) = sent.T.tolist(), received.T.tolist()
-        requested, requested_lengths = places.new_empty(sum(ids_in)), lengths.new_empty(sum(parts_in))
-        timed(lambda: dist.all_to_all_single(requested, places.flatten()[order], ids_in, ids_out))
-        timed(lambda: dist.all_to_all_single(requested_lengths, lengths, parts_in, parts_out))
-        starts = requested_lengths.cumsum(0) - requested_lengths
-        rows = _added(requested - dist.get_rank() * self._size, self._own, starts)
-        answers: Tensor = _Returned.apply(rows, parts_in, parts_out, timed)  # type: ignore[no-untyped-call]
-        return answers.new_zeros(num_bags, answers.shape[1]).index_add(0, parts % num_bags, answers)
 
 
 class _Returned(torch.autograd.Function):
