@@ -84,6 +84,8 @@ class ArrayBackend(Backend):
     """Whether the framework calls the hook of a step while it traces ``take_step``."""
     tensor_of: ClassVar[Any]
     """Returns an array as a tensor on the device."""
+    array_of: ClassVar[Any]
+    """Returns a copy of a variable as an array."""
     sgd_class: ClassVar[str] = "SGD"
     checkpoints: ArrayCheckpoints
 
@@ -105,16 +107,26 @@ class ArrayBackend(Backend):
     def build_model(self) -> str:
         """Build the model of ``self.case`` with the same weights on every rank; returns the name of its class."""
 
-    @abstractmethod
-    def weights(self, *, trained: bool) -> NamedArrays:
-        """Return copies of the trainable parameters, or of the running statistics, by name, on every rank.
+    def variables(self, *, trained: bool) -> Mapping[str, Any]:
+        """Return the trainable parameters, or the running statistics, by name, on every rank.
 
         Matrices and kernels of shape (..., in, out), which PyTorch has as (out, in, ...), are named ``kernel``.
         """
+        raise NotImplementedError
 
-    @abstractmethod
+    def assign(self, variable: Any, array: npt.NDArray[Any]) -> None:
+        """Set a variable."""
+        raise NotImplementedError
+
+    def weights(self, *, trained: bool) -> NamedArrays:
+        """Return copies of the trainable parameters, or of the running statistics, by name, on every rank."""
+        return {name: self.array_of(variable) for name, variable in self.variables(trained=trained).items()}
+
     def set_weights(self, arrays: NamedArrays) -> None:
         """Set parameters and running statistics, as :meth:`weights` returns them."""
+        variables = {**self.variables(trained=True), **self.variables(trained=False)}
+        for name, array in arrays.items():
+            self.assign(variables[name], array)
 
     @abstractmethod
     def training_outputs(self, batch: Batch) -> Any:
@@ -140,13 +152,21 @@ class ArrayBackend(Backend):
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
         """Return the case's sums over a batch of evaluation data, scalars."""
 
-    @abstractmethod
+    def state_variables(self) -> Mapping[str, Any]:
+        """Return all that a step changes by name."""
+        raise NotImplementedError
+
     def state(self) -> NamedArrays:
         """Return all that a step changes, as arrays by name."""
+        return {name: self.array_of(variable) for name, variable in self.state_variables().items()}
 
-    @abstractmethod
     def set_state(self, arrays: NamedArrays) -> None:
         """Restore what :meth:`state` returned. Raises KeyError, ValueError: one is missing, or of another shape."""
+        for name, variable in self.state_variables().items():
+            if arrays[name].shape != tuple(variable.shape):
+                shapes = f"{tuple(variable.shape)}, in the checkpoint {arrays[name].shape}"
+                raise ValueError(f"{name} has shape {shapes}")
+            self.assign(variable, arrays[name])
 
     @abstractmethod
     def gather(self, values: list[float]) -> Callable[[], npt.NDArray[Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, amp, ops
 from mindspore.communication import GlobalComm, init, release
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, outputs_of_loss
 from accelmark.frameworks.mindspore import hooks, layers
 from accelmark.frameworks.mindspore.hooks import clipped, set_learning_rate
 from accelmark.frameworks.process_launcher import COORDINATOR
@@ -50,6 +50,7 @@ class MindSporeBackend(ArrayBackend):
     hooks_module: ClassVar = hooks
     libraries = (ms,)
     tensor_of = Tensor
+    array_of = staticmethod(lambda parameter: parameter.asnumpy().copy())
 
     def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
@@ -103,16 +104,14 @@ class MindSporeBackend(ArrayBackend):
         self._dropouts = [cell for cell in cells if isinstance(cell, layers.Dropout) and cell.rate]
         return type(self._model).__name__
 
-    def weights(self, *, trained: bool) -> NamedArrays:
-        """Return copies of the parameters, or of the running statistics."""
+    def variables(self, *, trained: bool) -> Mapping[str, Any]:
+        """Return the parameters, or the running statistics."""
         chosen = self._model.trainable_params() if trained else self._model.untrainable_params()
-        return {each.name: each.asnumpy().copy() for each in chosen if each.dtype == ms.float32}
+        return {parameter.name: parameter for parameter in chosen if parameter.dtype == ms.float32}
 
-    def set_weights(self, arrays: NamedArrays) -> None:
-        """Set parameters and running statistics."""
-        for parameter in self._model.get_parameters():
-            if parameter.name in arrays:
-                ops.assign(parameter, Tensor(arrays[parameter.name]))
+    def assign(self, variable: Any, array: np.ndarray) -> None:
+        """Set a parameter."""
+        ops.assign(variable, Tensor(array))
 
     def training_outputs(self, batch: Batch) -> Any:
         """Compute a batch as a training step does."""
@@ -229,19 +228,8 @@ class MindSporeBackend(ArrayBackend):
             sums = plain(*tensors)
         return sums
 
-    def state(self) -> NamedArrays:
+    def state_variables(self) -> Mapping[str, Any]:
         """Return model, optimizer and loss scale."""
-        return {name: parameter.asnumpy().copy() for name, parameter in self._state().items()}
-
-    def set_state(self, arrays: NamedArrays) -> None:
-        """Set model, optimizer and loss scale."""
-        for name, parameter in self._state().items():
-            array = arrays[name]
-            if array.shape != tuple(parameter.shape):
-                raise ValueError(f"{name} has shape {tuple(parameter.shape)}, in the checkpoint {array.shape}")
-            ops.assign(parameter, Tensor(array))
-
-    def _state(self) -> dict[str, Any]:
         of_model = {parameter.name: parameter for parameter in self._model.get_parameters()}
         state = {f"model/{name}": parameter for name, parameter in of_model.items()}
         moments = [parameter for parameter in self._optimizer.get_parameters() if parameter.name not in of_model]

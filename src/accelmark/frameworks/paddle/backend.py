@@ -40,6 +40,7 @@ class PaddleBackend(ArrayBackend):
     hooks_module: ClassVar = hooks
     libraries = (paddle,)
     tensor_of = staticmethod(paddle.to_tensor)
+    array_of = staticmethod(lambda tensor: np.array(tensor.numpy()))
     sgd_class = "Momentum"
     memory_advice = "activation_checkpointing, or precision bf16"
 
@@ -112,7 +113,7 @@ class PaddleBackend(ArrayBackend):
         self._draws_numbers = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in sublayers)
         return type(model).__name__
 
-    def _tensors(self, *, trained: bool) -> dict[str, Tensor]:
+    def variables(self, *, trained: bool) -> dict[str, Tensor]:
         """Return parameters, or running statistics, which are parameters too in Paddle; shared tensors once."""
         tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
@@ -124,15 +125,9 @@ class PaddleBackend(ArrayBackend):
                     tensors[f"{prefix}.{last}" if prefix else last] = tensor
         return tensors
 
-    def weights(self, *, trained: bool) -> NamedArrays:
-        """Return copies of the parameters, or of the running statistics."""
-        return {name: np.array(tensor.numpy()) for name, tensor in self._tensors(trained=trained).items()}
-
-    def set_weights(self, arrays: NamedArrays) -> None:
-        """Set parameters and running statistics."""
-        tensors = {**self._tensors(trained=True), **self._tensors(trained=False)}
-        for name, array in arrays.items():
-            tensors[name].set_value(array)
+    def assign(self, variable: Tensor, array: np.ndarray) -> None:
+        """Set a parameter."""
+        variable.set_value(array)
 
     def training_outputs(self, batch: Batch) -> Any:
         """Compute a batch as a training step does."""
@@ -201,7 +196,7 @@ class PaddleBackend(ArrayBackend):
     def evaluating(self) -> Iterator[None]:
         """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
-            for tensor in self._tensors(trained=False).values():
+            for tensor in self.variables(trained=False).values():
                 dist.broadcast(tensor, src=0)
         self._model.eval()
         try:
@@ -226,7 +221,7 @@ class PaddleBackend(ArrayBackend):
 
     def set_state(self, arrays: NamedArrays) -> None:
         """Set model, optimizer and loss scale."""
-        for name, tensor in {**self._tensors(trained=True), **self._tensors(trained=False)}.items():
+        for name, tensor in {**self.variables(trained=True), **self.variables(trained=False)}.items():
             array = arrays[f"model/{name}"]
             if list(array.shape) != tensor.shape:
                 raise ValueError(f"{name} has shape {tensor.shape}, in the checkpoint {list(array.shape)}")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, outputs_of_loss
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.frameworks.tensorflow import hooks, layers
 from accelmark.spec.backports import zip_strict
@@ -167,7 +167,9 @@ class Step:
         self._case, self._settings, self._ranks, self._hooks = case, case.settings, ranks, hooks
         with layers.building(case.settings.seed, dtype):
             self.model: Any = hooks.convert_model(case.build_model())
-        self.variables = layers.named_variables(self.model)
+        paths = self.model._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
+        self.variables = {".".join(map(str, path)): variable for path, variable in paths}
+        """All variables of the model by their path, for example ``blocks.0.conv1.kernel``."""
         self.parameters = {name: variable for name, variable in self.variables.items() if variable.trainable}
         self._optimizer: Any = None
         self._scale: Any = None
@@ -248,6 +250,7 @@ class TensorFlowBackend(ArrayBackend):
     framework, title = "tensorflow", "TensorFlow"
     libraries = (tf,)
     tensor_of = staticmethod(tf.convert_to_tensor)
+    array_of = staticmethod(lambda variable: variable.numpy())
     traces_hook = True
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
@@ -274,15 +277,14 @@ class TensorFlowBackend(ArrayBackend):
         self._step_graph = Step(self.case, self.hooks, self._dtype, self._ranks)
         return type(self._step_graph.model).__name__
 
-    def weights(self, *, trained: bool) -> NamedArrays:
-        """Return copies of the parameters, or of the running statistics."""
+    def variables(self, *, trained: bool) -> Mapping[str, Any]:
+        """Return the parameters, or the running statistics."""
         variables = self._step_graph.variables.items()
-        return {name: variable.numpy() for name, variable in variables if variable.trainable == trained}
+        return {name: variable for name, variable in variables if variable.trainable == trained}
 
-    def set_weights(self, arrays: NamedArrays) -> None:
-        """Set variables of the model."""
-        for name, array in arrays.items():
-            self._step_graph.variables[name].assign(array)
+    def assign(self, variable: Any, array: np.ndarray) -> None:
+        """Set a variable."""
+        variable.assign(array)
 
     def training_outputs(self, batch: Batch) -> Any:
         """Compute a batch as a training step does."""
@@ -314,9 +316,8 @@ class TensorFlowBackend(ArrayBackend):
     def evaluating(self) -> Iterator[None]:
         """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
-            for variable in self._step_graph.variables.values():
-                if not variable.trainable:
-                    variable.assign(self._ranks.gather(variable)[0])
+            for variable in self.variables(trained=False).values():
+                variable.assign(self._ranks.gather(variable)[0])
         yield
 
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
@@ -324,14 +325,9 @@ class TensorFlowBackend(ArrayBackend):
         sums: Mapping[str, Any] = self._step_graph.sums(self.to_device(batch))
         return sums
 
-    def state(self) -> NamedArrays:
+    def state_variables(self) -> Mapping[str, Any]:
         """Return model, optimizer and loss scale."""
-        return {name: variable.numpy() for name, variable in self._step_graph.state().items()}
-
-    def set_state(self, arrays: NamedArrays) -> None:
-        """Set model, optimizer and loss scale."""
-        for name, variable in self._step_graph.state().items():
-            variable.assign(arrays[name])
+        return self._step_graph.state()
 
     def synchronize(self) -> None:
         """Wait for the device."""

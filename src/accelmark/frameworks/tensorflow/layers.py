@@ -289,12 +289,6 @@ def num_correct(logits: Any, labels: Any, best: Mapping[str, int]) -> dict[str, 
     return {name: tf.reduce_sum(correct[:, :count]) for name, count in best.items()}
 
 
-def named_variables(module: tf.Module) -> dict[str, Any]:
-    """Return all variables of a model by their path, for example ``blocks.0.conv1.kernel``."""
-    paths = module._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
-    return {".".join(map(str, path)): variable for path, variable in paths}
-
-
 def set_training(module: tf.Module, *, training: bool) -> None:
     """Let batch normalization use the batch's statistics, or the running ones, and dropout drop values or not."""
     for layer in (module, *module.submodules):
