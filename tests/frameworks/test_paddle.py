@@ -16,15 +16,17 @@ from tests.frameworks.rank_jobs import SMALL_LLAMA, losses, rank_events, rank_jo
 
 OPTIMIZED = """
 import json, sys
+from types import SimpleNamespace
 import numpy as np, paddle
-from accelmark.frameworks.paddle.hooks import build_optimizer
+from accelmark.frameworks.paddle.hooks import Hooks
 from accelmark.spec.settings.training import OptimizerSettings
 
-settings, clip = json.loads(sys.argv[1])
+optimizer, clip = json.loads(sys.argv[1])
+settings = SimpleNamespace(optimizer=OptimizerSettings.model_validate(optimizer), gradient_clip_norm=clip)
 model = paddle.nn.Linear(4, 3)
 model.weight.set_value(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
 model.bias.set_value(np.linspace(0.5, 1, 3, dtype=np.float32))
-optimizer = build_optimizer(model, OptimizerSettings.model_validate(settings), clip)
+optimizer = Hooks(SimpleNamespace(settings=settings, place=None)).create_optimizer(model)
 x = paddle.to_tensor(np.linspace(-2, 3, 8, dtype=np.float32).reshape(2, 4))
 for _ in range(5):
     (model(x) ** 2).sum().backward()

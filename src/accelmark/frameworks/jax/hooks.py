@@ -7,7 +7,6 @@ from typing import Any, Final
 import jax
 import optax
 
-from accelmark.spec.settings.training import OptimizerSettings
 from accelmark.train.hooks import ArrayHooks
 
 ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
@@ -21,23 +20,19 @@ class Hooks(ArrayHooks):
     """
 
     def create_optimizer(self) -> Any:
-        """Return the optimizer's step before the learning rate, as a transformation of Optax."""
-        return direction(self.settings.optimizer)
+        """Return the optimizer's step before the learning rate, a transformation of Optax with PyTorch's formulas."""
+        settings = self.settings.optimizer
 
+        def matrices(parameters: Any) -> Any:
+            return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
 
-def direction(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """Return the optimizer's step before the learning rate, with PyTorch's formulas."""
-
-    def matrices(parameters: Any) -> Any:
-        return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
-
-    decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else matrices)
-    adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
-    if settings.name == "sgd":
-        trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
-        return optax.chain(decay, trace)
-    if settings.name == "adam":
-        return optax.chain(decay, adam)
-    if settings.name == "adamw":
-        return optax.chain(adam, decay)
-    return optax.chain(adam, decay, optax.scale_by_trust_ratio())
+        decay = optax.add_decayed_weights(settings.weight_decay, None if settings.decay_norm_and_bias else matrices)
+        adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.eps)
+        if settings.name == "sgd":
+            trace = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
+            return optax.chain(decay, trace)
+        if settings.name == "adam":
+            return optax.chain(decay, adam)
+        if settings.name == "adamw":
+            return optax.chain(adam, decay)
+        return optax.chain(adam, decay, optax.scale_by_trust_ratio())

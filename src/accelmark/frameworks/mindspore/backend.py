@@ -17,7 +17,7 @@ from mindspore.communication import GlobalComm, init, release
 
 from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, outputs_of_loss
 from accelmark.frameworks.mindspore import hooks, layers
-from accelmark.frameworks.mindspore.hooks import clipped, set_learning_rate
+from accelmark.frameworks.mindspore.hooks import clipped
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
@@ -164,7 +164,8 @@ class MindSporeBackend(ArrayBackend):
         if self._scaler is None or bool(finite):
             if (norm := self.settings.gradient_clip_norm) is not None:
                 gradients = clipped(gradients, norm)
-            set_learning_rate(self._optimizer, learning_rate)
+            for group in self._optimizer.param_groups:
+                ops.assign(group["lr"], Tensor(learning_rate, ms.float32))
             self._optimizer(gradients)
         if self.immediate:
             self.synchronize()

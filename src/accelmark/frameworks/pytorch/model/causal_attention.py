@@ -41,9 +41,7 @@ def causal_attention(
     the meta device, and passes a dense mask under ``torch.compile``. It builds no mask for a custom attention function.
 
     Args:
-        query: shape (batch, heads, length, width); key and value have key-value heads.
-        key: see ``query``.
-        value: see ``query``.
+        query: shape (batch, heads, length, width); ``key`` and ``value`` have key-value heads.
         sliding_window: number of latest positions that a token attends to; None: all earlier ones.
         s_aux: one learned score per head that takes part in the softmax without a value, the "attention sink" of
             gpt-oss (OpenAI 2025, arXiv:2508.10925, section 2.2).

@@ -210,12 +210,11 @@ def seed_everything(seed: int) -> None:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of all generators in types that ``torch.load(weights_only=True)`` reads."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
+    name, keys, *rest = np.random.get_state()
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    state["numpy"] = (name, np.asarray(keys).tolist(), *rest)
     if device.type != "cpu":
         state["device"] = torch.get_device_module(device).get_rng_state(device)
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    state["numpy"] = [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)]
     return state
 
 
@@ -224,11 +223,9 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])
+    np.random.set_state(tuple(state["numpy"]))
     if device.type != "cpu" and "device" in state:
         torch.get_device_module(device).set_rng_state(state["device"], device)
-    if "numpy" in state:
-        name, keys, position, has_gauss, cached = state["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
 
 
 def answer_collectives(node_dir: Path, rank: int) -> None:
