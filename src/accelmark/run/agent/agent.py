@@ -438,8 +438,9 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
 def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
     """Return the commands that an agent starts: the telemetry recorder, then the ranks with their variables."""
     recorder = [module_command(python, _RECORDER_MODULE, str(node_dir))] if task.telemetry is not None else []
-    variables = [f"{name}={value}" for name, value in task.environment.items()]
-    return [*recorder, [*(["env", *variables] if variables else []), *launch_of(task, python).command]]
+    launch = launch_of(task, python)
+    variables = [f"{name}={value}" for name, value in {**task.environment, **launch.environment}.items()]
+    return [*recorder, [*(["env", *variables] if variables else []), *launch.command]]
 
 
 if __name__ == "__main__":
