@@ -42,12 +42,7 @@ def open_mesh(device: torch.device, mesh: Mesh) -> DeviceMesh:
 
 
 def shard(
-    model: nn.Module,
-    case: TrainCase,
-    devices: DeviceMesh,
-    dtype: torch.dtype | None,
-    *,
-    scatter: bool,
+    model: nn.Module, case: TrainCase, devices: DeviceMesh, dtype: torch.dtype | None, *, scatter: bool
 ) -> nn.Module:
     """Spread ``model`` over the ranks in place, and return it on this rank's device.
 
@@ -55,12 +50,9 @@ def shard(
     shards it block by block. With cp, ``case`` gets this rank's part of each sequence. The rows of
     :class:`EmbeddingTables` are shared among all ranks, and looked up where they are instead of gathered.
 
-    Args:
-        model: on the CPU, or on the meta device on ranks other than 0 if ``scatter``.
-        case: names the parts of the model.
-        devices: all ranks, with the axes dp, pp, fsdp and tp that are in use.
-        dtype: type that parameters are gathered in; None keeps theirs. Gradients are reduced in fp32.
-        scatter: give every rank its shards, and all buffers, of rank 0's model.
+    ``devices`` has the axes dp, pp, fsdp and tp that are in use. Parameters are gathered in ``dtype``; None keeps
+    theirs. Gradients are reduced in fp32. With ``scatter``, the model is on the meta device on ranks other than 0, and
+    every rank gets its shards, and all buffers, of rank 0's model.
     """
     names = devices.mesh_dim_names or ()
     data = devices["dp", "fsdp"] if "dp" in names else devices["fsdp"]

@@ -27,11 +27,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, experts: Tensor, weights: T
 
     Tokens are sorted by expert and multiplied group by group, without reading a tensor. On the meta device, where
     FLOPs are counted, group sizes have no values; the weights of each token's active experts are gathered there.
-
-    Args:
-        hidden: shape (tokens, width).
-        experts: the chosen experts of each token, shape (tokens, active experts).
-        weights: their weights, of the same shape.
+    ``hidden`` is of shape (tokens, width), ``experts`` and their ``weights`` of (tokens, active experts).
     """
     if hidden.is_meta:
         counted: Tensor = batched_mm_experts_forward(self, hidden, experts, weights)

@@ -126,11 +126,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk:
     """Return the mean cross entropy of ``hidden @ weight.T``, computed chunk by chunk with its gradients.
 
     Nothing is recomputed and no logits are kept. Under autocast, products are computed in its type; the loss is fp32.
-
-    Args:
-        hidden: shape (tokens, width).
-        weight: shape (vocabulary, width), without bias.
-        labels: shape (tokens,).
+    ``hidden`` is of shape (tokens, width), ``weight`` of (vocabulary, width), ``labels`` of (tokens,).
     """
     kind = hidden.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):

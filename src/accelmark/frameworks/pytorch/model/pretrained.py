@@ -22,11 +22,7 @@ C = TypeVar("C", bound=PreTrainedConfig)
 
 
 def load_pretrained(
-    model_class: type[PreTrainedModel],
-    config: PreTrainedConfig,
-    directory: Path,
-    *,
-    new: Sequence[str] = (),
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, directory: Path, *, new: Sequence[str] = ()
 ) -> PreTrainedModel:
     """Return the model with the weights of the checkpoint in ``directory``, in fp32.
 
