@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -83,42 +83,32 @@ def Embedding(rows: int, width: int, initial: Any) -> nnx.Embed:  # noqa: N802
     return nnx.Embed(rows, width, embedding_init=initial, **_options)
 
 
-class Normalize(Module):
-    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
-
-    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        self.mean, self.std = (tuple(np.array(values, np.float32, ndmin=1).tolist()) for values in (mean, std))
-
-    def forward(self, image: jax.Array) -> jax.Array:
-        """Return float32 images of shape (batch, height, width, channels)."""
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        return (image.transpose(0, 2, 3, 1).astype(jnp.float32) - mean) / std
+def Normalize(  # noqa: N802
+    mean: float | Sequence[float], std: float | Sequence[float]
+) -> Callable[[jax.Array], jax.Array]:
+    """Return bytes of shape (batch, channels, height, width) as normalized float32 images with the channels last."""
+    means, deviations = np.array(mean, np.float32), np.array(std, np.float32)
+    return lambda image: (image.transpose(0, 2, 3, 1).astype(jnp.float32) - means) / deviations
 
 
-class MaxPool(Module):
-    """The largest value of each window."""
-
-    def __init__(self, size: int, stride: int, padding: int) -> None:
-        self.window, self.stride, self.padding = (size, size), (stride, stride), ((padding, padding),) * 2
-
-    def forward(self, x: jax.Array) -> jax.Array:
-        """Return the pooled images."""
-        return nnx.max_pool(x, self.window, self.stride, self.padding)
+def MaxPool(size: int, stride: int, padding: int) -> Callable[[jax.Array], jax.Array]:  # noqa: N802
+    """Return the largest value of each window."""
+    return lambda x: nnx.max_pool(x, (size, size), (stride, stride), ((padding, padding),) * 2)
 
 
-class Rotary(Module):
-    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+def Rotary(width: int, length: int) -> Callable[[int], tuple[jax.Array, jax.Array]]:  # noqa: N802
+    """Return angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+    dtype = _options["dtype"]
 
-    def __init__(self, width: int, length: int) -> None:
-        self.width, self.dtype = width, _options["dtype"]
-
-    def forward(self, length: int) -> tuple[jax.Array, jax.Array]:
+    def angles_of(length: int) -> tuple[jax.Array, jax.Array]:
         """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
-        rates = 10000.0 ** (-jnp.arange(0, self.width, 2) / self.width)
+        rates = 10000.0 ** (-jnp.arange(0, width, 2) / width)
         angles = jnp.outer(jnp.arange(length), rates)[:, None]
         cos = jnp.concatenate((jnp.cos(angles), jnp.cos(angles)), -1)
         sin = jnp.concatenate((-jnp.sin(angles), jnp.sin(angles)), -1)
-        return cos.astype(self.dtype), sin.astype(self.dtype)
+        return cos.astype(dtype), sin.astype(dtype)
+
+    return angles_of
 
 
 class Attention(Module):

@@ -11,7 +11,6 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812
 from paddle import Tensor, nn
 
-from accelmark.spec.backports import zip_strict
 from accelmark.train.case import IGNORED, rotary_angles
 
 Initial = Callable[[int, int], Any]
@@ -115,21 +114,20 @@ class TiedHead(Module):
         return paddle.matmul(x, embedding.weight, transpose_y=True) + self.bias
 
 
-class Normalize(Module):
-    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
+def Normalize(  # noqa: N802
+    mean: float | Sequence[float], std: float | Sequence[float]
+) -> Callable[[Tensor], Tensor]:
+    """Return bytes of shape (batch, channels, height, width) as normalized float32 images in the layers' layout."""
+    means, deviations = (
+        values if isinstance(values, float) else paddle.to_tensor(np.array(values, np.float32).reshape(1, -1, 1, 1))
+        for values in (mean, std)
+    )
 
-    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        super().__init__()
-        shape = (1, -1, 1, 1)
-        self.mean, self.std = (
-            values if isinstance(values, float) else paddle.to_tensor(np.array(values, np.float32).reshape(shape))
-            for values in (mean, std)
-        )
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return float32 images in the layout of the layers."""
-        x = (image.astype("float32") - self.mean) / self.std
+    def normalize(image: Tensor) -> Tensor:
+        x = (image.astype("float32") - means) / deviations
         return x.transpose([0, 2, 3, 1]) if _layout["data_format"] == "NHWC" else x
+
+    return normalize
 
 
 def MaxPool(size: int, stride: int, padding: int) -> nn.MaxPool2D:  # noqa: N802
@@ -137,17 +135,13 @@ def MaxPool(size: int, stride: int, padding: int) -> nn.MaxPool2D:  # noqa: N802
     return nn.MaxPool2D(size, stride, padding, **_layout)
 
 
-class Rotary(Module):
-    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+def Rotary(width: int, length: int) -> Callable[[int], tuple[Tensor, Tensor]]:  # noqa: N802
+    """Return angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width.
 
-    def __init__(self, width: int, length: int) -> None:
-        super().__init__()
-        for name, angles in zip_strict(("cos", "sin"), rotary_angles(width, length)):
-            self.register_buffer(name, paddle.to_tensor(angles), persistable=False)
-
-    def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
-        return self.cos[:length], self.sin[:length]
+    They are cosine and sine of shape (length, 1, width); the sine of the first half is negative.
+    """
+    cos, sin = map(paddle.to_tensor, rotary_angles(width, length))
+    return lambda length: (cos[:length], sin[:length])
 
 
 class Attention(Module):

@@ -32,11 +32,7 @@ def load_pretrained(
         raise DataError(f"{directory}: is not a checkpoint of {model_class.__name__}: the directory does not exist")
     with raising(DataError, f"{directory}: is not a checkpoint of {model_class.__name__}", *UNREADABLE):
         loaded: Any = model_class.from_pretrained(
-            directory,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            output_loading_info=True,
+            directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
     net: PreTrainedModel
     net, report = loaded
