@@ -223,7 +223,8 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])
-    np.random.set_state(tuple(state["numpy"]))
+    of_numpy: Any = tuple(state["numpy"])
+    np.random.set_state(of_numpy)
     if device.type != "cpu" and "device" in state:
         torch.get_device_module(device).set_rng_state(state["device"], device)
 
