@@ -160,14 +160,28 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     assert record_of(tmp_path) == LaunchRecord(exit_codes={0: -signal.SIGTERM, 1: 7})
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_to_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
-    handler = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(130))\n"
-    launcher = started(tmp_path, f"{handler}open(os.environ['RANK'], 'w')\n{WAIT}")
+def running(tmp_path: Path, rank: str) -> subprocess.Popen[bytes]:
+    """Return a launcher of two ranks that wait."""
+    launcher = started(tmp_path, f"import os, signal\n{rank}\nopen(os.environ['RANK'], 'w')\n{WAIT}")
     deadline = time.monotonic() + 300
     while not all((tmp_path / name).exists() for name in "01"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return launcher
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_to_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    launcher = running(tmp_path, "signal.signal(signal.SIGTERM, lambda *_: os._exit(130))")
     launcher.send_signal(number)
     assert launcher.wait(300) == 130
     assert record_of(tmp_path) == LaunchRecord(exit_codes={0: 130, 1: 130}, signal=number.name)
+
+
+def test_a_rank_that_the_launcher_kills_has_no_exit_code(tmp_path: Path) -> None:
+    launcher = running(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    launcher.terminate()
+    time.sleep(1)
+    launcher.terminate()
+    assert launcher.wait(300) == 130
+    assert record_of(tmp_path) == LaunchRecord(exit_codes={0: None, 1: None}, signal="SIGTERM")
