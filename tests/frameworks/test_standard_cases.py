@@ -243,8 +243,7 @@ def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framewo
     assert final_state(job, 5)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_llama2_trains_on_token_shards_and_resumes_exactly(framework: str, tmp_path: Path) -> None:
+def test_llama2_trains_on_token_shards_and_recomputes_its_blocks_in_jax(tmp_path: Path) -> None:
     for split, count in (("train", 4000), ("val", 400)):
         (tmp_path / "tokens" / split).mkdir(parents=True)
         tokens = np.random.default_rng(count).integers(0, 100, count, dtype=np.uint16)
@@ -252,21 +251,13 @@ def test_llama2_trains_on_token_shards_and_resumes_exactly(framework: str, tmp_p
     data = {"llama_tokens": tmp_path / "tokens"}
     over = {
         **COMMON, **{f"model.{name}": value for name, value in SMALL["llama2_7b"].items()},
-        "end.max_steps": 6, "checkpoint.every_steps": 3, "optimizer.lr": 0.003, "loader.num_workers": 2,
+        "end.max_steps": 6, "optimizer.lr": 0.003, "loader.num_workers": 2,
     }  # fmt: skip
-    whole = rank_job(framework, tmp_path / "whole", "llama2_7b", data, over)
-    events = run_job(whole)
-    expected = losses(events)
-    assert expected[-1] < expected[0]
-    if framework == "jax":
-        recomputed = {**over, "activation_checkpointing": "full", "end.max_steps": 2}
-        others = run_job(rank_job(framework, tmp_path / "recomputed", "llama2_7b", data, recomputed))
-        np.testing.assert_allclose(losses(others), expected[:2], rtol=1e-5)
-    run_job(rank_job(framework, tmp_path / "part", "llama2_7b", data, {**over, "end.max_steps": 3}))
-    again = rank_job(framework, tmp_path / "part", "llama2_7b", data, over, resume=True)
-    assert losses(run_job(again)) == expected[3:]
-    ours, theirs = final_state(again, 6), final_state(whole, 6)
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    found = losses(run_job(rank_job("jax", tmp_path / "whole", "llama2_7b", data, over)))
+    assert found[-1] < found[0]
+    recomputed = {**over, "activation_checkpointing": "full", "end.max_steps": 2}
+    others = run_job(rank_job("jax", tmp_path / "recomputed", "llama2_7b", data, recomputed))
+    np.testing.assert_allclose(losses(others), found[:2], rtol=1e-5)
 
 
 BERT_STEPS = {

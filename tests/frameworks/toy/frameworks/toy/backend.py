@@ -45,18 +45,10 @@ class Group:
         return total
 
 
-class Losses:
-    def keep(self, loss: float) -> float:
-        return loss
-
-    def fetch(self, kept: list[float]) -> Callable[[], list[float]]:
-        return lambda: kept
-
-
 class ToyBackend(Backend):
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
         super().__init__(job, train, place, log)
-        self.losses, self.immediate = Losses(), True
+        self.immediate = True
 
     def prepare(self) -> Started:
         settings, place = self.settings, self.place
@@ -88,10 +80,10 @@ class ToyBackend(Backend):
             chosen = order[start : start + self.settings.batch_size]
             yield [tuple(part[chosen] for part in self._case.train)]
 
-    def step(self, batches: list[Any]) -> float:
+    def step(self, batches: list[Any]) -> Any:
         loss, gradient = self._case.loss_and_gradient(self._weights, *batches[0])
         self._weights -= self.learning_rate() * self._group.reduce(gradient) / self.world_size
-        return float(loss)
+        return loss
 
     def learning_rate(self) -> float:
         return self.settings.optimizer.lr
@@ -110,7 +102,7 @@ class ToyBackend(Backend):
         before, replay = self._weights.copy(), Replay(first)
         for number in range(first - 1, first - 1 + num_steps):
             epoch, step = divmod(number, self.steps_per_epoch)
-            replay.losses.append(self.step(next(self.open_epoch(epoch, step))))
+            replay.losses.append(float(self.step(next(self.open_epoch(epoch, step)))))
         if end is not None:
             changes = (self._weights - before, np.load(end / "weights.npy") - before)
             squares = [float((change**2).sum()) for change in (*changes, changes[0] - changes[1])]
