@@ -112,10 +112,9 @@ def engine_source(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
         actual = f"an ONNX file was supplied, hash {str(compiled)[:12]}"
         yield finding("warning", "engine-source", "an ONNX file that this run exported", actual)
     if "engine_code" in engine:
-        actual = (
-            f"the engine {infer.settings.compiler} is not shipped with AccelMark: {engine['engine_code']}, "
-            f"{engine.get('engine_code_lines')} lines, hash {str(engine.get('engine_code_sha256'))[:12]}"
-        )
+        lines, sha256 = engine.get("engine_code_lines"), str(engine.get("engine_code_sha256"))
+        code = f"{engine['engine_code']}, {lines} lines, hash {sha256[:12]}"
+        actual = f"the engine {infer.settings.compiler} is not shipped with AccelMark: {code}"
         yield finding("info", "engine-code", "", actual)
 
 
@@ -129,10 +128,8 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     if metric.value is None:
         yield finding("error", "accuracy-missed", "", f"{infer.metric} of the engine was not measured: {metric.reason}")
     elif validation.value is None and infer.reference is None:
-        actual = (
-            f"nothing to compare the engine's {infer.metric} with: in the framework it was not measured "
-            f"({validation.reason}), and the case states no reference"
-        )
+        why = f"in the framework it was not measured ({validation.reason}), and the case states no reference"
+        actual = f"nothing to compare the engine's {infer.metric} with: {why}"
         yield finding("open" if infer.settings.no_validation else "error", "accuracy-missed", "", actual)
     elif infer.reference is None and not infer.benchmarks and infer.settings.generate_batches:
         actual = f"the engine computes as the framework does, but no published {infer.metric} of the weights is known"
@@ -229,9 +226,8 @@ def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob
         yield finding("warning", "answer-cache", "", actual)
     for result in inference.scenarios:
         if result.repeat_check is not None and result.repeat_check.suspicious:
-            actual = (
-                f"items of scenario {result.scenario} are {result.repeat_check.speedup:.2f} times as fast as new ones"
-            )
+            speedup = f"{result.repeat_check.speedup:.2f} times as fast as new ones"
+            actual = f"items of scenario {result.scenario} are {speedup}"
             yield finding("error", "answer-cache", f"at most {result.repeat_check.limit:g}", actual)
 
 
@@ -240,10 +236,8 @@ def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
     """Report engines that exclude more than a little of their calls' time from every figure."""
     share = entry.result.value_of(FigureName.DECLARED_SHARE)
     if share is not None and share > MAX_DECLARED_SHARE:
-        actual = (
-            f"{infer.settings.compiler} declares {percent(share)} of its calls' time as not inference: "
-            "review what it excludes"
-        )
+        what = f"{percent(share)} of its calls' time as not inference: review what it excludes"
+        actual = f"{infer.settings.compiler} declares {what}"
         yield finding("open", "declared-time", f"at most {limit_percent(MAX_DECLARED_SHARE)} after warm-up", actual)
 
 

@@ -68,10 +68,8 @@ def _compare_source(source: SourceRecord) -> Findings:
     else:
         differing = _differing_files(source) if source.files else set()
         where = f", which differ in {_listed(differing)}" if differing else ""
-        expected = (
-            f"the files of this AccelMark, hash {own_hash()[:12]}: two builds have the version {source.version}, "
-            "verify with the one that ran"
-        )
+        builds = f"two builds have the version {source.version}, verify with the one that ran"
+        expected = f"the files of this AccelMark, hash {own_hash()[:12]}: {builds}"
         yield finding("open", "source-tree", expected, f"{recorded}{where}")
 
 

@@ -108,9 +108,8 @@ def reevaluation_findings(entry: RoundEvidence, found: Reevaluation) -> Findings
         if value is not None and other is not None:
             is_equal = math.isclose(value, other, rel_tol=METRIC_TOLERANCE, abs_tol=1e-9)
         if not is_equal:
-            actual = (
-                f"{name} of the last evaluation: reported {_text(value)}, evaluated in a fresh process {_text(other)}"
-            )
+            both = f"reported {_text(value)}, evaluated in a fresh process {_text(other)}"
+            actual = f"{name} of the last evaluation: {both}"
             yield finding("error", "reevaluated-metric", f"equal within {limit_percent(METRIC_TOLERANCE)}", actual)
     target = entry.result.target
     if found.claimed is not None and target is not None:

@@ -172,10 +172,9 @@ def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeS
         actual = f"no answer under load was compared with the framework's: {where}"
         yield finding("open", "served-answers", expected, actual)
     elif answers.agreement < answers.min_agreement:
-        actual = (
-            f"{answers.agreement:.3f} of the tokens agree with the framework's greedy answers, from their start "
-            f"(mean of {answers.num_compared} answers, lowest {answers.worst:.3f})"
-        )
+        spread = f"mean of {answers.num_compared} answers, lowest {answers.worst:.3f}"
+        agree = f"{answers.agreement:.3f} of the tokens agree with the framework's greedy answers"
+        actual = f"{agree}, from their start ({spread})"
         yield finding("error", "served-answers", expected, actual)
     elif answers.num_compared < answers.num_promised:
         actual = f"{answers.num_compared} answers were compared"
@@ -233,10 +232,8 @@ def result_cache(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
         return
     whole, decoding, first = use.e2e_speedup, use.tpot_speedup, use.ttft_speedup
     if whole is not None and decoding is not None and min(whole, decoding) >= MIN_CACHE_SPEEDUP:
-        actual = (
-            f"repeated prompts are answered {whole:.3g} times as fast per token as new ones, "
-            f"{decoding:.3g} times after the first token"
-        )
+        per_token = f"{whole:.3g} times as fast per token as new ones, {decoding:.3g} times after the first token"
+        actual = f"repeated prompts are answered {per_token}"
         yield finding("error", "result-cache", f"less than {MIN_CACHE_SPEEDUP:g} times", actual)
         return
     actual = f"{use.num_repeated} of {use.num_requests} requests repeat a prompt"

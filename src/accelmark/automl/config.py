@@ -234,9 +234,8 @@ class AutomlConfig(FiniteSpec):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if unknown := sorted(self.rules.pinned.keys() - (known := self.by_key()).keys()):
-            raise ValueError(
-                f"rules {self.rules.name}: pinned.{unknown[0]}: unknown key ({nearest(unknown[0], known)})"
-            )
+            hint = nearest(unknown[0], known)
+            raise ValueError(f"rules {self.rules.name}: pinned.{unknown[0]}: unknown key ({hint})")
         if self.search.method == "halving" and self.schedule.tuning_round not in (None, 1):
             raise ValueError("schedule.tuning_round: halving keeps the hyperparameters of a network: write 1 or null")
         interval_s, stall_s = report_interval_s(self.schedule.concurrency), self.training.stall

@@ -240,9 +240,8 @@ class SearchState:
                 self.individuals[number] = self.individuals[number].model_copy(update=changes)
             case TrialEvent(trial=record):
                 if record.individual >= known:
-                    raise RunError(
-                        f"trial {record.trial} of network {record.individual}, which was not proposed before"
-                    )
+                    what = f"trial {record.trial} of network {record.individual}"
+                    raise RunError(f"{what}, which was not proposed before")
                 key, clock_s = (record.trial, record.attempt), record.ended_s or record.started_s
                 self.attempts[key] = record
                 totals = self.totals.setdefault(key, Totals())
