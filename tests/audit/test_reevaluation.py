@@ -292,9 +292,8 @@ def test_a_target_reached_earlier_than_the_reference_allows_is_open(
     changed: dict[str, object] = {"curves": {entry.target.metric: points}, "num_steps": 100, "num_samples": 400}
     train = case.train.model_copy(update={"calibration": (), "samples_to_target": reference})
     found = implausible(entry.model_copy(update=changed), case.model_copy(update={"train": train}))
-    assert [(finding.severity, finding.rule) for finding in found] == (
-        [] if is_plausible else [("open", "implausible-convergence")]
-    )
+    expected = [] if is_plausible else [("open", "implausible-convergence")]
+    assert [(finding.severity, finding.rule) for finding in found] == expected
     assert all("faster than the reference" in str(finding.actual) for finding in found)
 
 
@@ -365,9 +364,8 @@ def test_each_attempt_at_a_resumed_round_needs_a_pair(
     write_evaluation(run, evaluated(metric_of(run)), first)
     case = judged(run)
     found = [each for each in case.findings if each.rule == "replay"]
-    assert [each.actual for each in found] == [
-        f"no pair of checkpoints was kept of the attempt with steps {steps}" for steps in missing
-    ]
+    what = "no pair of checkpoints was kept of the attempt with steps"
+    assert [each.actual for each in found] == [f"{what} {steps}" for steps in missing]
     assert case.verdict == ("OPEN" if missing else "VALID"), case.reasons
 
 

@@ -91,9 +91,8 @@ def test_a_key_that_names_another_chip_than_the_hosts_cpus_is_found(
 ) -> None:
     run = make_run(tmp_path / "run", Made(device_type="cpu", chip=None, hardware=hardware))
     slug = f"toy-pytorch-{hardware}x1x1"
-    (run / slug / "round1" / "node00_noderank0" / "sys_info.json").write_text(
-        json.dumps({"cpu": {"model": "AMD EPYC 9554 64-Core Processor"}})
-    )
+    info = run / slug / "round1" / "node00_noderank0" / "sys_info.json"
+    info.write_text(json.dumps({"cpu": {"model": "AMD EPYC 9554 64-Core Processor"}}))
     change_job(run, 1, lambda job: job.update(vendor=vendor), slug)
     case = judged(run)
     found = [text for text in case.reasons if "chip-mismatch" in text]
@@ -223,9 +222,8 @@ def test_edited_files_are_listed_and_take_a_release_out_of_comparison(
 
 
 def head() -> str:
-    done = subprocess.run(
-        ["git", "-C", str(provenance.package()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    command = ["git", "-C", str(provenance.package()), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip("not a git checkout")
     return done.stdout.strip()
@@ -302,14 +300,10 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
     cost = judged(run).adaptation
     assert cost is not None
     assert [(key.key, key.standard, key.value) for key in cost.keys] == [("precision", "fp32", "bf16")]
-    assert [(hook.name, hook.place, hook.num_lines) for hook in cost.hooks] == [
-        ("train_step", "acme/extern/__init__.py:12", 9)
-    ]
-    assert (cost.extern, cost.kernels, cost.requirements) == (
-        {"__init__.py": 31},
-        {"gelu.cpp": 80},
-        ("torch_acme==2.1",),
-    )
+    (hook,) = cost.hooks
+    assert (hook.name, hook.place, hook.num_lines) == ("train_step", "acme/extern/__init__.py:12", 9)
+    assert (cost.extern, cost.kernels) == ({"__init__.py": 31}, {"gelu.cpp": 80})
+    assert cost.requirements == ("torch_acme==2.1",)
 
 
 def test_a_vendors_variables_and_module_are_counted_as_adaptation_cost(run: Path) -> None:

@@ -136,9 +136,8 @@ def test_aiperfs_servers_are_the_hosts_of_the_search_with_their_devices(tmp_path
 def test_a_hosts_script_sets_the_variables_of_its_ray(tmp_path: Path) -> None:
     script = tmp_path / "it's an init.sh"
     script.write_text("echo loaded\nexport ACME_HOME=/opt/acme\n")
-    done = subprocess.run(
-        initialised(script, ["env", "EXTRA=$x y", "printenv", "ACME_HOME", "EXTRA"]), capture_output=True, text=True
-    )
+    command = initialised(script, ["env", "EXTRA=$x y", "printenv", "ACME_HOME", "EXTRA"])
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("/opt/acme\n$x y\n", "loaded\n")
 
 

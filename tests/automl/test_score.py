@@ -205,9 +205,8 @@ def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
 def test_a_search_is_judged_by_a_users_rules_and_names_them_with_their_hash() -> None:
     own = SearchRules(name="own", min_accuracy=0.8, pinned={"search.morphs": ["deepen", "widen", "add-skip"]})
     judged_by = judged(own)
-    assert judged_by.reasons == (
-        "the held-out accuracy is 0.7100 (expected: held-out accuracy above 0.80) [search-accuracy]",
-    )
+    (reason,) = judged_by.reasons
+    assert reason == "the held-out accuracy is 0.7100 (expected: held-out accuracy above 0.80) [search-accuracy]"
     assert judged_by.by_rules == f"rules own (version 1, SHA-256 {own.sha256[:12]})"
     assert judged(own, held_out=0.81).verdict == "VALID"
 

@@ -160,9 +160,8 @@ def test_two_ranks_learn_together_and_count_every_image_once(group: RankGroup) -
     assert weights is not None
     assert result.held_out_accuracy is not None
     assert result.held_out_accuracy > 0.6
-    assert [(report.trained_images, report.steps, report.evaluated_images) for report in notes.epochs] == [
-        (256, 8, 64)
-    ] * 4
+    counts = [(report.trained_images, report.steps, report.evaluated_images) for report in notes.epochs]
+    assert counts == [(256, 8, 64)] * 4
     carried, _ = group.run(order(epochs=1, parent_network=tiny_network()), weights, TrialListener())
     assert (carried.status, carried.weights) == ("finished", "carried")
 

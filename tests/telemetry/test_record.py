@@ -183,9 +183,8 @@ def test_a_killed_recorder_leaves_a_readable_record(tmp_path: Path) -> None:
 
 
 def test_a_recorder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    (tmp_path / "telemetry.json").write_text(
-        json.dumps({"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1})
-    )
+    config = {"vendor": "cpu", "vendor_folder": str(CPU), "interval_s": 0.1}
+    (tmp_path / "telemetry.json").write_text(json.dumps(config))
     starter = textwrap.dedent("""
         import subprocess, sys, time
         print(subprocess.Popen([sys.executable, "-m", "accelmark.telemetry.record", sys.argv[1]]).pid, flush=True)

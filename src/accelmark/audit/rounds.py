@@ -273,9 +273,8 @@ def dataset(entry: RoundEvidence) -> Findings:
         yield finding("error", "dataset", "", "data.json is missing: the data was not recorded")
         return
     case = entry.reference.case
-    stated = {
-        one.get("name"): one.get("fingerprint") for one in (case.spec.data if case else ()) if isinstance(one, dict)
-    }
+    of_case = case.spec.data if case else ()
+    stated = {one.get("name"): one.get("fingerprint") for one in of_case if isinstance(one, dict)}
     for name in names:
         record = (entry.data or {}).get(name)
         declared = stated.get(name) or (record.declared if record is not None else None)
@@ -370,9 +369,8 @@ def settings(entry: RoundEvidence) -> Findings:
         if expected != actual:
             change = "" if name == "reference_loss" else f" from {expected} to {actual}"
             yield finding("error", "target", f"{name} of case.yaml", f"{name} was changed{change}")
-    standard = {"seed": TrainSettings.model_fields["seed"].default} | case.spec.train.settings_of(
-        entry.result.key.framework
-    )
+    of_case = case.spec.train.settings_of(entry.result.key.framework)
+    standard = {"seed": TrainSettings.model_fields["seed"].default} | of_case
     if isinstance(standard["seed"], int):
         standard["seed"] += entry.number - 1
     mutable = case.spec.train.mutable if rules is None else rules.mutable

@@ -99,9 +99,8 @@ def test_its_figures_can_be_verified_and_a_changed_journal_is_detected(
     message = verify_search(SearchDirectory(tmp_path))
     assert message.verdict == "INVALID"
     assert "more than its steps hold" in " ".join(message.reasons)
-    journal.write_text(
-        (finished.path / "journal.jsonl").read_text().replace('"trained_images":256', '"trained_images":250')
-    )
+    original = (finished.path / "journal.jsonl").read_text()
+    journal.write_text(original.replace('"trained_images":256', '"trained_images":250'))
     assert "the driver trained 512" in " ".join(verify_search(SearchDirectory(tmp_path)).reasons)
 
 
@@ -204,9 +203,8 @@ def test_a_proposed_kernel_above_the_limits_is_not_executed(tmp_path: Path, caps
     assert {record.hyperparameters.kernel for record in state.trials.values()} == {3}
     kept = [note for note in state.notes if "kernel 7 exceeds the limits of the search; it takes 3" in note.text]
     assert kept
-    study = optuna.load_study(
-        study_name=f"accelmark-{run.name}", storage=JournalStorage(JournalFileBackend(str(run.path / STUDY_FILE)))
-    )
+    storage = JournalStorage(JournalFileBackend(str(run.path / STUDY_FILE)))
+    study = optuna.load_study(study_name=f"accelmark-{run.name}", storage=storage)
     assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "COMPLETE"] == [3] * 5
     assert [trial.params["kernel"] for trial in study.trials if trial.state.name == "FAIL"] == [7] * len(kept)
     assert verify_search(run).verdict == "VALID"

@@ -129,9 +129,8 @@ def test_a_host_with_another_version_of_ray_is_refused() -> None:
 
 def test_data_that_differ_between_hosts_are_named_with_their_hashes() -> None:
     splits = Splits(training=4, validation=2, held_out=2, classes=2)
-    ready = [
-        WorkerReady(letter * 64, "arrays", splits, host) for letter, host in (("a", "n1"), ("a", "n2"), ("b", "n3"))
-    ]
+    hosts = {"n1": "a", "n2": "a", "n3": "b"}
+    ready = [WorkerReady(letter * 64, "arrays", splits, host) for host, letter in hosts.items()]
     check_equal_data(ready[:2], None)
     message = r"dataset: the data differ between hosts .*: n1 a{12}, n2 a{12}, n3 b{12}: copy one"
     with pytest.raises(RequestError, match=message):

@@ -81,9 +81,8 @@ class Tuner:
     def ask(self, trial: int) -> Hyperparameters:
         """Return TPE's proposal for a trial; parameters that are not searched keep their configured values."""
         # Another run may have used another space since this one opened the study.
-        with raising(
-            RequestError, f"another run searches another space in study {self._study.study_name!r}", ValueError
-        ):
+        what = f"another run searches another space in study {self._study.study_name!r}"
+        with raising(RequestError, what, ValueError):
             asked = self._study.ask(self._space)
         asked.set_user_attr(_RUN, self._run)
         self._open[trial] = asked

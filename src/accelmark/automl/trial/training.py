@@ -134,9 +134,8 @@ def to_weights(module: GraphModule) -> dict[str, Array]:
 
 def load_weights(module: GraphModule, weights: Weights) -> None:
     """Copy arrays into a module; raises RuntimeError where names or shapes differ."""
-    module.layers.load_state_dict(
-        {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in weights.items()}
-    )
+    state = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in weights.items()}
+    module.layers.load_state_dict(state)
 
 
 def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[Array, Array]:

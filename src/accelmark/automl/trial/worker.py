@@ -36,9 +36,8 @@ class TrialWorker:
 
         data = open_dataset(dataset, network)
         self._execute: Callable[[records.TrialOrder, records.TrainedWeights, records.TrialListener], records.TrialEnded]
-        self._ready = records.WorkerReady(
-            data.fingerprint, data.identity, data.splits(network.classes), platform.node()
-        )
+        splits = data.splits(network.classes)
+        self._ready = records.WorkerReady(data.fingerprint, data.identity, splits, platform.node())
         if devices > 1:
             self._execute = RankGroup(dataset, network, devices=devices, threads=threads).run
         else:
