@@ -274,13 +274,8 @@ def _token_rates(requests: Requests, window: SteadyWindow) -> tuple[float | None
     return tokens / window.length_s, (tokens + prompts) / window.length_s, per_output
 
 
-def has_limits(slo: Slo) -> bool:
-    """Return whether an SLO limits anything."""
-    return any(limit is not None for limit in (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms))
-
-
 def _service_level(due: Requests, window: SteadyWindow, slo: Slo, *, is_saturated: bool) -> dict[str, Any]:
-    if not has_limits(slo) or not len(due):
+    if not slo.has_limits or not len(due):
         return {}
     holding = due.is_ok.copy()
     if slo.ttft_ms is not None:
@@ -427,12 +422,11 @@ _NUM_BINS: Final = 300
 _MIN_BIN_S: Final = 0.5
 
 
-def load_curves(stages: Sequence[tuple[int, float, Requests]]) -> dict[str, tuple[schema.Point, ...]]:
-    """Return ``throughput`` (output tokens/s) and ``requests_in_progress``; ``step`` is the number of the stage.
-
-    ``stages`` are a number, its begin in seconds since the first stage began, and its requests.
-    """
-    stages = [stage for stage in stages if len(stage[2])]
+def curves_of(loads: Sequence[LoadStage], requests: Requests) -> dict[str, tuple[schema.Point, ...]]:
+    """Return ``throughput`` (output tokens/s) and ``requests_in_progress`` over stages; ``step`` is a stage's number."""
+    begins_s = [(load.stage, load.begin_mono_s - loads[0].begin_mono_s) for load in loads]
+    numbered = ((number, begin_s, requests.where(requests.stage == number)) for number, begin_s in begins_s)
+    stages = [stage for stage in numbered if len(stage[2])]
     if not stages:
         return {}
     end_s = max(begin_s + float(requests.end_s.max()) for _, begin_s, requests in stages)

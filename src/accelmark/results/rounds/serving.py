@@ -33,15 +33,7 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir
 from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
 from accelmark.results.rounds.curves import telemetry_series
 from accelmark.results.rounds.hosts import agreement_findings, contention_findings, job_state, read_telemetry, round_of
-from accelmark.results.rounds.load import (
-    compared_answers,
-    counted,
-    has_limits,
-    load_curves,
-    measured_stage,
-    prompt_use,
-    timeline_of,
-)
+from accelmark.results.rounds.load import compared_answers, counted, curves_of, measured_stage, prompt_use, timeline_of
 from accelmark.results.schema import Figure, Figures, Finding, finding, value
 from accelmark.spec.job import InferJob, JobSpec, ServeJob
 from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason, TokenScenarioResult
@@ -154,17 +146,6 @@ def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
     return ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s
 
 
-def curves_of(ended: Sequence[EndedStage], requests: Requests) -> dict[str, tuple[schema.Point, ...]]:
-    """Return the curves of all stages over time."""
-    loads = [stage.load for stage in ended]
-    return load_curves(
-        [
-            (load.stage, load.begin_mono_s - loads[0].begin_mono_s, requests.where(requests.stage == load.stage))
-            for load in loads
-        ]
-    )
-
-
 _ENDS: Final[dict[ServeEndReason, str]] = {
     "server_missing": "the server is not installed",
     "never_healthy": "the server did not become healthy within start_timeout_s",
@@ -204,13 +185,13 @@ def serve_round(
         chosen = requests.where(requests.stage == stage.load.stage)
         measured.append(stage_of(job, settings, chosen, stage, num_devices, hosts, no_telemetry))
     stages = [stage for stage, *_ in measured]
-    rate, note = _highest_rate(stages, has_slo=has_limits(settings.slo))
+    rate, note = _highest_rate(stages, has_slo=settings.slo.has_limits)
     reported = ("served_model", "command", "start_s", "start", "server_cores", "client_cores", "has_tokenizer")
     unknown: dict[str, Any] = {"served_model": settings.served_model, "has_tokenizer": False}
     options = settings.server_options
     serving = serving_round(
         settings, (requests, lines.malformed), node.path if node else None, stages, log.scenarios,
-        has_slo=has_limits(settings.slo), min_agreement=serve.min_agreement, num_devices=num_devices,
+        has_slo=settings.slo.has_limits, min_agreement=serve.min_agreement, num_devices=num_devices,
         server=serve.server.name if serve.server else None, endpoint=settings.endpoint,
         load=log.finished.load if log.finished else None,
         facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
@@ -230,8 +211,9 @@ def serve_round(
     figures, num_tokens = _figures(job, serving, log, measured, hosts, findings)
     return round_of(
         job, (state, reason), nodes, findings, {"started": log.started}, task="serve",
-        figures={name: figures[name] for name in figures_of("serve")}, curves=curves_of(ended, requests),
-        telemetry=telemetry_series(hosts, span), num_samples=num_tokens, num_devices=num_devices, serving=serving,
+        figures={name: figures[name] for name in figures_of("serve")}, telemetry=telemetry_series(hosts, span),
+        curves=curves_of([stage.load for stage in ended], requests), num_samples=num_tokens, num_devices=num_devices,
+        serving=serving,
     )  # fmt: skip
 
 
@@ -370,4 +352,4 @@ def generation_round(
         name: value(getattr(stage, field) if stage else None, reasons.get(name, absent))
         for name, field in _GENERATION.items()
     }
-    return serving, figures, curves_of(log.loads, requests)
+    return serving, figures, curves_of([ended.load for ended in log.loads], requests)

@@ -133,6 +133,11 @@ class Slo(FiniteSpec):
     share: float = Field(default=0.99, gt=0, le=1)
     """Share of the requests that must hold all limits."""
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether anything is limited."""
+        return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
+
     @field_validator("preset")
     @classmethod
     def _known(cls, preset: str | None) -> str | None:
@@ -186,7 +191,7 @@ class ServeSettings(BenchmarkSettings):
     def _one_target(self) -> ServeSettings:
         if self.load.lengths and (self.prompts.source != "text" or self.load.arrival == "trace"):
             raise ValueError("load.lengths needs prompts from a text, and no trace: both state lengths themselves")
-        if self.load.search and not (self.slo.ttft_ms or self.slo.tpot_ms or self.slo.e2e_ms):
+        if self.load.search and not self.slo.has_limits:
             raise ValueError("load.search needs a limit: slo.ttft_ms (--ttft), slo.tpot_ms (--tpot) or slo.e2e_ms")
         if "server" in self.scenarios and not (self.slo.ttft_ms and self.slo.tpot_ms):
             raise ValueError("scenarios: server needs slo.ttft_ms and slo.tpot_ms (--ttft, --tpot), or --slo PRESET")
