@@ -13,17 +13,8 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar, final
 from pydantic import ValidationError
 
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.log import inference
-from accelmark.spec.log.events import (
-    Compiled,
-    Evaluation,
-    Event,
-    Finished,
-    SavedCheckpoint,
-    Started,
-    StepWindow,
-    TracedStep,
-)
+from accelmark.spec.log import events, inference
+from accelmark.spec.log.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
 from accelmark.spec.model import Spec
@@ -218,7 +209,7 @@ def _add(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     if event == Event.STEP_END:
         _add_window(log, attempt, record.value_as(StepWindow), record.mono_ms)
     elif event == Event.STEP_TRACED:
-        traced = record.value_as(TracedStep)
+        traced = record.value_as(events.TracedStep)
         log.own.num_steps += 1
         log.own.step_ms += traced.step_ms
         log.own.own_ms += traced.own_ms
@@ -226,7 +217,7 @@ def _add(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:
     elif event == Event.EVALUATE:
         attempt.evaluations.append((record.mono_ms, record.value_as(Evaluation)))
     elif event == Event.CHECKPOINT:
-        attempt.saved_steps.add(record.value_as(SavedCheckpoint).global_steps)
+        attempt.saved_steps.add(record.value_as(events.SavedCheckpoint).global_steps)
     elif event == Event.TRAIN_START:
         attempt.train_start_ms = record.mono_ms
     elif event == Event.TRAIN_END:

@@ -423,7 +423,7 @@ _MIN_BIN_S: Final = 0.5
 
 
 def curves_of(loads: Sequence[LoadStage], requests: Requests) -> dict[str, tuple[schema.Point, ...]]:
-    """Return ``throughput`` (output tokens/s) and ``requests_in_progress`` over stages; ``step`` is a stage's number."""
+    """Return ``throughput`` (output tokens/s) and ``requests_in_progress``; ``step`` is the number of the stage."""
     begins_s = [(load.stage, load.begin_mono_s - loads[0].begin_mono_s) for load in loads]
     numbered = ((number, begin_s, requests.where(requests.stage == number)) for number, begin_s in begins_s)
     stages = [stage for stage in numbered if len(stage[2])]
