@@ -247,12 +247,10 @@ def test_loadgens_result_of_a_scenario_counts(
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.005, "VALID"), (0.05, "OPEN")])
 def test_an_engine_that_leaves_time_out_has_to_be_looked_at(run: Path, share: float, verdict: str) -> None:
-    change_event(
-        run,
-        "FORWARD",
-        "inference",
-        not_inference_ms=lambda value: [ms * share / (1 - share) for ms in value["latency_ms"]],
-    )
+    def left_out(value: dict[str, Any]) -> list[float]:
+        return [ms * share / (1 - share) for ms in value["latency_ms"]]
+
+    change_event(run, "FORWARD", "inference", not_inference_ms=left_out)
     case = judged(run)
     assert case.verdict == verdict
     assert ("declared-time" in rules(case, "open")) == (verdict == "OPEN")

@@ -28,10 +28,8 @@ pytestmark = pytest.mark.adversary
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = make_run(
-        tmp_path_factory.mktemp("runs") / "run",
-        Made(rounds=2, windows=3, eval_ms=1000.0, eval_windows=(3,), metrics=(0.95,)),
-    )
+    made = Made(rounds=2, windows=3, eval_ms=1000.0, eval_windows=(3,), metrics=(0.95,))
+    run = make_run(tmp_path_factory.mktemp("runs") / "run", made)
     measure_run(run)
     return run
 

@@ -147,10 +147,8 @@ def test_a_cluster_file_names_the_hosts_of_either_kind_of_search(tmp_path: Path)
     cluster.write_text(f"launcher: ssh\nvendor: nvidia\npython: /opt/python\n{hosts}\n")
     for text in (AIPERF, OURS):
         config, unused = load_search(written(tmp_path, text), cluster)
-        assert config.cluster.model_dump(include={"hosts", "python"}) == {
-            "hosts": ("me@n1", "n2"),
-            "python": "/opt/python",
-        }
+        expected = {"hosts": ("me@n1", "n2"), "python": "/opt/python"}
+        assert config.cluster.model_dump(include={"hosts", "python"}) == expected
         assert [line.split(": ")[1] for line in unused if line.startswith("cluster.yaml")] == ["vendor", "port"]
     assert load_search(written(tmp_path, AIPERF), cluster)[0].training.devices_per_trial == 8
 

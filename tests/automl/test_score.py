@@ -196,10 +196,8 @@ def test_smoke_asks_for_a_finished_trial_and_a_real_precision_only() -> None:
     assert judged("smoke", **little, finished=False).verdict == "INVALID"
     assert judged("smoke", **little, precisions=("fp8",)).verdict == "INVALID"
     shipped = shipped_rules(SearchRules, "searches")
-    assert {name: (rules.name, rules.version) for name, rules in shipped.items()} == {
-        "aiperf-v1": ("aiperf-v1", 3),
-        "smoke": ("smoke", 1),
-    }
+    versions = {name: (rules.name, rules.version) for name, rules in shipped.items()}
+    assert versions == {"aiperf-v1": ("aiperf-v1", 3), "smoke": ("smoke", 1)}
 
 
 def test_a_search_is_judged_by_a_users_rules_and_names_them_with_their_hash() -> None:

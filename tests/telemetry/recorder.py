@@ -101,12 +101,8 @@ def start(node_dir: Path, folder: Path, **more: object) -> subprocess.Popen[str]
     """Start the recorder as the agent does."""
     config = {"vendor": folder.name, "vendor_folder": str(folder), "interval_s": 0.1, "pids": [os.getpid()], **more}
     (node_dir / "telemetry.json").write_text(json.dumps(config))
-    return subprocess.Popen(
-        [sys.executable, "-m", "accelmark.telemetry.record", str(node_dir)],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, environment = [sys.executable, "-m", "accelmark.telemetry.record"], os.environ | {"PYTHONPATH": str(SRC)}
+    return subprocess.Popen([*command, str(node_dir)], env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def until(condition: Callable[[], bool], patience_s: float = 300.0) -> None:

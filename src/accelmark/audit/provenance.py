@@ -144,11 +144,8 @@ def preloaded_code(entry: RoundEvidence) -> Findings:
 @for_each(Evidence.all_rounds)
 def numeric_switches(entry: RoundEvidence) -> Findings:
     """Check that no variable makes the framework compute in another precision than declared."""
-    switches = {
-        f"{name}={variable.value} (from the {variable.origin})"
-        for record in entry.environments
-        for name, variable in record.numeric_switches.items()
-    }
+    variables = [variable for record in entry.environments for variable in record.numeric_switches.items()]
+    switches = {f"{name}={variable.value} (from the {variable.origin})" for name, variable in variables}
     if switches:
         yield deviation(entry, "numeric-switches", "the declared precision", f"set: {', '.join(sorted(switches))}")
 

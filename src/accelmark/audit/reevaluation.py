@@ -124,13 +124,10 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
     tolerance = REPLAY_TOLERANCES[work.settings.precision]
     for warning in found.warnings:
         yield finding("open" if "replay" in warning else "warning", "replay", "", warning)
+    has_pair = any(replay.start is not None for replay in found.replays)
     if work.settings.checkpoint.replay_mib == 0:
         yield finding("open", "replay", "pairs of checkpoints", "checkpoint.replay_mib is 0: no pair was kept")
-    elif (
-        found.problem is None
-        and entry.result.num_steps >= MIN_STEPS_WITH_PAIR
-        and all(replay.start is None for replay in found.replays)
-    ):
+    elif found.problem is None and entry.result.num_steps >= MIN_STEPS_WITH_PAIR and not has_pair:
         within = f"within checkpoint.replay_mib ({work.settings.checkpoint.replay_mib})"
         why = "after the round was resumed" if "resumed" in entry.result.marks else within
         severity: Severity = "open" if entry.job is not None and entry.job.has_vendors_code else "warning"

@@ -48,9 +48,5 @@ def audit_case(run_dir: Path, results: Mapping[str, RoundResult], num_planned: i
     for entry in evidence.rounds:
         findings += (finding.model_copy(update={"round": entry.number}) for finding in entry.result.findings)
     findings = sorted(dict.fromkeys(findings), key=lambda finding: (_ORDER[finding.severity], finding.round or 0))
-    return CaseVerdict(
-        verdict=verdict_of(findings),
-        reasons=tuple(finding_texts(findings, "error", "open")),
-        findings=tuple(findings),
-        adaptation=provenance.adaptation_cost(evidence),
-    )
+    reasons, cost = tuple(finding_texts(findings, "error", "open")), provenance.adaptation_cost(evidence)
+    return CaseVerdict(verdict=verdict_of(findings), reasons=reasons, findings=tuple(findings), adaptation=cost)

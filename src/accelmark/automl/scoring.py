@@ -185,6 +185,7 @@ def summarise(
     config, known = directory.config(), state or directory.state()
     board, ended = Scoreboard(known), known.ended
     best, useful = board.best_trial_at(known.clock_s + 1), [known.totals_of(record) for record in known.useful()]
+    failed = [record for record in known.attempts.values() if record.status not in ("running", "finished", "cut")]
     return search.SearchSummary(
         run=directory.name,
         status="over" if ended and ended.over
@@ -198,11 +199,7 @@ def summarise(
         series=board.series(config.rules.sample_s) if series else (), utilisation=utilisation(known),
         consumption=_consumption(directory, known, board), best_trial=best.trial if best is not None else None,
         judgement=verdict(config, known), interruptions=known.interruptions,
-        failures=tuple(
-            f"trial {record.trial}, attempt {record.attempt}: {record.status}: {record.reason}"
-            for record in known.attempts.values()
-            if record.status not in ("running", "finished", "cut")
-        ),
+        failures=tuple(f"trial {one.trial}, attempt {one.attempt}: {one.status}: {one.reason}" for one in failed),
         notes=tuple(f"{note.clock_s:.1f} s: {note.text}" for note in known.notes),
         journal_bytes=directory.journal_bytes,
     )  # fmt: skip
@@ -468,21 +465,17 @@ def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
     clock_s = latest_s = 0.0
     started: set[tuple[int, int]] = set()
     for event, bound_s in zip(events, _upper_bounds(events), strict=True):
-        time_s: float | None = None
+        at_s: float | None = None
         match event:
             case journal.SessionBegan(clock_s=clock_s):
                 expected = f"{latest_s:.1f} s, where the run's clock stopped"
                 yield abs(clock_s - latest_s) <= _SLACK_S, "clock", expected, f"a session began at {clock_s:.1f} s"
-                time_s = clock_s
-            case (
-                journal.Heartbeat(clock_s=time_s)
-                | journal.Remark(clock_s=time_s)
-                | journal.SessionEnded(clock_s=time_s)
-            ):
-                clock_s = max(clock_s, time_s)
+                at_s = clock_s
+            case journal.Heartbeat(clock_s=at_s) | journal.Remark(clock_s=at_s) | journal.SessionEnded(clock_s=at_s):
+                clock_s = max(clock_s, at_s)
             case journal.TrialEvent(trial=record):
                 where, key = f"trial {record.trial}, attempt {record.attempt}", (record.trial, record.attempt)
-                time_s = record.started_s if record.ended_s is None else record.ended_s
+                at_s = record.started_s if record.ended_s is None else record.ended_s
                 if key not in started:
                     started.add(key)
                     yield _between(f"{where}: its start", record.started_s, clock_s, bound_s)
@@ -493,10 +486,10 @@ def _clock(events: Sequence[journal.Event], delay_s: float) -> Iterator[Check]:
                     earliest_s = 0.0 if record.status in FAILURES else clock_s - delay_s - drift_s
                     yield _between(f"{where}: its end", record.ended_s, earliest_s, bound_s + drift_s)
             case journal.EpochEvent(epoch=epoch):
-                time_s, drift_s = epoch.ended_s, _CLOCK_DRIFT * epoch.ended_s
+                at_s, drift_s = epoch.ended_s, _CLOCK_DRIFT * epoch.ended_s
                 where = f"trial {epoch.trial}, epoch {epoch.epoch}: its end"
-                yield _between(where, time_s, clock_s - delay_s - drift_s, bound_s + drift_s)
-        latest_s = max(latest_s, time_s or 0.0)
+                yield _between(where, at_s, clock_s - delay_s - drift_s, bound_s + drift_s)
+        latest_s = max(latest_s, at_s or 0.0)
 
 
 def _between(what: str, time_s: float, earliest_s: float, latest_s: float) -> Check:

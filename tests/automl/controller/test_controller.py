@@ -191,12 +191,9 @@ def test_a_search_can_be_stopped_and_resumed_until_its_time_is_up(
 
 def test_a_proposed_kernel_above_the_limits_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bound = round(1.5 * count(tiny_network(), "accelmark").matrix_forward)
-    run, ended = ran(
-        tmp_path,
-        ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=1),
-        search=SearchConfig(method="random", max_forward_operations=bound),
-        tuning=TuningConfig(kernel=(3, 7)),
-    )
+    schedule = ScheduleConfig(concurrency=1, max_trials=5, round_epochs=(1,), tuning_round=1)
+    search = SearchConfig(method="random", max_forward_operations=bound)
+    run, ended = ran(tmp_path, schedule, search=search, tuning=TuningConfig(kernel=(3, 7)))
     assert ended.reason == "trials"
     state = run.state()
     assert all(count(one.network, "accelmark").matrix_forward <= bound for one in state.individuals)
@@ -238,12 +235,10 @@ def test_the_best_network_is_trained_last_with_the_rest_of_the_operations(tmp_pa
     schedule = ScheduleConfig(max_trials=1, round_epochs=(1,), tuning_round=None)
     measured, _ = ran(tmp_path / "measured", schedule, search=SearchConfig(method="none"))
     budget = 40 * int(summarise(measured).final.operations)
-    wanted = config(
-        tmp_path,
-        ScheduleConfig(concurrency=2, max_operations=budget, final_share=0.6, round_epochs=(1,), tuning_round=1),
-        search=SearchConfig(method="random", weights="from-scratch"),
-        tuning=TuningConfig(kernel=(), batch_size=(16, 32), learning_rate=(0.01, 0.1), seed_trials=3),
-    )
+    schedule = ScheduleConfig(concurrency=2, max_operations=budget, final_share=0.6, round_epochs=(1,), tuning_round=1)
+    search = SearchConfig(method="random", weights="from-scratch")
+    tuning = TuningConfig(kernel=(), batch_size=(16, 32), learning_rate=(0.01, 0.1), seed_trials=3)
+    wanted = config(tmp_path, schedule, search=search, tuning=tuning)
     run = new_run(tmp_path, wanted)
     ended = session(run, wanted)
     assert (ended.reason, ended.over) == ("spent", True)
