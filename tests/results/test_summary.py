@@ -1,34 +1,50 @@
+"""Rounds and their summaries: intervals, verdicts, rounds that did not end well, other work on the machine."""
+
 from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FigureName
 from accelmark.results.figures import FigureName as F
+from accelmark.results.read.reevaluation import SavedCheckpoints
+from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.rounds.hosts import contention_findings, device_indices, disturbances
 from accelmark.results.rounds.summary import (
     finding_texts,
+    round_result,
     rounds_needed,
     spread,
     spread_warnings,
     student_t,
     write_round,
 )
+from accelmark.results.rounds.timeline import Timeline, read_timeline
+from accelmark.results.rounds.training import pace_findings
 from accelmark.results.schema import Figure, Finding, Spread
 from accelmark.results.statistics import change_points, levels
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import LoadedRun
 from accelmark.run.record.directory import measure_run
+from accelmark.spec.job import NodeExit, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from tests.made_run import Made, loaded, make_run
+from accelmark.spec.log.events import CheckpointHashes, Event
+from accelmark.spec.log.inference import InferFinished
+from tests.made_run import BOOT_MS, Made, loaded, make_run, perflog, rank_events
 
 
 def test_a_consistent_run_is_valid_with_intervals(tmp_path: Path) -> None:
@@ -227,3 +243,310 @@ def test_scales_with_other_settings_are_not_one_curve_except_batch_size(tmp_path
 
     assert len(scaling_curves([one, with_setting("batch_size", 4)])) == 1
     assert scaling_curves([one, with_setting("channels_last", True)]) == []
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made(nproc=2)
+
+
+@pytest.fixture
+def round_dir(tmp_path: Path, made: Made) -> Path:
+    return make_run(tmp_path / "run", made) / made.key.slug / "round1"
+
+
+def node(round_dir: Path) -> Path:
+    return round_dir / "node00_noderank0"
+
+
+def cut(path: Path, keep: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:keep]))
+
+
+def end_as(round_dir: Path, state: str, **changes: object) -> None:
+    path = node(round_dir) / "exit.json"
+    end = NodeExit.model_validate_json(path.read_bytes())
+    path.write_text(end.model_copy(update={"state": state, **changes}).model_dump_json())
+
+
+def test_a_rank_that_died_fails_the_round_with_its_reason(round_dir: Path) -> None:
+    dead = RankExit(rank=1, local_rank=1, state="signaled", exit_code=-9, signal="SIGKILL", reason="killed by SIGKILL")
+    end_as(round_dir, "failed", ranks=(dead,))
+    for rank in (0, 1):
+        cut(node(round_dir) / f"rank{rank}.out.log", 7)
+    result = round_result(round_dir)
+    assert (result.state, result.reason) == ("failed", "node00, rank 1: killed by SIGKILL")
+    assert "partial" in result.marks
+    assert result.num_steps == 40
+    assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(0.4)
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(40 * 8 * 2 * 16 / 0.4)
+    assert "wrote no FINISHED event" in (result.figures[F.MFU].reason or "")
+
+
+def test_a_host_without_an_exit_is_lost(round_dir: Path) -> None:
+    (round_dir.parents[1] / "events.jsonl").unlink()
+    (node(round_dir) / "exit.json").unlink()
+    result = round_result(round_dir)
+    assert result.state == "lost"
+    assert "node00" in (result.reason or "")
+    shutil.rmtree(node(round_dir))
+    assert round_result(round_dir).state == "queued"
+    result = round_result(round_dir, state="timed_out", reason="no end after 10 s")
+    assert (result.state, result.reason) == ("timed_out", "no end after 10 s"), "the coordinator's record counts"
+
+
+def test_training_that_never_began_has_no_rates(round_dir: Path) -> None:
+    for rank in (0, 1):
+        cut(node(round_dir) / f"rank{rank}.out.log", 2)
+    result = round_result(round_dir)
+    assert result.figures[F.RAW_TRAIN_TIME].reason == "training did not start"
+    assert result.figures[F.THROUGHPUT_TRAIN].reason == "training did not start"
+    assert result.figures[F.E2E_TIME].value == pytest.approx(1.9)
+
+
+def test_a_loss_that_is_not_finite_is_found(round_dir: Path, made: Made) -> None:
+    log = node(round_dir) / "rank0.out.log"
+    lines = log.read_text().splitlines(keepends=True)
+    record = json.loads(lines[-4].removeprefix("[PerfLog] "))
+    assert record["event"] == "STEP_END"
+    record["value"]["losses"][-1] = None
+    record["value"]["loss"] = None
+    record["value"]["nonfinite"] = ["loss", "losses"]
+    lines[-4] = perflog("STEP_END", record["value"], record["metadata"]["mono_ms"], 0)
+    log.write_text("".join(lines))
+    result = round_result(round_dir)
+    assert result.figures[F.FINAL_LOSS].reason == "the loss of step 100 is not finite"
+    assert [finding.actual for finding in result.findings if finding.rule == "loss-not-finite"] == [
+        "the loss of step 100 is NaN or infinite"
+    ]
+
+
+def test_a_missing_rank_is_an_error_of_the_result(round_dir: Path) -> None:
+    (node(round_dir) / "rank1.out.log").unlink()
+    assert ("ranks-missing", "error") in {(f.rule, f.severity) for f in round_result(round_dir).findings}
+
+
+def test_bad_lines_are_reported_and_the_rest_counts(round_dir: Path) -> None:
+    log = node(round_dir) / "rank0.out.log"
+    text = log.read_text()
+    log.write_text('[PerfLog] {"event": oops\n\x00\x01noise\n' + text)
+    result = round_result(round_dir)
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(25600)
+    found = [finding.actual for finding in result.findings if not finding.actual.startswith("energy was measured over")]
+    assert found == ["rank 0: 1 malformed PerfLog lines (lines 1)"]
+
+
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Path, is_continued: bool) -> None:
+    """``accelmark resume`` has moved its log; a round that begins anew does not count it."""
+    made = Made(eval_windows=(), metrics=(), target=None)
+    round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
+    log = node(round_dir) / "rank0.out.log"
+    earlier = round_dir / "attempt1" / log.parent.name / log.name
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("".join(log.read_text().splitlines(keepends=True)[:10]))  # killed after window 7
+    end = json.loads((log.parent / "exit.json").read_text())
+    began = "2020-02-02T02:02:02.000Z"
+    (earlier.parent / "exit.json").write_text(json.dumps(end | {"started_at": began}))
+    record, later_ms = log.with_name("telemetry.jsonl"), 100_000
+    entries = [json.loads(line) for line in record.read_text().splitlines()]
+    (earlier.parent / record.name).write_text(record.read_text())
+    later = [entry | ({"t": entry["t"] + later_ms / 1e3} if "t" in entry else {}) for entry in entries]
+    record.write_text("".join(f"{json.dumps(entry)}\n" for entry in later))
+    log.write_text(
+        "".join(
+            perflog(event, value | ({"resumed": is_continued} if event == "TRAIN_START" else {}), mono_ms + later_ms, 0)
+            for event, value, mono_ms in rank_events(made, 0)
+            if event != "STEP_END" or not is_continued or value["global_steps"] > 50
+        )
+    )
+    result = round_result(round_dir)
+    assert ("resumed" in result.marks) == is_continued
+    assert result.started_at == (began if is_continued else end["started_at"])
+    assert any(found.rule == "resumed" for found in result.findings) != is_continued, "it was started again"
+    assert result.num_steps == 100
+    assert result.figures[F.RAW_TRAIN_TIME].value == pytest.approx(1.0 + (0.7 if is_continued else 0))
+    assert result.figures[F.E2E_TIME].value == pytest.approx(3.1 + (2.7 if is_continued else 0))
+    assert result.figures[F.THROUGHPUT_TRAIN].value == pytest.approx(12800 / (1.7 if is_continued else 1))
+    assert result.figures[F.TELEMETRY_CPU_TIME].value == pytest.approx(0.125 * (2 if is_continued else 1))
+    assert result.figures[F.ENERGY].value == pytest.approx(made.power_w * (1.7 if is_continued else 1))
+    (power,) = (series for series in result.telemetry if series.quantity == "power")
+    times = [time_s for time_s, _ in power.points]
+    assert times == sorted(times), "one axis with the curves: raw training time of both attempts"
+    assert times[0] == pytest.approx(-3, abs=0.3)
+    assert times[-1] == pytest.approx((1.7 if is_continued else 1) + 1.1, abs=0.3)
+
+
+def test_other_work_before_the_run_and_on_a_device_is_marked(round_dir: Path) -> None:
+    path = node(round_dir) / "sys_info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"busy_at_start": ["80% of the cores are busy"]}))
+    with (node(round_dir) / "telemetry.jsonl").open("a") as file:
+        file.write(json.dumps({"note": {"t": 1.0, "what": "foreign process 12 (python) on device 0"}}) + "\n")
+    result = round_result(round_dir)
+    assert "busy_machine" in result.marks
+    assert {"foreign-process", "busy-at-start"} <= {finding.rule for finding in result.findings}
+
+
+def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:
+    uuids = ("GPU-aa11", "GPU-bb22-c3", "GPU-bb44", None)
+    infos: dict[int, dict[str, Any]] = {index: {"uuid": uuid} for index, uuid in enumerate(uuids)}
+    assert device_indices(["GPU-bb22-c3", "gpu-aa"], infos) == [1, 0]
+    assert device_indices(["3", "1"], infos) == [3, 1]
+    assert device_indices(["GPU-bb"], infos) == []  # not unique
+    assert device_indices(["0", "MIG-1234"], infos) == []
+    made = Made()
+    round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
+    path = node(round_dir)
+    lines = [json.loads(line) for line in (path / "telemetry.jsonl").read_text().splitlines()]
+    (path / "telemetry.jsonl").write_text("".join(json.dumps(_with_second_device(line)) + "\n" for line in lines))
+    task = {"nproc": 1, "visible_devices": {"variable": "ACME_VISIBLE_DEVICES", "count": 1}}
+    (path / "agent.json").write_text(json.dumps(task))
+    energies: dict[str, float | None] = {}
+    for uuid in ("GPU-0000", "GPU-1111", "GPU-2222", ""):
+        info = json.loads((path / "sys_info.json").read_text())
+        (path / "sys_info.json").write_text(json.dumps(info | {"environment": {"ACME_VISIBLE_DEVICES": uuid}}))
+        energies[uuid] = round_result(round_dir).figures[F.ENERGY].value
+    assert energies["GPU-0000"] is not None
+    assert energies["GPU-1111"] == pytest.approx(2 * energies["GPU-0000"])
+    assert energies["GPU-2222"] is None
+    assert energies[""] == energies["GPU-0000"], "without a selection, one rank has the first device"
+
+
+def _with_second_device(line: dict[str, Any]) -> dict[str, Any]:
+    """Add a second device to a line of telemetry that draws twice the power of the first."""
+    if "header" in line:
+        first = line["header"]["devices"][0]
+        both = [first | {"uuid": "GPU-0000"}, first | {"index": 1, "uuid": "GPU-1111"}]
+        return {"header": line["header"] | {"devices": both}}
+    if "t" in line:
+        first = line["devices"][0]
+        return line | {"devices": [first, first | {"index": 1, "power_w": 2 * first["power_w"]}]}
+    return line
+
+
+def test_replaced_training_samples_are_named_and_mark_the_round(round_dir: Path) -> None:
+    for rank, bad in ((0, "a.jpg: truncated"), (1, "b.jpg: truncated")):
+        log = node(round_dir) / f"rank{rank}.out.log"
+        lines = log.read_text().splitlines(keepends=True)
+        lines.insert(7, perflog(Event.BAD_SAMPLE, {"message": bad}, BOOT_MS + 1, rank))
+        log.write_text("".join(lines))
+    result = round_result(round_dir)
+    assert result.marks == ("bad_samples",)
+    (found,) = [each for each in result.findings if each.rule == "samples-replaced"]
+    assert (found.severity, found.actual[:27]) == ("open", "2 training samples cannot b")
+    assert found.actual.endswith("a.jpg: truncated; b.jpg: truncated")
+
+
+def ended(core_wait_s: float | None) -> InferFinished:
+    """The FINISHED event of a rank that took 100 s."""
+    return InferFinished(
+        state="completed", end_reason="completed", vendor="cpu", compiler=None, precision="fp32", batch_size=1,
+        flops=None, e2e_time=100.0, p_validation_whole=None, p_validation_core=None, p_inference_whole=None,
+        p_inference_core=None, val_average_acc=None, infer_average_acc=None, compile_time=None, valid=True,
+        invalid_reasons=(), core_wait_s=core_wait_s,
+    )  # fmt: skip
+
+
+def test_a_rank_that_waited_for_a_core_is_found_with_its_share() -> None:
+    (found,) = contention_findings((), {0: ended(0.4), 1: ended(31.0), 2: None, 3: ended(None)})
+    assert (found.severity, found.rule) == ("warning", "cpu-contention")
+    assert (
+        found.actual == "rank 1 waited for CPU cores 31\u202f% of the time (limit 2\u202f%): "
+        "other work may have used them. Use an idle host."
+    )
+    assert disturbances([found]) == [found.actual.removesuffix(". Use an idle host.")]
+
+
+@pytest.mark.parametrize(
+    ("others_cpu_s", "rule", "told"),
+    [
+        (20.0, "cpu-contention", "other work used up to 20.0 s of CPU time"),
+        (2.0, "oversubscribed", "more threads than cores"),
+    ],
+)
+def test_other_work_is_reported_only_if_it_used_enough_cpu_time(
+    tmp_path: Path, others_cpu_s: float, rule: str, told: str
+) -> None:
+    end = NodeExit(
+        host="n1", noderank=0, state="succeeded", reason=None, started_at="", duration_s=100.0, ranks=(),
+        others_cpu_s=others_cpu_s,
+    )  # fmt: skip
+    (found,) = contention_findings([NodeDir(tmp_path, "n1", 0, end, None)], {0: ended(31.0)})
+    assert found.rule == rule
+    assert told in found.actual
+    assert bool(disturbances([found])) == (rule == "cpu-contention")
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waits")
+def test_cpu_contention_on_the_same_core_is_measured_as_waiting() -> None:
+    """A process that shares its core with two others waits for two thirds of the time."""
+    core = min(os.sched_getaffinity(0))
+    busy = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    asked = (
+        f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
+        "from accelmark.train.loop.process import CpuWait\n"
+        "wait, began = CpuWait(), time.monotonic()\n"
+        "while time.monotonic() - began < 1.5: pass\n"
+        "print(wait.longest_s())"
+    )
+    others = [subprocess.Popen([sys.executable, "-c", busy], start_new_session=False) for _ in range(2)]
+    try:
+        told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert float(told) > 0.5
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Timeline:
+    """100 steps in windows of 10, of 10 ms each."""
+    made = Made()
+    log = make_run(tmp_path / "run", made) / made.key.slug / "round1" / "node00_noderank0" / "rank0.out.log"
+    found = read_timeline([(0, log)])
+    assert found is not None
+    return found
+
+
+def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
+    steps = {f"step{step}": step for pair in pairs for step in pair if step is not None}
+    named = tuple((None if start is None else f"step{start}", f"step{end}") for start, end in pairs)
+    hashes = CheckpointHashes(
+        sha256=dict.fromkeys(steps, "00"), pairs=named, claimed=None, final=None, num_bytes=0, duration_s=0, reason=None
+    )
+    return SavedCheckpoints(steps, hashes, {})
+
+
+def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
+    """Set the time of a step by the number of steps done at the end of its window."""
+    windows = timeline.windows
+    wall_s = np.array(
+        [length * step_ms(int(step)) / 1e3 for step, length in zip(windows["steps"], windows["lengths"], strict=True)]
+    )
+    return timeline._replace(windows={**windows, "wall_s": wall_s})
+
+
+PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
+
+
+def faster(timeline: Timeline) -> list[Finding]:
+    return [found for found in pace_findings(timeline, PAIRS) if found.rule == "replayed-pace"]
+
+
+def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
+    (found,) = pace_findings(timeline, PAIRS)
+    assert (found.severity, found.rule) == ("warning", "replay")
+    assert "40\u202f% of the steps" in str(found.actual)
+
+
+def test_faster_steps_between_pairs_are_named(timeline: Timeline) -> None:
+    (found,) = faster(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7))
+    assert (found.severity, found.rule) == ("open", "replayed-pace")
+    assert "took 30\u202f% less time" in str(found.actual)
+
+
+def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:
+    assert not faster(paced(timeline, lambda step: 90 if step in (30, 70) else 10))
+    assert not faster(paced(timeline, lambda step: 30 if step <= 40 else 10))
+    assert not list(pace_findings(paced(timeline, float), checkpoints((None, 10), (10, 60), (60, 100))))
