@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,39 @@ import typer
 from typer.testing import CliRunner
 
 from accelmark.cli.results import view
-from accelmark.report.view import is_loopback, read_or_create_token
+from accelmark.report.view import RunIndex, is_loopback, listen, make_app, read_or_create_token, server_for
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.errors import RequestError
 from tests.made_run import measured_run, perflog
-from tests.report.serving import Asked, serving
 from tests.results.test_sources import RECORDED
 from tests.run.fakes import make_plan
+
+
+@contextmanager
+def serving(directory: Path, token: str | None = None) -> Iterator[int]:
+    """Serve a directory; yield the port."""
+    server = server_for(make_app(RunIndex(directory), "127.0.0.1", token))
+    with listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class Asked:
+    """One reply."""
+
+    def __init__(self, port: int, path: str, method: str = "GET", body: str | None = None, **headers: str) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        reply = connection.getresponse()
+        self.status, self.headers = reply.status, reply.headers
+        self.text = reply.read().decode()
+        connection.close()
+
 
 TOKEN = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
 

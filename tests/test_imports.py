@@ -1,4 +1,4 @@
-"""Names of frameworks' modules, launchers and collectives stay in the folders of frameworks, vendors and cases."""
+"""Names of frameworks' modules, launchers and collectives stay in their folders; no modules import each other in a cycle."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import grimp
+from networkx import DiGraph, strongly_connected_components
 
 import accelmark
 
@@ -48,3 +51,12 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield node.lineno, " ".join([*(name.name for name in node.names), getattr(node, "module", None) or ""])
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    graph = grimp.build_graph("accelmark", cache_dir=None)
+    imports = DiGraph(
+        (name, other) for name in graph.modules for other in graph.find_modules_directly_imported_by(name)
+    )
+    cycles = [sorted(component) for component in strongly_connected_components(imports) if len(component) > 1]
+    assert cycles == []
