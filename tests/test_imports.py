@@ -1,4 +1,4 @@
-"""Names of frameworks' modules, launchers and collectives stay in their folders; no modules import each other in a cycle."""
+"""Names of frameworks, launchers and collectives stay in their folders; no modules import each other in a cycle."""
 
 from __future__ import annotations
 
