@@ -18,7 +18,7 @@ from accelmark.cli.options import Output, Verb, argument, flag, group, option
 from accelmark.spec.errors import Problem, RequestError, nearest
 
 if TYPE_CHECKING:
-    from accelmark.run.environments.create import Recipe, Report
+    from accelmark.run.environments.create import Report
     from accelmark.run.host import Host
     from accelmark.run.launchers.launcher import Launcher
     from accelmark.spec.cluster import ClusterSpec
@@ -42,15 +42,26 @@ def create(
     dry_run: Annotated[bool, flag("--dry-run", "Print the commands; run nothing.")] = False,
 ) -> None:
     """Create or update the environment of a framework. Later runs of the framework use it automatically."""
-    from accelmark.run.environments.create import FrameworkEnvironment, recipe_of, register
+    from accelmark.run.environments.create import FrameworkEnvironment, constraints_file, recipe_of, register
     from accelmark.run.environments.create import create as make
+    from accelmark.run.host import HostError
     from accelmark.spec.cluster import environment_python
+    from accelmark.spec.plugins.launcher import load_launcher
     from accelmark.telemetry.inventory import default_vendor
 
     cluster, place = _cluster(hosts), _place(framework, path, hosts)
     recipe = recipe_of(framework, vendor or cluster.vendor or default_vendor(), index, wheels and wheels.absolute())
     if dry_run:
-        _print_commands(recipe, place, cluster)
+        is_localhost = load_launcher(cluster.launcher).is_localhost
+        if is_localhost and recipe.wheels is not None and not recipe.wheels.is_dir():
+            raise HostError(cluster.hosts[0].name, f"--wheels {recipe.wheels}: no such directory on this host")
+        typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
+        python = "python3" if cluster.python == environment_python(place) else cluster.python
+        typer.echo(shlex.join([python, "-m", "venv", str(place)]))
+        copied = shlex.join([str(recipe.constraints or "/dev/null"), str(constraints_file(place))])
+        is_there = recipe.constraints is None or is_localhost
+        typer.echo(f"cp {copied}" if is_there else f"# send {copied}")
+        typer.echo(shlex.join(recipe.install_command(place)))
         return
 
     async def body(launcher: Launcher, host: Host, report: Report) -> dict[str, str]:
@@ -157,21 +168,3 @@ def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awa
         return {host.name: result for host, result in zip(cluster.hosts, results, strict=True)}
 
     return run_until_signal(all_hosts(lambda host, what: typer.echo(f"{host}: {what}", err=True)))
-
-
-def _print_commands(recipe: Recipe, place: Path, cluster: ClusterSpec) -> None:
-    from accelmark.run.environments.create import constraints_file
-    from accelmark.run.host import HostError
-    from accelmark.spec.cluster import environment_python
-    from accelmark.spec.plugins.launcher import load_launcher
-
-    is_localhost = load_launcher(cluster.launcher).is_localhost
-    if is_localhost and recipe.wheels is not None and not recipe.wheels.is_dir():
-        raise HostError(cluster.hosts[0].name, f"--wheels {recipe.wheels}: no such directory on this host")
-    typer.echo(f"# on {', '.join(host.name for host in cluster.hosts)}")
-    python = "python3" if cluster.python == environment_python(place) else cluster.python
-    typer.echo(shlex.join([python, "-m", "venv", str(place)]))
-    copied = shlex.join([str(recipe.constraints or "/dev/null"), str(constraints_file(place))])
-    is_there = recipe.constraints is None or is_localhost
-    typer.echo(f"cp {copied}" if is_there else f"# send {copied}")
-    typer.echo(shlex.join(recipe.install_command(place)))

@@ -65,7 +65,21 @@ def init(
     force: Annotated[bool, flag("--force", "Overwrite existing files.")] = False,
 ) -> None:
     """Write a run file for this machine, or a run file and a cluster file for the given hosts."""
-    texts = _files_for_hosts(hosts, vendor, chip, devices or 1) if hosts else _files_for_here(vendor, chip, devices)
+    from accelmark.spec.plugins.catalog import load_vendor
+
+    if hosts:
+        texts = _files_for_hosts(hosts, vendor, chip, devices or 1)
+    else:
+        if vendor is not None:
+            load_vendor(vendor)
+        here = detect_devices(vendor)
+        if not here.is_present or here.num_devices == 0:
+            what = "can be read" if here.is_present else "was found"
+            raise RequestError(
+                f"--vendor {vendor}: no device of it {what} on this machine; `accelmark doctor` lists what was found, "
+                "and `accelmark init HOST...` writes files for other machines"
+            )
+        texts = {RUN_FILE: _run_file(chip or here.hardware, devices or here.num_devices or 1, vendor=vendor)}
     for path in options.write_new(texts, into, "--into", force=force):
         typer.echo(f"wrote {path}")
     if hosts:
@@ -107,22 +121,6 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
         f"hosts:\n{entries}"
     )
     return {RUN_FILE: text, CLUSTER_FILE: cluster}
-
-
-def _files_for_here(vendor: str | None, chip: str | None, devices: int | None) -> dict[str, str]:
-    """Return file name -> text. Raises RequestError: this machine has no such device."""
-    from accelmark.spec.plugins.catalog import load_vendor
-
-    if vendor is not None:
-        load_vendor(vendor)
-    detected = detect_devices(vendor)
-    if not detected.is_present or detected.num_devices == 0:
-        what = "can be read" if detected.is_present else "was found"
-        raise RequestError(
-            f"--vendor {vendor}: no device of it {what} on this machine; `accelmark doctor` lists what was found, and "
-            "`accelmark init HOST...` writes files for other machines"
-        )
-    return {RUN_FILE: _run_file(chip or detected.hardware, devices or detected.num_devices or 1, vendor=vendor)}
 
 
 def _run_file(

@@ -16,7 +16,6 @@ from accelmark.spec.number_format import counted, duration, quantity
 if TYPE_CHECKING:
     from accelmark.plan.request import Detected
     from accelmark.spec.cluster import ClusterSpec
-    from accelmark.spec.log.records import Ceilings
     from accelmark.spec.plugins.vendor import VendorSpec
 
 _STATES: Final = ("accepted", "ran", "described", "not possible")
@@ -267,6 +266,7 @@ def probe(
     as_json: options.AsJson = False,
 ) -> Output:
     """Measure matmul, memory, copy and collective rates. Later runs also report MFU against the measured rate."""
+    from accelmark.report.charts import size_text
     from accelmark.run.measure import probe as measure
     from accelmark.spec.log.records import ProbeItem
     from accelmark.spec.plugins.catalog import load_vendor
@@ -288,27 +288,25 @@ def probe(
         unused = "these rates are not used for MFU, earlier undisturbed ones are kept"
         effect = unused if hosts is None else "these rates are lower bounds"
         options.warn(f"other work ran meanwhile: {'; '.join(rates.disturbed)}; {effect}. Repeat on idle hosts.")
-    # A CPU's name is its architecture.
-    device = here.hardware if rates.device_type == "cpu" else rates.device_name
-    return Output(rates, lambda: _show_rates(rates, device))
 
+    def show() -> None:
+        # A CPU's name is its architecture.
+        device = here.hardware if rates.device_type == "cpu" else rates.device_name
+        where = f" on {len(rates.hosts)} hosts" if len(rates.hosts) > 1 else ""
+        typer.echo(f"{device}, {counted(rates.world_size, 'rank')}{where}, {rates.framework}")
+        kinds = [(kind, getattr(rates, kind)) for kind in get_args(ProbeItem)]
+        measured = [(f"{kind} {name}", rate) for kind, by_name in kinds for name, rate in by_name.items()]
+        lines = [(name, quantity(rate.value, rate.unit), rate.size or rate.reason or "") for name, rate in measured]
+        options.print_table(("operation", "rate", "size or reason"), lines)
+        if rates.sweep:
+            sizes = []
+            for timing in rates.sweep:
+                bandwidths = (quantity(timing.algorithm_gb_s, "GB/s"), quantity(timing.bus_gb_s, "GB/s"))
+                time = quantity(timing.time_us / 1e6, "s")
+                sizes.append((timing.operation, size_text(timing.size_bytes), time, *bandwidths))
+            options.print_table(("collective", "size", "time", "algorithm", "bus"), sizes)
 
-def _show_rates(rates: Ceilings, device: str) -> None:
-    from accelmark.report.charts import size_text
-    from accelmark.spec.log.records import ProbeItem
-
-    where = f" on {len(rates.hosts)} hosts" if len(rates.hosts) > 1 else ""
-    typer.echo(f"{device}, {counted(rates.world_size, 'rank')}{where}, {rates.framework}")
-    measured = [(f"{kind} {name}", rate) for kind in get_args(ProbeItem) for name, rate in getattr(rates, kind).items()]
-    lines = [(name, quantity(rate.value, rate.unit), rate.size or rate.reason or "") for name, rate in measured]
-    options.print_table(("operation", "rate", "size or reason"), lines)
-    if rates.sweep:
-        sizes = []
-        for timing in rates.sweep:
-            bandwidths = (quantity(timing.algorithm_gb_s, "GB/s"), quantity(timing.bus_gb_s, "GB/s"))
-            time = quantity(timing.time_us / 1e6, "s")
-            sizes.append((timing.operation, size_text(timing.size_bytes), time, *bandwidths))
-        options.print_table(("collective", "size", "time", "algorithm", "bus"), sizes)
+    return Output(rates, show)
 
 
 def detect_devices(vendor: str | None) -> Detected:
