@@ -151,7 +151,9 @@ def reproduce(
     as_json: options.AsJson = False,
 ) -> Output | None:  # fmt: skip
     """Reproduce a published figure: run what comes closest, and report REPRODUCED, SHORT, BETTER or NOT COMPARABLE."""
-    from accelmark.results.claims import claim_files, load_claim
+    from accelmark.results.claims import claim_files, load_claim, load_result
+    from accelmark.results.sources import load_source
+    from accelmark.results.store.bundle import is_bundle
 
     if claim is None:
         listed = {name: load_claim(name)[1] for name in claim_files()}
@@ -159,7 +161,9 @@ def reproduce(
         return Output(listed, lambda: options.print_table(("claim", "figure", "on"), rows))
     name, content = load_claim(claim)
     if check is not None:
-        return _compared(name, content, _run_at(check), output)
+        path = options.own_run(check)
+        is_result = path.is_file() and not is_bundle(path)
+        return _compared(name, content, load_result(path) if is_result else load_source(path, curves=False), output)
     from accelmark.results.claims import planned_differences
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
@@ -193,16 +197,8 @@ def reproduce(
     directory = execute(plan, out, offline=offline, dry_run=dry_run, as_json=as_json, is_judged=True)
     if directory is None:
         return None
-    return _compared(name, content, _run_at(directory), output or directory.with_suffix(".reproduction.html"))
-
-
-def _run_at(path: Path) -> LoadedRun:
-    from accelmark.results.claims import load_result
-    from accelmark.results.sources import load_source
-    from accelmark.results.store.bundle import is_bundle
-
-    path = options.own_run(path)
-    return load_result(path) if path.is_file() and not is_bundle(path) else load_source(path, curves=False)
+    run = load_source(directory, curves=False)
+    return _compared(name, content, run, output or directory.with_suffix(".reproduction.html"))
 
 
 def _compared(name: str, claim: Claim, run: LoadedRun, output: Path | None) -> Output:

@@ -214,24 +214,13 @@ def print_problems(problems: Sequence[Problem], *, strict: bool = False) -> None
 @final
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The result of a verb. ``Verb`` emits what a verb returns."""
+    """The result of a verb, which :class:`Verb` prints."""
 
     content: Any
     """A pydantic model, or a JSON value that may contain models; printed with ``--json``."""
     show: Callable[[], None]
     """Prints the content for people."""
     exit_code: int = EXIT_OK
-
-    def emit(self, *, as_json: bool) -> None:
-        """Print the content. Raises typer.Exit where the exit code is not 0."""
-        if as_json:
-            from pydantic_core import to_json
-
-            typer.echo(to_json(self.content).decode())
-        else:
-            self.show()
-        if self.exit_code != EXIT_OK:
-            raise typer.Exit(self.exit_code)
 
 
 _EXAMPLES: Final = Path(__file__).with_name("examples.yaml")
@@ -253,9 +242,14 @@ class Verb(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the verb and print its output."""
         output = super().invoke(ctx)
-        if isinstance(output, Output):
-            output.emit(as_json=bool(ctx.params.get("as_json")))
-        return None
+        if isinstance(output, Output) and ctx.params.get("as_json"):
+            from pydantic_core import to_json
+
+            typer.echo(to_json(output.content).decode())
+        elif isinstance(output, Output):
+            output.show()
+        if isinstance(output, Output) and output.exit_code != EXIT_OK:
+            raise typer.Exit(output.exit_code)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the usage line with required arguments as ``KEY``, not ``{KEY}``."""

@@ -13,7 +13,7 @@ from accelmark.results.claims import Reproduction
 from accelmark.results.comparison import Area, FigureDifference, Pair, RunComparison, Side
 from accelmark.results.figures import RATES, FigureName, in_groups
 from accelmark.results.prices import Prices, costs_of
-from accelmark.spec.number_format import NOTHING, THIN, Scale, digits, quantity, scale_of, signed_percent
+from accelmark.spec.number_format import NOTHING, THIN, digits, quantity, scale_of, signed_percent
 
 _AREA_TITLES: Final[dict[Area, str]] = {
     "hardware": "Hardware", "software": "Software", "settings": "Settings", "source": "Source and model",
@@ -179,27 +179,19 @@ def _line(found: FigureDifference) -> Line:
 
 
 def _change(found: FigureDifference) -> str:
-    if found.relative is not None:
-        return signed_percent(found.relative)
-    scale = scale_of(found.difference, found.unit, 3)
-    return _with_unit(_signed(found.difference, scale), scale)
+    return _absolute(found, found.difference) if found.relative is None else signed_percent(found.relative)
 
 
 def _interval(found: FigureDifference) -> str:
     if found.relative_interval is not None:
         return " to ".join(map(signed_percent, found.relative_interval))
-    if found.interval is not None:
-        scale = scale_of(max(found.interval, key=abs), found.unit, 3)
-        return _with_unit(" to ".join(_signed(bound, scale) for bound in found.interval), scale)
-    return NOTHING
+    return NOTHING if found.interval is None else _absolute(found, *found.interval)
 
 
-def _signed(difference: float, scale: Scale) -> str:
-    return f"{'+' if difference > 0 else ''}{scale.number(difference)}"
-
-
-def _with_unit(text: str, scale: Scale) -> str:
-    """Return an absolute difference with its unit, which of shares is the percentage point."""
+def _absolute(found: FigureDifference, *differences: float) -> str:
+    """Return absolute differences with their unit, which of shares is the percentage point."""
+    scale = scale_of(max(differences, key=abs), found.unit, 3)
+    text = " to ".join(f"{'+' if value > 0 else ''}{scale.number(value)}" for value in differences)
     unit = "points" if scale.unit == "%" else scale.unit
     return f"{text}{THIN}{unit}" if unit else text
 
