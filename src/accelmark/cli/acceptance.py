@@ -115,14 +115,14 @@ def _scale(text: str) -> Scale:
 
 def _write(readme: Path, name: str, rows: Sequence[tuple[str, ...]], cases: list[LoadedCase]) -> None:
     """Replace the tables of the case ``name`` between its markers in a README, or append them."""
-    from accelmark.report.tables import plain_markdown, training_table
+    from accelmark.report.tables import plain_markdown, table_of
 
     titles = tuple(map(str.capitalize, _HEADINGS))
     chinese_titles, *chinese = [
         (*(_PHRASE.sub(lambda match: _CHINESE[match[0]], cell) for cell in row[:-1]), _CHINESE.get(row[-1], row[-1]))
         for row in (titles, *rows)
     ]
-    parts = [training_table(cases)] if cases else []
+    parts = [table_of("train", cases)] if cases else []
     tables = "\n".join([*parts, plain_markdown(titles, rows), plain_markdown(chinese_titles, chinese)])
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     marker = BEGIN.format(name)

@@ -141,15 +141,10 @@ def results_table(runs: Sequence[LoadedRun], model: str | None = None) -> str:
         for case in run.without_trials:
             if model is None or case.result.key.model == model:
                 cases[case.result.task].append(case)
-    tables = {task: _table(_LAYOUTS[task], rows, name_cases=model is None) for task, rows in cases.items() if rows}
+    tables = {task: table_of(task, rows, name_cases=model is None) for task, rows in cases.items() if rows}
     if len(tables) == 1:
         return "".join(tables.values())
     return "\n".join(f"{_LAYOUTS[task].title}:\n\n{table}" for task, table in tables.items())
-
-
-def training_table(cases: Sequence[LoadedCase]) -> str:
-    """Return a Markdown table with a row for each training case, at least one."""
-    return _table(_LAYOUTS["train"], cases, name_cases=True)
 
 
 def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> None:
@@ -164,7 +159,9 @@ def write_readme_table(readme: Path, runs: Sequence[LoadedRun], model: str) -> N
     write_atomic(readme, f"{before}{BEGIN}\n{results_table(runs, model)}\n{note}\n{END}{after}")
 
 
-def _table(layout: _Layout, cases: Sequence[LoadedCase], *, name_cases: bool) -> str:
+def table_of(task: Task, cases: Sequence[LoadedCase], *, name_cases: bool = True) -> str:
+    """Return a Markdown table with a row for each of the cases of a task, at least one."""
+    layout = _LAYOUTS[task]
     metrics = {case.first.metric_title or "" for case in cases if case.first}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
     measured = {name for name in FigureName if any(case.result.mean_of(name) is not None for case in cases)}

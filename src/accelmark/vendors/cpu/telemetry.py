@@ -57,18 +57,15 @@ class Source:
     def sample(self) -> tuple[DeviceSample, ...]:
         """Read utilisation and energy."""
         energy, power = self._power()
-        return (
-            DeviceSample(
-                index=0, utilisation=self._meter.busy(), memory_total_mib=psutil.virtual_memory().total / _MIB,
-                power_w=power, energy_j=energy, temperature_c=self._hottest(), sm_clock_mhz=thousandths(self._clock),
-            ),
-        )  # fmt: skip
+        temperatures = [value for path in self._temperatures if (value := thousandths(path)) is not None]
+        return (DeviceSample(
+            index=0, utilisation=self._meter.busy(), memory_total_mib=psutil.virtual_memory().total / _MIB,
+            power_w=power, energy_j=energy, temperature_c=max(temperatures, default=None),
+            sm_clock_mhz=thousandths(self._clock),
+        ),)  # fmt: skip
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
-
-    def _hottest(self) -> float | None:
-        return max((value for path in self._temperatures if (value := thousandths(path)) is not None), default=None)
 
     def _power(self) -> tuple[float | None, float | None]:
         if self._rapl is None:
