@@ -90,8 +90,8 @@ def _write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> Non
 
     curve = reference_of(run / plan.jobs[0].directory, accelmark.__version__)
     head = f"# Written by 'accelmark train {plan.jobs[0].job.key} --write-reference'.\n"
-    values = curve.model_dump(mode="json")
-    write_atomic(path, head + yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=120))
+    text = yaml.safe_dump(curve.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+    write_atomic(path, head + text)
     if not as_json:
         options.echo_wrapped(f"reference loss: {len(curve.steps)} steps up to {curve.steps[-1]}, written to {path}")
 
@@ -393,6 +393,7 @@ def submitted_job(run: Path) -> tuple[Path, SubmittedJob] | None:
 def finish(outcome: RunOutcome, *, as_json: bool, is_judged: bool = False) -> None:
     """Write the report page, print the results, and exit with the exit code of the run."""
     from accelmark.report.run_page import write_page
+    from accelmark.run.display.summary import print_summary
 
     page = None
     try:
@@ -405,8 +406,6 @@ def finish(outcome: RunOutcome, *, as_json: bool, is_judged: bool = False) -> No
         summary = outcome.summary.model_dump(mode="json")
         typer.echo(json.dumps(done | {"exit_code": outcome.exit_code, "summary": summary}))
     else:
-        from accelmark.run.display.summary import print_summary
-
         print_summary(outcome.summary, outcome.directory, page)
     if outcome.summary.tuning is not None:
         write_settings_file(outcome.directory, as_json=as_json)

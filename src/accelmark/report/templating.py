@@ -70,7 +70,7 @@ def _environment() -> Environment:
         loader=PackageLoader("accelmark.report", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent, "plain": _plain}
-    environment.filters["mark_text"] = mark_text
+    environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent}
+    environment.filters |= {"plain": _plain, "mark_text": mark_text}
     environment.globals["NOTHING"] = NOTHING
     return environment
