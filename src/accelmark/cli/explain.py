@@ -108,7 +108,7 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
     if chip is None and len(chips) > 1:
         options.warn(f"{RUN_FILE} names the chip {hardware}, the first of {vendor}: correct it there, or give --chip")
     given = {"launcher": "ssh", "vendor": vendor, "hosts": [{"address": host} for host in hosts]}
-    text = _run_file(hardware, devices, num_hosts=len(hosts), cluster=parse_cluster(given, "HOST"))
+    text = _run_file(hardware, devices, cluster=parse_cluster(given, "HOST"))
     entries = "".join("  - " + yaml.safe_dump({"address": host}, default_flow_style=True) for host in hosts)
     cluster = (
         f"{schema_line('cluster')}\n"
@@ -123,9 +123,7 @@ def _files_for_hosts(hosts: list[str], vendor: str | None, chip: str | None, dev
     return {RUN_FILE: text, CLUSTER_FILE: cluster}
 
 
-def _run_file(
-    hardware: str, devices: int, *, num_hosts: int = 0, vendor: str | None = None, cluster: ClusterSpec | None = None
-) -> str:
+def _run_file(hardware: str, devices: int, *, vendor: str | None = None, cluster: ClusterSpec | None = None) -> str:
     """Return a run file for hosts or this machine. Raises RequestError: no run can be planned from it."""
     import yaml
 
@@ -134,12 +132,13 @@ def _run_file(
     from accelmark.spec.runfile import RunSpec
 
     lines = [schema_line("run"), "name: first"]
-    lines += [f"cluster: {CLUSTER_FILE}"] if num_hosts else []
+    lines += [f"cluster: {CLUSTER_FILE}"] if cluster is not None else []
     lines += [f"vendor: {vendor}"] if vendor is not None else []
     lines.append("# case:framework:chip:hosts:devices per host:rounds; see `accelmark cases` and `accelmark vendors`")
     lines.append("cases:")
+    scales = dict.fromkeys([(1, 1), (1, devices), (len(cluster.hosts) if cluster is not None else 1, devices)])
     for case in ("resnet_mini", "llama_mini"):
-        for nodes, per_node in dict.fromkeys([(1, 1), (1, devices), (max(1, num_hosts), devices)]):
+        for nodes, per_node in scales:
             lines.append(f"  - key: {case}:pytorch:{hardware}:{nodes}:{per_node}")
     text = "".join(f"{line}\n" for line in lines)
     values = yaml.safe_load(text) | ({"cluster": cluster} if cluster is not None else {})

@@ -437,11 +437,12 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
     shipped = plan.jobs[0].job
     tuned = next(job.job for job in plan.jobs if job.job.role == "tuned")
     key = shipped.key
-    name = f"infer_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
-    place = f"vendors/{plan.vendor}/cases/{key.model}-{key.framework}/{name}"
-    origin = f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}"
-    lines = (f"{origin}, AccelMark {plan.accelmark_version}", search.conclusion, f"To ship it: {place}")
-    head = "".join(f"# {line}.\n" for line in lines)
+    name = f"{key.model}-{key.framework}/infer_{key.hardware}x{key.nnodes}x{key.nproc}.yaml"
+    origin = (
+        f"Found by accelmark infer {key.model} --tune on {plan.created_at[:10]}, AccelMark {plan.accelmark_version}"
+    )
+    place = f"To ship it: vendors/{plan.vendor}/cases/{name}"
+    head = "".join(f"# {line}.\n" for line in (origin, search.conclusion, place))
     write_atomic(file, head + yaml.safe_dump(nest(vendor_values(shipped, tuned)), sort_keys=False))
     if not as_json:
         typer.echo(f"Settings  {file}")
