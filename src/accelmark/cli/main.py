@@ -42,11 +42,9 @@ _USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__
 class _GroupedVerbs(Verbs):
     titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{title: tuple(verb.__name__.removesuffix("_files") for verb in verbs) for title, verbs in _GROUPS.items()},
-        "Publish results": ("ledger", "demo"),
-        "Search networks": ("automl",),
-        "Install frameworks": ("env",),
+        "Publish results": ("ledger", "demo"), "Search networks": ("automl",), "Install frameworks": ("env",),
         "Prepare data": ("data",),
-    }
+    }  # fmt: skip
 
 
 app = typer.Typer(

@@ -164,12 +164,10 @@ def _live_search(path: Path) -> tuple[bool, list[dict[str, Any]]]:
     shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []
     facts = {
-        "trials": f"{finished} finished of {summary.trials_started}",
-        "epochs": str(summary.epochs),
-        "score": quantity(summary.final.score, "OP/s"),
-        "held-out error": quantity(summary.final.error, "ratio"),
+        "trials": f"{finished} finished of {summary.trials_started}", "epochs": str(summary.epochs),
+        "score": quantity(summary.final.score, "OP/s"), "held-out error": quantity(summary.final.error, "ratio"),
         "idle": percent(summary.utilisation.idle_share),
-    }
+    }  # fmt: skip
     share = min(max(shares), 1.0) if shares else None
     return summary.status == "running", [{"name": "search", "state": summary.outcome, "share": share, "facts": facts}]
 

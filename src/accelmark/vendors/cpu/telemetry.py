@@ -32,12 +32,10 @@ class Source:
     def open(self) -> tuple[DeviceInfo, ...]:
         """Detect the readable sensors."""
         reasons = {
-            "throttle": "not read on CPUs",
-            "ecc_errors": "not read on CPUs",
-            "pids": "every process is on the CPU",
+            "throttle": "not read on CPUs", "ecc_errors": "not read on CPUs", "pids": "every process is on the CPU",
             "memory_used_mib": "the memory of the host is used by all processes; see rank_rss_mib",
             "memory_clock_mhz": "not readable on CPUs",
-        }
+        }  # fmt: skip
         try:
             self._rapl = Rapl(self._sys / "class/powercap")
         except RaplError as error:
