@@ -288,7 +288,7 @@ def _case_description(name: str, folder: Path) -> Checks:
 
 def _require_effect(settings: Mapping[str, Any]) -> None:
     """Raise SpecError with the settings of training that are wrong or have no effect."""
-    resolved = resolve(Layer.of(_FILE, settings), [], mutable=(), is_open=False)
+    resolved = resolve(TrainSettings, Layer.of(_FILE, settings), [], mutable=(), is_open=False)
     if unused := list(without_effect(resolved.provenance, (_FILE,))):
         raise SpecError(unused)
 
