@@ -34,6 +34,7 @@ from accelmark.results.schema import Finding, finding
 from accelmark.spec.number_format import counted, percent
 
 Vector = NDArray[np.float64]
+Epochs = Sequence[EpochRecord]
 Check = tuple[bool, str, str, str]
 """Whether a fact agrees with a rule, the rule's name, what is expected, and the fact."""
 
@@ -339,9 +340,7 @@ def _sessions_and_limits(config: AutomlConfig, state: SearchState) -> Iterator[C
     yield used <= most_operations, "request", f"at most {most_operations:,} operations", f"{used:,} operations"
 
 
-def _request(
-    config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord], state: SearchState
-) -> Iterator[Check]:
+def _request(config: AutomlConfig, record: TrialRecord, epochs: Epochs, state: SearchState) -> Iterator[Check]:
     """Compare a trial with the schedule and training settings."""
     number, length, tuned = plan_of(config, record.trial, state.individuals[record.individual])
     schedule, training, hyper = config.schedule, config.training, record.hyperparameters
@@ -375,9 +374,7 @@ def _request(
         yield done, "request", f"{planned} epochs or an early stop", f"{trial}: finished after {len(epochs)} epochs"
 
 
-def _counts(
-    config: AutomlConfig, record: TrialRecord, epochs: Sequence[EpochRecord], state: SearchState
-) -> Iterator[Check]:
+def _counts(config: AutomlConfig, record: TrialRecord, epochs: Epochs, state: SearchState) -> Iterator[Check]:
     """Count a trial's network and images again."""
     trial, network = f"trial {record.trial}", state.individuals[record.individual].network
     if find_problems(network):
@@ -410,7 +407,7 @@ def _splits(config: AutomlConfig, state: SearchState, splits: Splits) -> Iterato
         yield fits, "data", f"{splits.classes} classes, as the data", actual
 
 
-def _work(config: AutomlConfig, record: TrialRecord, epochs: Iterable[EpochRecord], splits: Splits) -> Iterator[Check]:
+def _work(config: AutomlConfig, record: TrialRecord, epochs: Epochs, splits: Splits) -> Iterator[Check]:
     """Compare with the splits: an epoch trains on each full global batch, a cut one on fewer without evaluation."""
     ranks = record.ranks or config.training.devices_per_trial
     batch = max(1, min(record.hyperparameters.batch_size, splits.training) // ranks) * ranks
@@ -437,7 +434,7 @@ def _work(config: AutomlConfig, record: TrialRecord, epochs: Iterable[EpochRecor
             yield right, "data", f"a multiple of 1/{images}", f"{where} accuracy {accuracy:.8f}"
 
 
-def _trial_times(record: TrialRecord, epochs: Sequence[EpochRecord]) -> Iterator[Check]:
+def _trial_times(record: TrialRecord, epochs: Epochs) -> Iterator[Check]:
     trial, began_s = f"trial {record.trial}", record.started_s - _SLACK_S
     for epoch in epochs:
         where, length_s = f"{trial}, epoch {epoch.epoch}", epoch.ended_s - epoch.begun_s

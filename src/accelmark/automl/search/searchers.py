@@ -50,9 +50,9 @@ _HISTORY: Final = 100
 _ASKS: Final = 20
 _REDUCTION: Final = 3
 
-Point = Mapping[str, int]
+Point = dict[str, int]
 """Doublings of the filters and added layers of each stage."""
-Tried = tuple[dict[str, int], float | None]
+Tried = tuple[Point, float | None]
 """A point, and the value of its network; None while it trains."""
 
 
@@ -89,7 +89,7 @@ class Population:
         return np.random.default_rng([self.seed, len(self.individuals), 0])
 
     @property
-    def points(self) -> list[dict[str, int]]:
+    def points(self) -> list[Point]:
         """Places of all individuals in the space of a sampler."""
         return [one.point for one in self.individuals if one.point is not None]
 
@@ -98,13 +98,12 @@ class Population:
         network: Network,
         parent: int,
         morphs: tuple[Morph, ...],
-        *,
-        point: dict[str, int] | None = None,
-        round: int = 1,  # noqa: A002 - the field's name
+        point: Point | None = None,
+        in_round: int = 1,
     ) -> Individual:
         """Append a pending individual and return it."""
         number = len(self.individuals)
-        made = Individual(id=number, network=network, parent=parent, morphs=morphs, point=point, round=round)
+        made = Individual(id=number, network=network, parent=parent, morphs=morphs, point=point, round=in_round)
         self.individuals.append(made)
         return made
 
@@ -283,7 +282,7 @@ class BatchSearch(Searcher):
                     return population.add(network, 0, morphs, point=point)
         raise MorphError("no further point of the space is within the limits")
 
-    def _points(self, population: Population, generator: np.random.Generator) -> Iterator[dict[str, int]]:
+    def _points(self, population: Population, generator: np.random.Generator) -> Iterator[Point]:
         """Yield points in the order in which they are tried."""
         ranges = {name: range(most + 1) for name, most in space(population.individuals[0].network).items()}
         yield from (dict(zip(ranges, point, strict=True)) for point in product(*ranges.values()))
@@ -296,7 +295,7 @@ class TpeSearch(BatchSearch):
     Where limits bound networks, the largest is the first.
     """
 
-    def _points(self, population: Population, generator: np.random.Generator) -> Iterator[dict[str, int]]:
+    def _points(self, population: Population, generator: np.random.Generator) -> Iterator[Point]:
         searched = space(population.individuals[0].network)
         is_bounded = self.limits.max_parameters or self.limits.max_forward_operations
         for doublings in range(1, _MOST_DOUBLINGS + 1)[:: -1 if is_bounded else 1]:
@@ -306,7 +305,7 @@ class TpeSearch(BatchSearch):
         known = [(dict(one.point), one.value) for one in tried if one.point is not None]
         yield from self._suggested(searched, known, int(generator.integers(2**31)))
 
-    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[Point]:
         """Yield the library's next points, given the largest value of each name and what was tried."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = TPESampler(seed=seed, n_startup_trials=6, constant_liar=True)
@@ -322,7 +321,7 @@ class TpeSearch(BatchSearch):
 class AnnealSearch(TpeSearch):
     """Draws points by the simulated annealing of Hyperopt."""
 
-    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[Point]:
         from hyperopt import Trials, anneal, hp  # takes three seconds
         from hyperopt.base import JOB_STATE_DONE, Domain
 
@@ -342,7 +341,7 @@ class AnnealSearch(TpeSearch):
 class SmacSearch(TpeSearch):
     """Draws points by SMAC (Lindauer et al. 2022): a random forest and expected improvement."""
 
-    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[dict[str, int]]:
+    def _suggested(self, searched: Point, known: Sequence[Tried], seed: int) -> Iterator[Point]:
         from ConfigSpace import Configuration, ConfigurationSpace, Integer  # with SMAC it takes seven seconds
         from smac import HyperparameterOptimizationFacade, Scenario
         from smac.runhistory import TrialInfo, TrialValue
@@ -372,7 +371,7 @@ class HalvingSearch(TpeSearch):
             ended = [one for one in population.observed if one.round == number]
             for one in sorted(ended, key=lambda one: one.rank, reverse=True)[: len(ended) // _REDUCTION]:
                 if one.id not in promoted:
-                    return population.add(one.network, one.id, (), point=one.point, round=number + 1)
+                    return population.add(one.network, one.id, (), point=one.point, in_round=number + 1)
         return super()._next(population)
 
 

@@ -26,6 +26,8 @@ from accelmark.spec.plugins.framework import RankPlace
 
 _START_S: Final = 300.0
 _POLL_S: Final = 0.2
+_Arguments = tuple[DatasetConfig, Network, int]
+"""Data, seed network, and threads of a rank, 0: its share."""
 
 
 class RankGroup:
@@ -33,7 +35,7 @@ class RankGroup:
 
     def __init__(self, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> None:
         self._devices: Final = devices
-        self._arguments: Final = (dataset, network, threads)
+        self._arguments: Final[_Arguments] = (dataset, network, threads)
         self.processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._start()
@@ -84,7 +86,7 @@ class RankGroup:
         for rank in range(self._devices):
             here, there = context.Pipe()
             place = RankPlace(rank, rank, self._devices, self._devices)
-            arguments = (place, self._folder.name, there, self._is_cut, *self._arguments)
+            arguments = (place, self._folder.name, there, self._is_cut, self._arguments)
             process = context.Process(target=_run_rank, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -109,16 +111,9 @@ class RankGroup:
                 yield rank, None
 
 
-def _run_rank(
-    ranks: RankPlace,
-    folder: str,
-    pipe: Connection,
-    is_cut: ctypes.c_bool,
-    config: DatasetConfig,
-    network: Network,
-    threads: int,
-) -> None:
+def _run_rank(ranks: RankPlace, folder: str, pipe: Connection, is_cut: ctypes.c_bool, given: _Arguments) -> None:
     """Run trials as one rank until the pipe closes."""
+    config, network, threads = given
     data = open_dataset(config, network)
     kind = device_type()
     own, store = dist.get_default_backend_for_device(kind), FileStore(f"{folder}/rendezvous", ranks.world_size)

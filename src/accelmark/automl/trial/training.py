@@ -28,6 +28,7 @@ from accelmark.automl.model.morphs import apply_morph
 from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.seeds import small
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
+from accelmark.automl.records import TrialListener, TrialOrder
 from accelmark.automl.search.schedule import stops_early
 from accelmark.datasets.images import Images, LabeledArrays
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
@@ -267,11 +268,7 @@ def device_type() -> str:
 
 
 def run_trial(
-    data: Dataset,
-    place: RankContext,
-    order: records.TrialOrder,
-    weights: records.TrainedWeights,
-    listener: records.TrialListener,
+    data: Dataset, place: RankContext, order: TrialOrder, weights: records.TrainedWeights, listener: TrialListener
 ) -> records.TrialEnded:
     """Run a trial as one rank; a trial that fails is reported in its result."""
     hyper, training, images = order.hyperparameters, order.training, len(data.training)
@@ -298,10 +295,10 @@ class _Trial:
 
     data: Dataset
     place: RankContext
-    order: records.TrialOrder
+    order: TrialOrder
     weights: records.TrainedWeights
     """Of the order's parent network; None: from scratch."""
-    listener: records.TrialListener
+    listener: TrialListener
     work: TrainJob
     began: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)
@@ -450,7 +447,7 @@ def warm_up(place: RankContext) -> None:
     number = 4 * place.ranks.world_size
     images = LabeledArrays(np.zeros((number, 1, size, size), np.uint8), np.arange(number) % classes)
     dataset = Dataset("warm-up", images, images, images, (0.0,), (1.0,), "", "warm-up")
-    order = records.TrialOrder(
+    order = TrialOrder(
         round=1,
         network=small((1, size, size), classes, filters=(2,), name="warm-up"),
         hyperparameters=records.Hyperparameters(batch_size=number, learning_rate=0.1),
@@ -459,4 +456,4 @@ def warm_up(place: RankContext) -> None:
         early_stop=False,
         seed=0,
     )
-    run_trial(dataset, place, order, None, records.TrialListener())
+    run_trial(dataset, place, order, None, TrialListener())
