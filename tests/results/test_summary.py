@@ -47,16 +47,6 @@ from accelmark.spec.log.inference import InferFinished
 from tests.made_run import BOOT_MS, Made, loaded, make_run, perflog, rank_events
 
 
-def test_a_consistent_run_is_valid_with_intervals(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", Made(rounds=3, jitter=0.1))
-    case = measure_run(run).cases[0]
-    assert (case.verdict, case.reasons, case.state, case.converged) == ("VALID", (), "succeeded", True)
-    throughput = case.figures[F.THROUGHPUT_TRAIN]
-    assert throughput.num_rounds == 3
-    assert throughput.ci95 is not None
-    assert case.rounds == tuple(f"toy-pytorch-X1x1x1/round{n}" for n in (1, 2, 3))
-
-
 def test_a_wide_interval_warns_with_the_number_of_rounds_needed(tmp_path: Path) -> None:
     case = measure_run(make_run(tmp_path / "run", Made(rounds=3, jitter=20.0))).cases[0]
     (wide,) = (warning for warning in case.warnings if "rounds are needed for 1 %" in warning)

@@ -38,9 +38,6 @@ _NAMES: Final[dict[str, tuple[Area, str]]] = {
     "checkpoint_hash": ("source", "initial weights"),
 }  # fmt: skip
 
-Context = dict[tuple[Area, str], tuple[str, ...]]
-"""(area, name) -> value; several where it varies over rounds or hosts."""
-
 
 class ContextDifference(Spec):
     """What differs between the sides: a value, several where it varies over rounds or hosts, or none."""
@@ -51,7 +48,7 @@ class ContextDifference(Spec):
     other: tuple[str, ...]
 
 
-def _context_of(case: LoadedCase) -> Context:
+def _context_of(case: LoadedCase) -> dict[tuple[Area, str], tuple[str, ...]]:
     context: dict[tuple[Area, str], dict[str, None]] = {}
     for area, name, value in (*_of_run(case), *(entry for result in case.rounds for entry in _of_round(result))):
         context.setdefault((area, name), {})[value] = None

@@ -22,7 +22,6 @@ from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord, encode_line
 from accelmark.spec.plugins.requirements import require
 from accelmark.spec.secret import secrets_in, without
 
-MLLOG_FILE: Final = "mllog.log"
 _BEGIN: Final = "INTERVAL_START"
 _END: Final = "INTERVAL_END"
 _POINT: Final = "POINT_IN_TIME"
@@ -51,7 +50,7 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
         events = _events(logs[0]) if isinstance(job.work, TrainingWork) and 0 in logs else []
         if any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
             assert isinstance(job.work, TrainingWork)  # noqa: S101  others have no events here
-            exported[job_file.with_name(MLLOG_FILE)] = job, job.work, events
+            exported[job_file.with_name("mllog.log")] = job, job.work, events
     if not exported:
         raise RunError(f"{run_dir}: no training round was completed, so there is nothing to export as MLLOG")
     models = sorted({job.key.model for job, _, _ in exported.values()})
