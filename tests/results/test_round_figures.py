@@ -22,7 +22,14 @@ from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
 from accelmark.results.read.telemetry import Samples, read_samples
-from accelmark.results.rounds.consumption import EnergyReason, consumption_figures, device_memory, energy, integrate
+from accelmark.results.rounds.consumption import (
+    EnergyReason,
+    Series,
+    consumption_figures,
+    device_memory,
+    energy,
+    integrate,
+)
 from accelmark.results.rounds.curves import histogram, telemetry_series, thin
 from accelmark.results.rounds.inference import invalid_reasons, mfu, percentile, phase_figures
 from accelmark.results.rounds.summary import round_result
@@ -291,60 +298,36 @@ def test_telemetry_of_attempts_lies_on_the_axis_of_raw_training_time() -> None:
 
 
 RAMP = [(0.0, 100.0), (1.0, 200.0), (2.0, 300.0), (3.0, 300.0)]
-
-
-def test_power_over_a_covered_window_gives_its_energy() -> None:
-    found = energy(RAMP, 0.5, 2.5)
-    assert found.energy_j == pytest.approx(487.5)
-    assert found.reasons == ()
+GAP = [(0.0, 100.0), (3.5, 100.0), (4.0, 100.0)]
+FLAT = [(0.0, 100.0), (1.0, 100.0), (2.0, 100.0)]
 
 
 @pytest.mark.parametrize(
-    ("window", "reason"),
+    ("power", "window", "counter", "expected_j", "reasons"),
     [
-        ((-1.0, 2.0), EnergyReason.START_NOT_COVERED),
-        ((1.0, 4.0), EnergyReason.END_NOT_COVERED),
-        ((2.0, 2.0), EnergyReason.EMPTY_WINDOW),
+        (RAMP, (0.5, 2.5), [], 487.5, ()),
+        (RAMP, (-1.0, 2.0), [], None, (EnergyReason.START_NOT_COVERED,)),
+        (RAMP, (1.0, 4.0), [], None, (EnergyReason.END_NOT_COVERED,)),
+        (RAMP, (2.0, 2.0), [], None, (EnergyReason.EMPTY_WINDOW,)),
+        (GAP, (1.0, 4.0), [], 300, (EnergyReason.GAP_TOO_LONG,)),
+        (GAP, (3.6, 4.0), [], 40, ()),
+        (FLAT, (0, 2), [(0.0, 5000.0), (2.0, 5209.0)], 209, ()),
+        (FLAT, (0, 2), [(0.0, 5000.0), (2.0, 5211.0)], 211, (EnergyReason.COUNTER_DISAGREES,)),
+        (FLAT, (0, 2), [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)], 200, (EnergyReason.COUNTER_WENT_BACK,)),
+        ([], (0.5, 1.5), [(0.0, 1000.0), (1.0, 1100.0), (2.0, 1300.0)], 150, ()),
+        ([], (0.5, 3), [(0.0, 1000.0), (1.0, 1100.0)], None, (EnergyReason.END_NOT_COVERED,)),
     ],
 )
-def test_a_window_that_is_not_covered_has_no_energy(window: tuple[float, float], reason: EnergyReason) -> None:
-    found = energy(RAMP, *window)
-    assert found.energy_j is None
-    assert reason in found.reasons
+def test_energy_is_that_of_the_counter_else_the_integral_of_power(
+    power: Series, window: tuple[float, float], counter: Series, expected_j: float | None, reasons: tuple[str, ...]
+) -> None:
+    energy_j, found = energy(power, *window, counter)
+    assert energy_j == (None if expected_j is None else pytest.approx(expected_j))
+    assert found == reasons
 
 
-def test_a_gap_of_more_than_three_seconds_between_power_readings_is_a_reason() -> None:
-    points = [(0.0, 100.0), (3.5, 100.0), (4.0, 100.0)]
-    found = energy(points, 1.0, 4.0)
-    assert found.energy_j == pytest.approx(300)
-    assert found.reasons == (EnergyReason.GAP_TOO_LONG,)
-    assert energy(points, 1.0, 4.0, max_gap_s=4).reasons == ()
-    assert energy(points, 3.6, 4.0).reasons == ()  # the gap is outside the window
-
-
-def test_the_energy_counter_is_the_figure_and_integrated_power_the_cross_check() -> None:
-    power = [(0.0, 100.0), (1.0, 100.0), (2.0, 100.0)]
-    near = [(0.0, 5000.0), (2.0, 5000.0 + 209.0)]
-    far = [(0.0, 5000.0), (2.0, 5000.0 + 211.0)]
-    found = energy(power, 0, 2, near)
-    assert found.energy_j == pytest.approx(209)
-    assert found.reasons == ()
-    found = energy(power, 0, 2, far)
-    assert found.energy_j == pytest.approx(211)
-    assert found.reasons == (EnergyReason.COUNTER_DISAGREES,)
-
-
-def test_a_decreasing_counter_is_a_reason_and_integrated_power_is_used() -> None:
-    found = energy([(0.0, 100.0), (2.0, 100.0)], 0, 2, [(0.0, 900.0), (1.0, 10.0), (2.0, 110.0)])
-    assert found.energy_j == pytest.approx(200)
-    assert found.reasons == (EnergyReason.COUNTER_WENT_BACK,)
-
-
-def test_a_counter_alone_gives_energy() -> None:
-    found = energy([], 0.5, 1.5, [(0.0, 1000.0), (1.0, 1100.0), (2.0, 1300.0)])
-    assert found.energy_j == pytest.approx(150)
-    assert found.reasons == ()
-    assert energy([], 0.5, 3, [(0.0, 1000.0), (1.0, 1100.0)]).reasons == (EnergyReason.END_NOT_COVERED,)
+def test_the_longest_gap_between_power_readings_can_be_given() -> None:
+    assert energy(GAP, 1.0, 4.0, max_gap_s=4)[1] == ()
 
 
 def _samples(path: Path, infos: list[dict[str, Any]], devices: list[dict[str, Any]], count: int = 4) -> Samples:

@@ -50,7 +50,7 @@ def test_a_run_is_recorded_and_flushed_when_it_is_told_to_end(tmp_path: Path) ->
     assert found == {"power_w": {58}, "temperature_c": {32}, "utilisation": {0.07}}
     power = [(t, watts) for t, watts in zip(recording.times(device), device["power_w"], strict=True) if watts == watts]
     start_s, end_s = power[0][0], power[-1][0]
-    assert energy(power, start_s, end_s).energy_j == pytest.approx(58 * (end_s - start_s), rel=0.02)
+    assert energy(power, start_s, end_s)[0] == pytest.approx(58 * (end_s - start_s), rel=0.02)
 
 
 def test_samples_are_on_a_grid_that_does_not_drift(tmp_path: Path) -> None:

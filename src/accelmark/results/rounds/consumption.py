@@ -88,23 +88,16 @@ _WARNINGS: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BA
 """Reasons that are a warning next to a figure; all others make it null."""
 
 
-class Energy(NamedTuple):
-    """Energy of one device over a window."""
-
-    energy_j: float | None
-    """From the counter if available, else from integrated power; None if neither covers the window."""
-    reasons: tuple[EnergyReason, ...] = ()
-
-
 def energy(
     power: Series, start_s: float, end_s: float, counter: Series = (), *, max_gap_s: float = MAX_GAP_S
-) -> Energy:
+) -> tuple[float | None, tuple[EnergyReason, ...]]:
     """Return one device's energy over a window, from power in W and its energy counter in J over monotonic time.
 
-    The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps.
+    The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps. None where
+    neither covers the window; the reasons why the energy is unknown or doubtful.
     """
     if end_s <= start_s:
-        return Energy(None, (EnergyReason.EMPTY_WINDOW,))
+        return None, (EnergyReason.EMPTY_WINDOW,)
     integrated_j: float | None = None
     reasons = _not_covered(power, start_s, end_s)
     if power and not reasons:
@@ -118,10 +111,10 @@ def energy(
     if counter and not problems:  # gaps in the readings of a counter have no effect
         counter_j = _at(counter, end_s) - _at(counter, start_s)
         differs = integrated_j is not None and abs(integrated_j - counter_j) > TOLERANCE * counter_j
-        return Energy(counter_j, (EnergyReason.COUNTER_DISAGREES,) if differs and not reasons else ())
+        return counter_j, (EnergyReason.COUNTER_DISAGREES,) if differs and not reasons else ()
     if not power:
-        return Energy(None, problems)
-    return Energy(integrated_j, (*reasons, *(problems if went_back else ())))
+        return None, problems
+    return integrated_j, (*reasons, *(problems if went_back else ()))
 
 
 def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:
@@ -253,12 +246,12 @@ def _energy(samples: Samples, spans: Spans, device_type: str, notes: list[str], 
 def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, what: str, notes: list[str]) -> Integral:
     gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
     total = 0.0
-    for part in (energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans):
-        fatal = [reason for reason in part.reasons if reason not in _WARNINGS]
-        if part.energy_j is None or fatal:
+    for energy_j, reasons in (energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans):
+        fatal = [reason for reason in reasons if reason not in _WARNINGS]
+        if energy_j is None or fatal:
             return Integral(None, None, f"{what}: {', '.join(fatal) or 'samples do not cover it'}")
-        notes += (f"{what}: {reason.value}" for reason in part.reasons)
-        total += part.energy_j
+        notes += (f"{what}: {reason.value}" for reason in reasons)
+        total += energy_j
     return Integral(total, total / sum(end - begin for begin, end in spans))
 
 
