@@ -153,18 +153,11 @@ class Bench:
             check=False, timeout=_TIMEOUT_S,
         )  # fmt: skip
 
-    def start(
-        self,
-        directory: Path,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        python: str = sys.executable,
-    ) -> Outcome:
+    def start(self, directory: Path, command: Sequence[str], **options: Any) -> Outcome:
         """Run a case to its end in ``directory``/run, and read its verdict."""
         given = [word.replace("{{directory}}", str(directory)) for word in command]
         offline = () if command[0] == "serve" else ("--offline",)
-        done = self.accelmark(directory, *given, "--out", "run", *offline, environment=environment, python=python)
+        done = self.accelmark(directory, *given, "--out", "run", *offline, **options)
         return read_outcome(directory / "run", done)
 
     def verify(self, directory: Path, *more: str) -> Outcome:
