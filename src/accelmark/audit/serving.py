@@ -174,8 +174,7 @@ def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeS
     elif answers.agreement < answers.min_agreement:
         spread = f"mean of {answers.num_compared} answers, lowest {answers.worst:.3f}"
         agree = f"{answers.agreement:.3f} of the tokens agree with the framework's greedy answers"
-        actual = f"{agree}, from their start ({spread})"
-        yield finding("error", "served-answers", expected, actual)
+        yield finding("error", "served-answers", expected, f"{agree}, from their start ({spread})")
     elif answers.num_compared < answers.num_promised:
         actual = f"{answers.num_compared} answers were compared"
         yield finding("open", "served-answers", f"{answers.num_promised} answers compared", actual)

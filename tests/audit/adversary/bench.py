@@ -157,8 +157,7 @@ class Bench:
         """Run a case to its end in ``directory``/run, and read its verdict."""
         given = [word.replace("{{directory}}", str(directory)) for word in command]
         offline = () if command[0] == "serve" else ("--offline",)
-        done = self.accelmark(directory, *given, "--out", "run", *offline, **options)
-        return read_outcome(directory / "run", done)
+        return read_outcome(directory / "run", self.accelmark(directory, *given, "--out", "run", *offline, **options))
 
     def verify(self, directory: Path, *more: str) -> Outcome:
         """Verify the run in ``directory`` as a reader with the original AccelMark; differences are findings, too."""
