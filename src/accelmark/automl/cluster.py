@@ -267,8 +267,7 @@ def ray_workers(config: AutomlConfig, network: Network, *, address: str | None) 
 
 def _connect(ray: Any, address: str | None, folder: str) -> None:
     """Start Ray here or connect to the cluster at an address; a SIGTERM in the meantime raises KeyboardInterrupt."""
-    own = {"include_dashboard": False, "_temp_dir": folder}
-    options: dict[str, Any] = {"address": address} if address else own
+    options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False, "_temp_dir": folder}
     former = signal.getsignal(signal.SIGTERM)
     try:
         for is_last in (False, True):

@@ -76,8 +76,7 @@ class Individual(Spec):
 
 def plan_of(config: AutomlConfig, trial: int, individual: Individual) -> tuple[int, int, bool]:
     """Return an individual's round, epochs, and whether its hyperparameters are searched."""
-    is_halving = config.search.method == "halving"
-    number = individual.round if is_halving else trial // config.schedule.concurrency + 1
+    number = individual.round if config.search.method == "halving" else trial // config.schedule.concurrency + 1
     epochs, is_tuned = config.schedule.plan(number)
     return number, individual.epochs or epochs, is_tuned
 

@@ -121,9 +121,8 @@ class Scoreboard:
     def final(self) -> search.SearchPoint:
         """Return the figures of the whole run: the score ends with the last epoch, held-out evaluations may follow."""
         totals = [(record.cost, self._state.totals_of(record)) for record in self._state.useful()]
-        operations = float(sum(cost.operations(each) for cost, each in totals))
         accuracy = max((_known(each.accuracy) for _, each in totals), default=_NONE)
-        return self._point(self.ended_s, operations, accuracy, inf)
+        return self._point(self.ended_s, float(sum(cost.operations(each) for cost, each in totals)), accuracy, inf)
 
     def _point(self, time_s: float, operations: float, accuracy: float, errors_at_s: float) -> search.SearchPoint:
         elapsed_s, best = time_s - self.started_s, self.best_trial_at(errors_at_s)

@@ -158,10 +158,9 @@ def _workers(config: AutomlConfig, network: Network, dataset: Dataset | None) ->
 
 def _run(directory: SearchDirectory, config: AutomlConfig, workers: WorkerPool, observer: Observer | None) -> None:
     session = len(directory.state().sessions) + 1
-    telemetry = directory.telemetry(session)
     controller = SearchController(directory, config, workers, observer=observer)
     # Hosts of a cluster have their own monitoring.
-    monitoring = recording(telemetry) if isinstance(config.cluster, LocalCluster) else nullcontext()
+    monitoring = recording(directory.telemetry(session)) if isinstance(config.cluster, LocalCluster) else nullcontext()
 
     def stop(number: int, _frame: object) -> None:
         controller.request_stop()

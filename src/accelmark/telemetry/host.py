@@ -370,8 +370,7 @@ def collect(devices: Iterable[DeviceInfo] = ()) -> dict[str, Any]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    text = text_of(_PROC / "cpuinfo") or ""
-    first = text.split("\n\n", 1)[0]
+    first = (text_of(_PROC / "cpuinfo") or "").split("\n\n", 1)[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 

@@ -141,8 +141,7 @@ def output_shape(layer: Layer, sources: Sequence[Shape]) -> Shape:
             raise ValueError(f"an add needs equal shapes, not {found}")
         if len({source[1:] for source in sources}) > 1:
             raise ValueError(f"a concat needs equal height and width, not {found}")
-        channels = (source[0] for source in sources)
-        return sources[0] if isinstance(layer, Add) else (sum(channels), *sources[0][1:])
+        return sources[0] if isinstance(layer, Add) else (sum(source[0] for source in sources), *sources[0][1:])
     if len(sources) != 1:
         raise ValueError(f"a {layer.kind} reads one input, not {len(sources)}")
     source = sources[0]

@@ -53,8 +53,7 @@ def carry_weights(
         return {**weights, **added, **_batch_norm(f"{label}_bn", scale, mean, mean, variance)}
     if f"{label}_conv" in child.by_name:  # He initialization (fan-out)
         shape = (shapes[f"{label}_conv"][0], shapes[morph.at][0], 1, 1)
-        initial = generator.standard_normal(shape) * np.sqrt(2 / shape[0])
-        added[f"{label}_conv.weight"] = initial.astype(np.float32)
+        added[f"{label}_conv.weight"] = (generator.standard_normal(shape) * np.sqrt(2 / shape[0])).astype(np.float32)
     if morph.kind == "add-skip":  # a batch norm that multiplies the skip by 0
         zero = np.zeros(shapes[f"{label}_bn"][0])
         return {**weights, **added, **_batch_norm(f"{label}_bn", zero, zero, zero, zero + 1)}

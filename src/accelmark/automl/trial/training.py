@@ -354,8 +354,7 @@ class _Trial:
         if self.listener.should_stop():
             return "the search"
         limit_s = self.order.limit_s
-        is_over = limit_s is not None and time.monotonic() >= self.began + limit_s
-        return "the end of its time" if is_over else None
+        return "the end of its time" if limit_s is not None and time.monotonic() >= self.began + limit_s else None
 
     def event(self, event: Event, value: Spec | Mapping[str, Any] | None = None, *, at_ns: int | None = None) -> None:
         """Receive an event of the driver."""
