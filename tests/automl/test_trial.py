@@ -127,9 +127,8 @@ def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
 
 
 def test_the_precision_recorded_is_the_one_that_was_computed_in(data: Dataset) -> None:
-    half = TrainingConfig(batch_size=32, precision="bf16")
     assert run(data, order(epochs=1))[0].precision == "fp32"
-    assert run(data, order(training=half, epochs=1))[0].precision == "bf16"
+    assert run(data, order(training=TrainingConfig(batch_size=32, precision="bf16"), epochs=1))[0].precision == "bf16"
 
 
 def test_a_trial_that_diverges_is_recorded_as_such_with_the_part_that_it_trained(data: Dataset) -> None:

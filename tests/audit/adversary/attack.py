@@ -236,8 +236,7 @@ class Attack(BaseModel):
             return bench.serve(directory, *self.arguments, **how)
         if self.is_infer:
             compiler = self.compiler or ("cheat" if self.engine else "")
-            named = ("--compiler", compiler) if compiler else ()
-            return bench.infer(directory, *named, *self.arguments, **how)
+            return bench.infer(directory, *(("--compiler", compiler) if compiler else ()), *self.arguments, **how)
         outcome = bench.train(directory, *self.arguments, key=self.key, **how)
         if self.resume:
             assert outcome.exit_code, outcome.output
@@ -260,8 +259,7 @@ class Attack(BaseModel):
 def _environment_with(directory: Path, pth: str, package: str, *, is_wheel: bool) -> str:
     """Return the Python of an environment that shares all packages and has its own AccelMark or ``.pth`` file."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=directory, check=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = directory / "venv" / "lib" / version / "site-packages"
+    (site,) = directory.glob("venv/lib/python*/site-packages")
     shared = [path for path in sys.path if path.endswith("site-packages")]
     ours = [] if package else [str(ROOT / "src")]
     (site / "shared.pth").write_text("\n".join([*ours, *shared]) + "\n")

@@ -57,9 +57,8 @@ class Search:
         """Command that starts the search, such as srun."""
 
     def configure(self, **changes: object) -> Path:
-        config = CONFIG | {"dataset": self.dataset.model_dump(mode="json")} | changes
         path = self.folder / "search.json"
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps(CONFIG | {"dataset": self.dataset.model_dump(mode="json")} | changes))
         return path
 
     def begin(self, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
