@@ -310,14 +310,14 @@ def export(
             options.warn(f"{run}: no live telemetry: {why}")
     exported: dict[str, list[str]] = {}
     if tensorboard is not None or mlflow is not None:
-        from accelmark.results.export import to_mlflow, to_tensorboard, tracking_uri_of
+        from accelmark.results.export import to_mlflow, to_tensorboard
         from accelmark.results.sources import load_source
 
         loaded = load_source(run)
         if tensorboard is not None:
             exported["tensorboard"] = [str(place) for place in to_tensorboard(loaded, tensorboard)]
         if mlflow is not None:
-            exported["mlflow"] = to_mlflow(loaded, tracking_uri_of(mlflow), experiment)
+            exported["mlflow"] = to_mlflow(loaded, mlflow, experiment)
 
     def show() -> None:
         for tool, places in exported.items():

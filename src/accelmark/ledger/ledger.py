@@ -163,7 +163,7 @@ def write_record(root: Path, record: Record | Withdrawal) -> Path:
     date, subject = record.added_at, "withdrawal"
     if isinstance(record, Record):
         date, subject = record.started_at, record.cases[0].key.model
-    path = root / RECORDS / date[:7] / f"{date[:10]}-{subject}-{_digest(text.encode())}.json"
+    path = root / RECORDS / date[:7] / f"{date[:10]}-{subject}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     make_directory(path.parent)
     write_atomic(path, text)
     return path
@@ -185,7 +185,7 @@ def read_ledger(root: Path) -> Ledger:
         except ValidationError as error:
             problems.append(f"{file}: is not a record: {first_error(error)}")
         else:
-            if not _ID.fullmatch(file.stem) or not file.stem.endswith(_digest(raw)):
+            if not _ID.fullmatch(file.stem) or not file.stem.endswith(hashlib.sha256(raw).hexdigest()[:16]):
                 problems.append(f"{file}: was changed: its name has another hash than its content")
             read.append((file.stem, record))
     entries = sorted(
@@ -203,10 +203,6 @@ def read_ledger(root: Path) -> Ledger:
         for other in set(entry.record.reproduces) - names:
             problems.append(f"{entry.id}: reproduces {other}, which is not in the ledger")
     return ledger
-
-
-def _digest(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()[:16]
 
 
 def recorded_cases(run: LoadedRun) -> tuple[RecordedCase, ...]:

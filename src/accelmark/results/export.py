@@ -270,7 +270,9 @@ _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "a
 
 
 def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") -> list[str]:
-    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``); return their ids."""
+    """Log every round of a run as an MLflow run at a server or store (``http://…``, ``file:…``, path); return ids."""
+    if "://" not in tracking_uri and not tracking_uri.startswith("file:"):
+        tracking_uri = Path(tracking_uri).resolve().as_uri()
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses directories otherwise
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default is to retry silently for minutes
@@ -311,8 +313,3 @@ def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContent
             client.log_text(run_id, text, name.rpartition("/")[2])
     client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
     return run_id
-
-
-def tracking_uri_of(text: str) -> str:
-    """Return a tracking URI; a path becomes a local store."""
-    return text if "://" in text or text.startswith("file:") else Path(text).resolve().as_uri()

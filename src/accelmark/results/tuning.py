@@ -84,7 +84,7 @@ def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
         case.variant or "",
         NOTHING if value is None else format_figure(figure, value, case.unit),
         NOTHING if difference is None else digits(difference, 2),
-        case.verdict if is_valid else _why(case),
+        case.verdict if is_valid else next(iter(case.reasons), case.state),
     )
 
 
@@ -99,7 +99,8 @@ def _comparison(
     ratio, interval = relative_difference(before, after) if before and after else (None, None)
     if ratio is None or interval is None or not is_eligible(tuned.state, tuned.findings):
         bad, which = (tuned, "tuned") if before else (shipped, "shipped")
-        return f"the {which} settings are not valid over all rounds ({_why(bad)}); keep those as shipped", False
+        why = next(iter(bad.reasons), bad.state)
+        return f"the {which} settings are not valid over all rounds ({why}); keep those as shipped", False
     low, high = 1 + interval[0], 1 + interval[1]
     text = (
         f"tuned is {digits(1 + ratio, 3)} times as shipped (95 % interval {digits(low, 3)} to {digits(high, 3)}), "
@@ -118,7 +119,3 @@ def _comparison(
         f"rounds on an idle host: {longer}",
         False,
     )
-
-
-def _why(case: CaseResult) -> str:
-    return next(iter(case.reasons), case.state)

@@ -406,7 +406,7 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
         steps=tuple(steps),
         loss=tuple(float(f"{loss:.6g}") for loss in losses),
         source=f"{run}: {device}, {scale}, {framework}, {work.precision}, AccelMark {accelmark_version}",
-        samples_per_step=samples_per_step(job, work),
+        samples_per_step=work.settings.samples_per_step(job.key.world_size),
         data={name: str(record["fingerprint"]) for name, record in read_json(round_dir / DATA_FILE).items()},
         settings=flatten(work.settings.model_dump(mode="json")),
     )
@@ -429,7 +429,7 @@ def train_round(
     lead = timeline.lead.end if timeline else None
     precision = lead.started.precision if lead and lead.started else work.precision
     figures = {name: value(None, "no rank wrote an event") for name in figures_of("train")}
-    per_step = samples_per_step(job, work)
+    per_step = work.settings.samples_per_step(job.key.world_size)
     rank_times = rank_times_unknown = None
     if timeline is not None:
         figures = _figures(job, work, timeline, checked, precision)
@@ -471,11 +471,6 @@ def train_round(
         num_steps=timeline.num_steps if timeline else 0, num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size, rank_times=rank_times, rank_times_unknown=rank_times_unknown,
     )  # fmt: skip
-
-
-def samples_per_step(job: JobSpec, work: TrainingWork) -> int:
-    """Return the samples of an optimizer step over all devices."""
-    return work.settings.samples_per_step(job.key.world_size)
 
 
 def _figures(
@@ -530,7 +525,7 @@ def _reference_finding(job: JobSpec, train: TrainingWork, timeline: Timeline) ->
             do = "'accelmark train CASE --write-reference' measures a reference loss curve"
             yield finding("info", REFERENCE_RULE, "", f"no reference yet: convergence was not judged; {do}")
         return
-    per_step = samples_per_step(job, train)
+    per_step = train.settings.samples_per_step(job.key.world_size)
     if not reference.applies(per_step):
         expected, actual = f"{reference.samples_per_step} samples a step", f"{per_step}: losses were not compared"
         yield finding("warning", REFERENCE_RULE, expected, actual)
