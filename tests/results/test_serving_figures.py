@@ -11,16 +11,8 @@ import pytest
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.read.requests import read_requests
-from accelmark.results.rounds.load import (
-    SteadyWindow,
-    blocks_of,
-    distribution,
-    interval_ranks,
-    measured_stage,
-    share_interval,
-    steady_window,
-    timeline_of,
-)
+from accelmark.results.rounds import load
+from accelmark.results.rounds.load import SteadyWindow
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult, ServingStage
 from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeFinished
@@ -46,12 +38,12 @@ def stage_of(
     path.write_text("".join(each.model_dump_json() + "\n" for each in records))
     requests, report = read_requests(path)
     assert report.malformed == 0
-    load = LoadStage(
+    ended = LoadStage(
         stage=0, arrival="closed" if concurrency else "poisson", concurrency=concurrency, rate=None,
         begin_mono_s=0.0, duration_s=10.0, num_requests=len(records), lag_p50_ms=None, lag_p99_ms=None,
         client_cpu_share=0.0,
     )  # fmt: skip
-    return measured_stage(requests, load, ServeSettings.model_validate(settings), 2, None)
+    return load.measured_stage(requests, ended, ServeSettings.model_validate(settings), 2, None)
 
 
 def result(tmp_path: Path, served: Served) -> RoundResult:
@@ -82,7 +74,7 @@ def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> None:
     assert stage.latencies["server_queue"].quantiles["p50"].reason == "the server does not state it"
     stated = [record(number, number, number + 0.5, number + 0.9, queue_s=0.1 * number) for number in range(5)]
     assert stage_of(tmp_path, stated).latencies["server_queue"].count == 4, "the last request is after the window"
-    timeline = timeline_of(read_requests(tmp_path / "requests.jsonl")[0])
+    timeline = load.timeline_of(read_requests(tmp_path / "requests.jsonl")[0])
     assert [each.queue_s for each in timeline] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -108,14 +100,14 @@ def test_the_window_of_a_closed_load_has_neither_ramp_up_nor_drain(tmp_path: Pat
     times = [(0.0, 2.0), (0.5, 2.5), (1.0, 3.0), (2.0, 4.0), (2.5, 4.5)]
     stage_of(tmp_path, [record(number, due, due + 0.1, end) for number, (due, end) in enumerate(times)])
     requests, _ = read_requests(tmp_path / "requests.jsonl")
-    assert steady_window(requests, 3) == SteadyWindow(1.0, 2.5)
-    assert "never reached: at most 3" in str(steady_window(requests, 4))
-    assert steady_window(requests, None) == SteadyWindow(0.0, 2.5)
+    assert load.steady_window(requests, 3) == SteadyWindow(1.0, 2.5)
+    assert "never reached: at most 3" in str(load.steady_window(requests, 4))
+    assert load.steady_window(requests, None) == SteadyWindow(0.0, 2.5)
 
 
 def test_a_percentile_without_enough_samples_is_null_with_its_reason(tmp_path: Path) -> None:
     values = np.arange(1.0, 101.0)
-    found = distribution(values, np.zeros(100, dtype=np.int64), "").quantiles
+    found = load.distribution(values, np.zeros(100, dtype=np.int64), "").quantiles
     assert found["p99"].value == 99
     assert found["p99"].high is None, "100 samples have no upper limit of the 99th percentile"
     assert found["p50"].low == 40
@@ -126,7 +118,7 @@ def test_a_percentile_without_enough_samples_is_null_with_its_reason(tmp_path: P
 
 @pytest.mark.parametrize(("count", "share"), [(100, 0.5), (500, 0.9), (900, 0.99), (50, 0.1)])
 def test_the_ranks_around_a_percentile_have_the_binomial_probability_of_95_percent(count: int, share: float) -> None:
-    low, high = interval_ranks(count, share)
+    low, high = load.interval_ranks(count, share)
     chances = [math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(count + 1)]
     assert sum(chances[:low]) <= 0.025 < sum(chances[: low + 1])
     assert sum(chances[high:]) <= 0.025 < sum(chances[high - 1 :])
@@ -138,10 +130,10 @@ def test_intervals_of_samples_that_depend_on_their_neighbours_cover_the_percenti
     for seed in range(num_seeds):
         rng = np.random.default_rng(seed)
         speeds = np.repeat(rng.normal(0.0, 1.0, 300), 100)
-        dependent = speeds + 0.1 * rng.normal(0.0, 1.0, 30_000), np.repeat(blocks_of(np.arange(300.0)), 100)
-        independent = rng.normal(0.0, 1.0, 600), blocks_of(np.arange(600.0))
+        dependent = speeds + 0.1 * rng.normal(0.0, 1.0, 30_000), np.repeat(load.blocks_of(np.arange(300.0)), 100)
+        independent = rng.normal(0.0, 1.0, 600), load.blocks_of(np.arange(600.0))
         for kind, samples in (("independent", independent), ("dependent", dependent)):
-            found = distribution(*samples, "").quantiles["p50"]
+            found = load.distribution(*samples, "").quantiles["p50"]
             assert found.low is not None
             assert found.high is not None
             covered[kind] += found.low <= 0.0 <= found.high
@@ -149,8 +141,8 @@ def test_intervals_of_samples_that_depend_on_their_neighbours_cover_the_percenti
 
 
 def test_the_share_of_good_requests_has_wilsons_interval() -> None:
-    assert share_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
-    assert share_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-3)
+    assert load.share_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
+    assert load.share_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-3)
 
 
 def test_a_queue_of_one_server_has_the_percentiles_of_theory(tmp_path: Path) -> None:
