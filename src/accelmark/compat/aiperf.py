@@ -78,21 +78,19 @@ def _read_servers(path: Path) -> tuple[SshCluster, list[str]]:
         why = "has no effect on a search; OpenSSH's configuration can have it"
         cluster = SshCluster.model_validate({"kind": "ssh", "hosts": hosts, **known})
         return cluster, [f"{path.name}: {key}: {why}" for key in left]
-    cards: dict[str, dict[str, str]] = {}
+    hosts = []
     unused: list[str] = []
+    cards: dict[str, dict[str, str]] = {}
     for number, server in enumerate(loaded):
         if not isinstance(server, dict) or not isinstance(server.get("ip"), str):
             raise SpecError([Problem(str(path), f"[{number}]", "must be a mapping with an ip")])
-        if server["ip"] in cards:
-            raise SpecError([Problem(str(path), f"[{number}].ip", f"host {server['ip']} is listed twice")])
-        cards[server["ip"]] = {_DEVICES: str(server[_DEVICES])} if server.get(_DEVICES) else {}
+        hosts.append(server["ip"])
+        if server.get(_DEVICES):
+            cards[server["ip"]] = {_DEVICES: str(server[_DEVICES])}
         unused += [f"{path.name}: {name}: has no effect here" for name in server if name not in ("ip", _DEVICES)]
     script = path.absolute().parent / "server_env_init.sh"
-    cluster = SshCluster(
-        kind="ssh", hosts=tuple(cards), environment={host: given for host, given in cards.items() if given},
-        init_script=script if script.is_file() else None,
-    )  # fmt: skip
-    return cluster, list(dict.fromkeys(unused))
+    values = {"kind": "ssh", "hosts": hosts, "environment": cards, "init_script": script if script.is_file() else None}
+    return parse(SshCluster, values, str(path)), list(dict.fromkeys(unused))
 
 
 def _num_indices(listed: str) -> int:

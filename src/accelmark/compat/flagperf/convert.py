@@ -368,7 +368,7 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
         why = ""
         if item.key in _PRECISIONS and item.value is not True:
             why = f"is {item.value!r}, not True: the case's own precision is kept; or set precision by hand"
-        elif item.key in TABLES["numbers"] and not _is_number(item.value):
+        elif item.key in TABLES["numbers"] and not (type(item.value) in (int, float) and math.isfinite(item.value)):
             why = f"is {item.value!r}, not a number: the case's own value is kept"
         elif item.key in _PRECISIONS or item.key in TABLES["numbers"]:
             dotted = "precision" if item.key in _PRECISIONS else TABLES["numbers"][item.key]
@@ -387,10 +387,6 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
         if why:
             left_over.append(item.left(why))
     return taken
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def value_of(item: Given) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError
 
@@ -51,9 +52,7 @@ class LauncherOptions(Spec):
 O = TypeVar("O", bound=LauncherOptions)  # noqa: E741
 
 
-def load_launcher(name: str, where: str = "cluster file") -> LauncherSpec:
-    """Read ``launcher.yaml`` of one launcher; raise RequestError with the nearest name if there is none."""
-    return load_spec("launchers", name, LauncherSpec, where)
+load_launcher: Final = partial(load_spec, "launchers", model=LauncherSpec, where="cluster file")
 
 
 def options_of(model: type[O], cluster: ClusterSpec) -> O:
