@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, PositiveFloat, StringConstraints
 
 from accelmark.spec.errors import raising
 from accelmark.spec.model import Spec
-from accelmark.spec.settings.training import Precision
 
 
 def _compiles(value: str) -> str:
@@ -33,11 +32,6 @@ class Peaks(Spec):
     fp16: PositiveFloat | None = None
     fp8: PositiveFloat | None = None
     int8: PositiveFloat | None = None
-
-    def of(self, precision: Precision) -> float | None:
-        """Return the peak in TFLOP/s for a training precision, or None."""
-        value: float | None = getattr(self, precision)
-        return value
 
 
 class Chip(Spec):
