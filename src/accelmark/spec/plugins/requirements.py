@@ -40,15 +40,10 @@ class Missing:
 
     need: Need
     requirement: str
+    name: str
+    """The name of the package."""
     version: str | None
     """The installed version, which does not meet it; None where the package is not installed."""
-
-    @property
-    def name(self) -> str:
-        """The name of the package."""
-        from packaging.requirements import Requirement
-
-        return Requirement(self.requirement).name
 
 
 def installed_version(distribution: str) -> str | None:
@@ -92,7 +87,7 @@ def missing(
     for need in dict.fromkeys(needs):
         for first, *others in _groups(need.requirement):
             if not any(map(is_met, (first, *others))):
-                lacking.setdefault(str(first), Missing(need, str(first), version_of(first.name)))
+                lacking.setdefault(str(first), Missing(need, str(first), first.name, version_of(first.name)))
     return list(lacking.values())
 
 
