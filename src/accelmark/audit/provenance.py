@@ -94,7 +94,7 @@ def case_folder(evidence: Evidence) -> Findings:
         yield finding("error", "case-changed", "", "the vendor's files changed between rounds")
     for folder in dict.fromkeys(each.path for each in files if each.is_extension):
         yield finding("info", "vendor-code", "", f"{folder} extends the vendor that AccelMark ships")
-    for name, sha256 in {each.name: each.sha256 for each in files}.items():
+    for name, sha256 in {each.path.name: each.sha256 for each in files}.items():
         copied = evidence.vendor_copies.get(name, sha256)
         if copied != sha256:
             actual = f"the copy of {name} in the run has hash {copied[:12]}"

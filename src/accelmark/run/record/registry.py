@@ -163,7 +163,7 @@ def record_start(plan: Plan, run_dir: Path) -> None:
         files |= {name: content for name, content in own if not name.startswith("cases/")}
     for adapted in filter(None, (job.job.adaptation for job in plan.jobs)):
         copied = tree_files(adapted.path, whole=True)
-        files |= {f"cases/{adapted.name}/{name}": content for name, content in copied}
+        files |= {f"cases/{adapted.path.name}/{name}": content for name, content in copied}
     for name, content in files.items():
         path = run_dir / VENDOR_CODE_DIR / name
         with write_errors(path):

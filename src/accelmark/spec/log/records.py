@@ -89,11 +89,6 @@ class AdaptationFiles(Spec):
     has_environment: bool = False
     has_build: bool = False
 
-    @property
-    def name(self) -> str:
-        """``<model>-<framework>``."""
-        return self.path.name
-
 
 class AdaptationRecord(Spec):
     """Effects of a vendor's folder for a case on a host before the ranks started."""
