@@ -233,7 +233,7 @@ FAULTS: Final = (
     Fault(
         "a telemetry recorder is killed", "succeeded", "", kill("accelmark.telemetry.record"), SHORT, warning="recorder"
     ),
-    Fault("the program that sends files is killed", "succeeded", "", kill("Write, remove and send"), SHORT),
+    Fault("the program that sends files is killed", "succeeded", "", kill("Programs that run on a host"), SHORT),
     Fault("sshd is stopped for 3 s", "succeeded", "", stop_and_start_sshd, SHORT),
     Fault("sshd is restarted", "succeeded", "", restart_sshd, SHORT),
     Fault("the network fails for 3 s", "succeeded", "", unplugged(3), SHORT),

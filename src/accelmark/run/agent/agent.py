@@ -40,7 +40,7 @@ from accelmark.run.agent.rank_environment import (
 )  # fmt: skip
 from accelmark.run.agent.stall import LimitChecker, diagnose, rank_log, size_of
 from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
-from accelmark.run.onhost.checks import KILLED_FOR_MEMORY, kernel_messages
+from accelmark.run.onhost.program import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import NodeExit, RankExit, StallRecord

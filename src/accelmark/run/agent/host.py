@@ -16,7 +16,7 @@ import psutil
 import accelmark
 from accelmark.results.store.files import free_mib
 from accelmark.run.agent.task import AgentTask
-from accelmark.run.onhost.checks import HOST_LOCK, holder
+from accelmark.run.onhost.program import HOST_LOCK, holder
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import RunError
 from accelmark.spec.plugins.framework import FrameworkSpec

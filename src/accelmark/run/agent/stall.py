@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from accelmark.results.store.files import free_mib
 from accelmark.run.agent.rank_exit import Termination, escaped_line, read_log_end, tail
 from accelmark.run.agent.task import HEARTBEAT_FILE, Limits
-from accelmark.run.onhost.checks import kernel_messages
+from accelmark.run.onhost.program import kernel_messages
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import LastCollective, LastCollectives, RankStall, StallRecord
 from accelmark.spec.log.events import Event

@@ -20,7 +20,7 @@ from accelmark.run.agent.agent import agent_commands
 from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.launchers.launcher import START_TIMEOUT_S, AgentHandle, Launcher
-from accelmark.run.onhost.files import is_locked
+from accelmark.run.onhost.program import is_locked
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.sandboxes.sandbox import ModuleCommand, ensure_image, model_files
 from accelmark.spec.cluster import HostSpec

@@ -1,4 +1,4 @@
-"""Programs that are sent to a host as text and run by its Python; they use the standard library only."""
+"""A program that is sent to a host as text and run by its Python; it uses the standard library only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 Verb = Literal["probe", "packages", "state", "listen", "reach", "wheel", "files", "clear", "started", "follow"]
-_PROGRAMS: Final = dict.fromkeys(("probe", "packages", "state", "listen", "reach"), "checks")
-"""Verb -> the module of this package that carries it out; others are in ``files``."""
-
 START: Final = """\
 cd "$1" || exit 3
 shift
@@ -23,19 +20,18 @@ setsid sh -c '"$@"; echo $? >agent.code' sh "$@" </dev/null >>agent.log 2>&1 &
 
 
 @cache
-def _source(program: str) -> str:
-    return Path(__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
+def _source() -> str:
+    return Path(__file__).with_name("program.py").read_text(encoding="utf-8")
 
 
 def command(python: str, verb: Verb, *arguments: str) -> list[str]:
-    """Return the arguments that run a program of this package on a host."""
-    return [python, "-I", "-S", "-c", _source(_PROGRAMS.get(verb, "files")), verb, *arguments]
+    """Return the arguments that run a form of the program on a host."""
+    return [python, "-I", "-S", "-c", _source(), verb, *arguments]
 
 
 def abridged(argv: list[str]) -> list[str]:
-    """Return a command for display: texts of programs of this package are replaced by their names."""
-    texts = {START: "<accelmark/run/onhost: START>"}
-    texts |= {_source(name): f"<accelmark/run/onhost/{name}.py>" for name in ("checks", "files")}
+    """Return a command for display: the texts of the program and of START are replaced by their names."""
+    texts = {START: "<accelmark/run/onhost: START>", _source(): "<accelmark/run/onhost/program.py>"}
     for text, short in texts.items():
         for shape in (shlex.quote(text), text):
             argv = [argument.replace(shape, short) for argument in argv]

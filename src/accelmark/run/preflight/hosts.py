@@ -44,7 +44,7 @@ from accelmark.spec.plugins.requirements import (
 )  # fmt: skip
 
 REACH_TIMEOUT_S: Final = 4.0
-_CHECKS_MODULE: Final = "accelmark.run.onhost.checks"
+_PROGRAM_MODULE: Final = "accelmark.run.onhost.program"
 _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[checks.DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
@@ -240,7 +240,7 @@ class Preflight:
                     if job is None or image is None:
                         continue
                     inside = await self._inside(host, job)
-                    enter, python = partial(inside, _CHECKS_MODULE, "packages"), f"the image {image.name}"
+                    enter, python = partial(inside, _PROGRAM_MODULE, "packages"), f"the image {image.name}"
                     state.images[framework] = image.name
                 else:
                     python = self.launcher.python_of(framework)

@@ -24,7 +24,7 @@ from accelmark.run.agent.task import AGENT_LOG, CODE_FILE, IDENTITY_FILE, LOCK_F
 from accelmark.run.host import CommandResult, HostError, SubprocessHost
 from accelmark.run.launchers.shared_filesystem import POLL_S, CommandAgent, SharedFilesystemLauncher
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
-from accelmark.run.onhost.files import is_locked
+from accelmark.run.onhost.program import is_locked
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.plugins.launcher import options_of

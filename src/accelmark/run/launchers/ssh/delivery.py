@@ -1,7 +1,7 @@
 """Deliver files and the running AccelMark itself, as a wheel, to a host.
 
 The wheel is reproducible, so its hash names it, and it is sent once to each host. Cases, vendors and frameworks from
-plug-ins are in it below ``plugins/``. A program on the host (:mod:`accelmark.run.onhost.files`) writes files, since
+plug-ins are in it below ``plugins/``. A program on the host (:mod:`accelmark.run.onhost.program`) writes files, since
 SFTP reports a full disk or a read-only file system as "Failure" only, and some hosts have no SFTP server.
 """
 

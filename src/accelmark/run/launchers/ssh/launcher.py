@@ -30,7 +30,7 @@ from accelmark.run.launchers.ssh import delivery
 from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
-from accelmark.run.onhost.files import REFUSED
+from accelmark.run.onhost.program import REFUSED
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId
 from accelmark.run.sandboxes.sandbox import ModuleCommand, ensure_image, model_files
 from accelmark.spec.cluster import HostSpec
