@@ -46,14 +46,6 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, t
     assert "Closing connection" in log.read_text(), "written after all was summed up"
 
 
-def test_one_dead_rank_ends_the_job_on_all_hosts_and_the_next_case_runs(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan((ENDLESS, "1:die"), (), num_hosts=2)))
-    first, second = statuses(run)
-    assert (code, first.state, second.state) == (1, "failed", "succeeded"), out + err
-    assert (first.reason or "").startswith("n2: rank 1: killed by SIGKILL (")
-
-
 def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done(drive("start", run, plan=plan(("noise",), ())))
