@@ -71,7 +71,7 @@ def statuses(run: Path) -> list[JobStatus]:
 
 def stepping(run: Path) -> bool:
     logs = run.glob("*/round*/*/rank0.out.log")
-    return any("STEP_END" in log.read_text(errors="replace") for log in logs)
+    return any("STEP_END" in log.read_text(errors="replace").rpartition("\n")[0] for log in logs)  # a whole line
 
 
 def agent_of(run: Path) -> ProcessId:
