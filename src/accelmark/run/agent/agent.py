@@ -31,13 +31,7 @@ from accelmark.run.agent import rank_exit
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.file_watch import BytecodeCheck, FileWatch, LogEvents
 from accelmark.run.agent.host import clear_caches, host_lock, others_cpu_s, reported_prefixes, route, system_information
-from accelmark.run.agent.rank_environment import (
-    CODE_DIRECTORY,
-    UNWATCHED,
-    environment_record,
-    environment_variables,
-    watched_code,
-)  # fmt: skip
+from accelmark.run.agent.rank_environment import CODE_DIRECTORY, environment_record, environment_variables, watch_code
 from accelmark.run.agent.stall import LimitChecker, diagnose, rank_log, size_of
 from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
 from accelmark.run.onhost.program import KILLED_FOR_MEMORY, kernel_messages
@@ -219,7 +213,7 @@ class Agent:
         if self._task.nnodes > 1:
             self._task = route(self._task)
         task = self._task
-        self._data, self._code = FileWatch(task.data_dirs), FileWatch(watched_code(task), UNWATCHED)
+        self._data, self._code = FileWatch(task.data_dirs), watch_code(task)
         self._warnings += filter(None, (self._data.problem, self._code.problem))
         self._environment = rank_environment(task, self._dir, os.environ)
         python = task.python or sys.executable

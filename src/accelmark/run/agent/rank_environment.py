@@ -16,6 +16,7 @@ from typing import Final
 
 import accelmark
 from accelmark.run.agent.adaptation import SITE_DIRECTORY
+from accelmark.run.agent.file_watch import FileWatch
 from accelmark.run.agent.host import reported_prefixes
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
@@ -131,17 +132,17 @@ UNWATCHED: Final = ("__pycache__", "README.md")
 """Files and folders of code that may change while a job runs: no hash of a folder covers them."""
 
 
-def watched_code(task: AgentTask) -> Iterator[Path]:
-    """Yield the folders of code that may not change while a job runs: the evaluation outside runs it too.
+def watch_code(task: AgentTask) -> FileWatch:
+    """Watch the folders of code that may not change while a job runs: the evaluation outside runs it too.
 
     Of AccelMark, the case and, beside a vendor's code, the tens of thousands of files of Python and its packages.
     """
-    yield Path(accelmark.__file__).parent
-    yield from filter(None, (task.case,))
+    folders = [Path(accelmark.__file__).parent, *filter(None, (task.case,))]
     if task.adaptation is not None:
-        yield Path(sysconfig.get_path("stdlib"))
-        yield from package_directories(Path(task.python) if task.python else None)
-        yield from (Path(entry) for entry in sys.path if entry.endswith("-packages"))
+        folders += [Path(sysconfig.get_path("stdlib"))]
+        folders += package_directories(Path(task.python) if task.python else None)
+        folders += [Path(entry) for entry in sys.path if entry.endswith("-packages")]
+    return FileWatch(folders, UNWATCHED)
 
 
 def start_files(python: Path | None = None) -> Iterator[str]:
