@@ -15,7 +15,6 @@ from accelmark.run.agent.rank_exit import advice_for
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 
-FIRST_LINE_TIMEOUT_S: Final = 20.0
 END_TIMEOUT_S: Final = 30.0
 
 
@@ -105,7 +104,7 @@ class Host(ABC):
 
     @abstractmethod
     def running(
-        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S
+        self, argv: Sequence[str], stdin: bytes, timeout_s: float
     ) -> contextlib.AbstractAsyncContextManager[bytes]:
         """Run a command until the context ends, which closes its input; yields the first line of its output.
 
@@ -135,9 +134,7 @@ class SubprocessHost(Host):
             return CommandResult(process.returncode or 0, out, err)
 
     @contextlib.asynccontextmanager
-    async def running(
-        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S
-    ) -> AsyncIterator[bytes]:
+    async def running(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         """Run a command until the context ends."""
         async with self._started(argv) as process:
             assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018  started with pipes

@@ -53,6 +53,7 @@ _MIN_SHARED_MEMORY_MIB: Final = 16.0
 _HOSTS_SHOWN: Final = 8
 """Most hosts that are named at one problem."""
 
+HERE: Final = "this machine"
 _error = partial(Problem, "", "")
 _warning = partial(Problem, "", "", severity="warning")
 
@@ -449,6 +450,12 @@ def create_command(framework: str, environment: Path | None = None, *, is_here: 
     """Return the command that creates or repairs a framework's environment, here or on the hosts of a cluster file."""
     place = "" if environment is None else f" --path {environment}"
     return f"accelmark env create {framework}" + (place if is_here else " --hosts CLUSTER")
+
+
+def missing_packages(needs: Iterable[Need]) -> list[Problem]:
+    """Return the packages that this Python, which starts the jobs and writes the run's page, lacks for it."""
+    lacking = missing(needs)
+    return [Problem(HERE, "", missing_text(lacking), install_command(lacking))] if lacking else []
 
 
 def require_here(needed_by: str, *requirements: str) -> None:

@@ -33,23 +33,15 @@ from accelmark.spec.errors import Problem
 from accelmark.spec.job import ServeJob
 from accelmark.spec.number_format import counted
 from accelmark.spec.plugins.catalog import load_framework, load_vendor
-from accelmark.spec.plugins.requirements import (
-    Need,
-    base_requirements,
-    distributions,
-    install_command,
-    missing,
-    missing_text,
-    page_needs,
-)  # fmt: skip
+from accelmark.spec.plugins.requirements import Need, base_requirements, distributions, page_needs
 
+_LISTEN_TIMEOUT_S: Final = 20.0
 REACH_TIMEOUT_S: Final = 4.0
 _PROGRAM_MODULE: Final = "accelmark.run.onhost.program"
 _DEVICES_MODULE: Final = "accelmark.run.preflight.devices"
 _DEVICES: Final = TypeAdapter(tuple[checks.DeviceFacts, ...])
 _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
-_HERE: Final = "this machine"
 
 
 async def run_preflight(
@@ -60,7 +52,7 @@ async def run_preflight(
     Raises HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
     """
     observer.checking(f"checking {counted(len({node.host for job in jobs for node in job.nodes}), 'host')}")
-    problems = [*_missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
+    problems = [*checks.missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
     observer.checking("")
     require_ready(problems, directory.plan)
     for problem in checks.grouped(problems):
@@ -88,22 +80,16 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Prob
     plan, is_here = directory.plan, launcher.spec.is_localhost
     programs = {argv[0]: "run it on a machine of the cluster" for argv in launcher.allocation_commands()}
     problems = [
-        Problem(_HERE, "", f"{name} is not on the PATH", hint)
+        Problem(checks.HERE, "", f"{name} is not on the PATH", hint)
         for name, hint in programs.items()
         if shutil.which(name) is None
     ]
     needs = [Need(requirement=text, needed_by=f"launcher {launcher.spec.name}") for text in launcher.spec.requires]
-    problems += _missing_packages([*needs, *page_needs()])
+    problems += checks.missing_packages([*needs, *page_needs()])
     if is_here:
         problems_of_hosts = await Preflight(directory, launcher, plan.jobs, is_dry_run=True).run()
         problems += (problem for problem in problems_of_hosts if problem.severity == "error" or plan.strict)
     return problems
-
-
-def _missing_packages(needs: Sequence[Need]) -> list[Problem]:
-    """Return the packages that this Python, which starts the jobs and writes the run's page, lacks for it."""
-    lacking = missing(needs)
-    return [Problem(_HERE, "", missing_text(lacking), install_command(lacking))] if lacking else []
 
 
 def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
@@ -310,7 +296,8 @@ class Preflight:
     async def _reach_master(self, master: Host, others: Sequence[Host]) -> list[Problem]:
         port, token, hint = str(self._cluster.master_port), secrets.token_hex(8), "set master_port in the cluster file"
         try:
-            async with master.running(command(self.launcher.python, "listen", port, token)) as line:
+            listen = command(self.launcher.python, "listen", port, token)
+            async with master.running(listen, b"", _LISTEN_TIMEOUT_S) as line:
                 answer = json.loads(line or b"{}")
                 if not answer.get("ok"):
                     what = f"cannot listen on port {port}: {answer.get('why', 'no answer')}"

@@ -10,15 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from accelmark.run.host import (
-    END_TIMEOUT_S,
-    FIRST_LINE_TIMEOUT_S,
-    CommandResult,
-    ConnectionLostError,
-    Host,
-    HostError,
-    UnreachableError,
-)  # fmt: skip
+from accelmark.run.host import END_TIMEOUT_S, CommandResult, ConnectionLostError, Host, HostError, UnreachableError
 from accelmark.run.launchers.ssh.options import KEEPALIVES, Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError, raising
@@ -144,9 +136,7 @@ class SshConnection(Host):
         return ConnectionLostError(self.name, "the connection was lost" + (f" ({error})" if error else ""))
 
     @contextlib.asynccontextmanager
-    async def running(
-        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = FIRST_LINE_TIMEOUT_S
-    ) -> AsyncIterator[bytes]:
+    async def running(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         """Run a command until the context ends."""
         process = await self.open(argv)
         try:
