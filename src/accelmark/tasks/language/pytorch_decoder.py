@@ -13,14 +13,20 @@ import torch.nn.functional as F  # noqa: N812
 import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2Model, PreTrainedConfig, PreTrainedModel
 
 from accelmark.frameworks.pytorch.batches import FromArrays, IndexedBatches
 from accelmark.frameworks.pytorch.case import Batch, Batches, PipelineParts, Split
 from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
 from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
 from accelmark.frameworks.pytorch.model.linear import adapt, chunked_cross_entropy
-from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
+from accelmark.frameworks.pytorch.model.pretrained import (
+    compute_buffers,
+    gpt2_config,
+    initialize_normal,
+    load_megatron_gpt2,
+    load_pretrained,
+)
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.language.pytorch import NextToken
@@ -349,3 +355,76 @@ class LastWord(Pretraining):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the share of right words, and the mean loss of their tokens."""
         return {"accuracy": 1 - sums["wrong"] / sums["words"], "eval_loss": sums["loss"] / sums["count"]}
+
+
+class Cpm(nn.Module):
+    """GPT-2 with a Chinese vocabulary (Zhang et al. 2020, arXiv:2012.00413)."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.net = GPT2Model(config)
+
+    def forward(self, tokens: Tensor, labels: Tensor, is_label: Tensor) -> Tensor:
+        """Return, for each sequence, the sum of the labels' losses, their number, and how similar predictions are.
+
+        That is the cosine between the sums of the embeddings of the predicted tokens and of the labels; in training 0.
+        All inputs are of shape (batch, length); the result is of shape (batch, 3).
+        """
+        table = self.net.wte.weight
+        hidden: Tensor = self.net(input_ids=tokens, use_cache=False).last_hidden_state
+        logits = F.linear(hidden, table.to(hidden.dtype))
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none").view(labels.shape)
+        similarity = torch.zeros_like(losses[:, 0])
+        if not self.training:
+            chosen = (logits.argmax(-1), labels)
+            predicted, right = ((F.embedding(each, table) * is_label[..., None]).sum(1) for each in chosen)
+            similarity = F.cosine_similarity(predicted, right).float()
+        return torch.stack(((losses * is_label).sum(1), is_label.sum(1).float(), similarity), 1)
+
+
+class DialogueModelling(NextToken):
+    """Next-token prediction in dialogues, which are padded to one length, from the published weights."""
+
+    block_class = "GPT2Block"
+    shards: ClassVar[str]
+    """Name of the data set, with the published weights in its folder ``initial``."""
+
+    def build_model(self) -> nn.Module:
+        """Build CPM with the published weights; synthetic data goes with random ones."""
+        names = {"num_layers": "n_layer", "num_heads": "n_head", "hidden_size": "n_embd"}
+        dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), self.real("dropout"))
+        sizes: dict[str, Any] = {**self.dimensions(**names), **dropout, "n_positions": self.number("max_positions")}
+        model = Cpm(gpt2_config(attention=CAUSAL, **sizes))
+        if self.shards in self.data_dirs and torch.get_default_device().type != "meta":
+            load_megatron_gpt2(model, self.data_dirs[self.shards] / "initial" / "cpm_model_states_medium.pt")
+        return model
+
+    def dataset(self, *, train: bool) -> FromArrays:
+        """Return the dialogues of a split, in rows of one length."""
+        row = self.number("seq_length") + 1
+        return FromArrays(
+            TokenShards(self.data_dirs[self.shards], "train" if train else "val", row, row, self.vocab_size)
+        )
+
+    def _sums(self, model: nn.Module, batch: Batch) -> Tensor:
+        labels = self._labels(batch)
+        return model(self.model_input(batch), labels, labels != self.number("pad_token"))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token that is no padding, in nats."""
+        losses, counts, _ = self._sums(model, batch).unbind(1)
+        return losses.sum() / counts.sum().clamp(min=1)
+
+    def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Add up losses and similarities; a sequence without a label counts as nothing."""
+        losses, counts, similarity = self._sums(model, batch).unbind(1)
+        return {
+            "loss": losses.sum(),
+            "count": counts.sum(),
+            "similarity": similarity.sum(),
+            "sequences": (counts > 0).sum(),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean similarity, and the mean loss of a token."""
+        return {"embedding_average": sums["similarity"] / sums["sequences"], "eval_loss": sums["loss"] / sums["count"]}
