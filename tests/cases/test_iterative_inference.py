@@ -91,6 +91,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {**data, "weights": root / "stable_diffusion/unet/diffusion_pytorch_model.safetensors"}
 
 
+@pytest.fixture
+def data(name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path]) -> Mapping[str, Path]:
+    """Return the data of the case ``name``."""
+    return speech if name == "whisper_small" else pictures
+
+
 def test_whisper_transcribes_and_its_words_are_counted(speech: Mapping[str, Path], tmp_path: Path) -> None:
     ran = infer("whisper_small", tmp_path, speech, parameters=WHISPER, **FAST)
     assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
@@ -110,10 +116,7 @@ def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[st
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(REDUCED))
-def test_inductor_compiles_the_parts_of_a_step(
-    name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
-) -> None:
-    data = speech if name == "whisper_small" else pictures
+def test_inductor_compiles_the_parts_of_a_step(name: str, data: Mapping[str, Path], tmp_path: Path) -> None:
     finished = infer(name, tmp_path, data, parameters=REDUCED[name], **{**FAST, "compiler": "inductor"}).finished
     assert finished.state == "completed", finished.message
     # The mean score of four images from random weights differs between passes by the noise on their inputs.
@@ -182,10 +185,7 @@ def test_tokens_that_the_model_would_not_choose_are_found_although_their_logits_
 
 @pytest.mark.adversary
 @pytest.mark.parametrize("name", sorted(REDUCED))
-def test_a_narrower_precision_than_declared_is_found(
-    name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
-) -> None:
-    data = speech if name == "whisper_small" else pictures
+def test_a_narrower_precision_than_declared_is_found(name: str, data: Mapping[str, Path], tmp_path: Path) -> None:
     case = built(name, tmp_path, data, REDUCED[name], batch_size=3)
     inputs = next(iter(case.build_dataloader())).inputs
     model, narrow = case.create_model().eval(), case.create_model().eval().bfloat16()
@@ -259,10 +259,8 @@ def _counted(name: str, directory: Path, steps: int) -> tuple[int, float]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(REDUCED))
-def test_a_run_of_the_reduced_model_is_valid(
-    name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path], tmp_path: Path
-) -> None:
-    data = {"whisper_small": speech["librispeech"], "stable_diffusion": pictures["coco_captions"]}[name].parent
+def test_a_run_of_the_reduced_model_is_valid(name: str, data: Mapping[str, Path], tmp_path: Path) -> None:
+    root = data["librispeech" if name == "whisper_small" else "coco_captions"].parent
     folder = tmp_path / "cases" / "reduced"
     folder.mkdir(parents=True)
     described = yaml.safe_load((Path(accelmark.__file__).parent / "cases" / name / "case.yaml").read_text("utf-8"))
@@ -274,7 +272,7 @@ def test_a_run_of_the_reduced_model_is_valid(
     (folder / "infer_pytorch.py").write_text(f"from accelmark.cases.{name}.infer_pytorch import Case as Case\n")
     variables = {"ACCELMARK_PLUGINS": str(tmp_path), "ACCELMARK_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     over = [f"--set={key}={value}" for key, value in {**FAST, "num_workers": 1}.items()]
-    command = [sys.executable, "-m", "accelmark", "infer", "reduced", "--vendor", "cpu", "--data", str(data), *over]
+    command = [sys.executable, "-m", "accelmark", "infer", "reduced", "--vendor", "cpu", "--data", str(root), *over]
     command += ["--set=inference_duration_s=2.5", "--out", str(tmp_path / "run")]
     done = subprocess.run(
         command, env={**os.environ, **variables}, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
