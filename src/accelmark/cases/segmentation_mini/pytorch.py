@@ -12,7 +12,7 @@ from transformers.modeling_outputs import SemanticSegmenterOutput
 from accelmark.cases.detection_mini.pytorch import Canvases, Pyramid
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.tasks.images.data import Uniform
-from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segmenter, Segments
+from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segments
 
 
 class Pixels(nn.Module):
@@ -31,14 +31,11 @@ class Case(Segmentation):
     """One to four items of ten classes on a canvas, with the background as a class."""
 
     own_rate = ("backbone", 1.0)
+    mean, std = (MEAN / 255,) * 3, (STD / 255,) * 3
 
     def network(self) -> Any:
         """Build the network from random weights."""
         return Pixels(self.number("hidden_size"), self.number("num_classes"))
-
-    def build_model(self) -> nn.Module:
-        """Build the network for grey images."""
-        return Segmenter(self.network(), (MEAN / 255,) * 3, (STD / 255,) * 3)
 
     def dataset(self, *, train: bool) -> SegmentedSamples:
         """Return canvases of training images, half of them mirrored, or of test images."""

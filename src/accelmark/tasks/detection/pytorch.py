@@ -26,7 +26,7 @@ from accelmark.frameworks.pytorch.model.causal_attention import with_padding
 from accelmark.frameworks.pytorch.model.pretrained import backbone_config
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
-from accelmark.tasks.images.data import MEAN, STD, Uniform
+from accelmark.tasks.images.data import Uniform
 from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork, DenseTask, FullPrecision, sum_of_outputs
 from accelmark.tasks.metrics import box_precision
 
@@ -292,9 +292,6 @@ class BoxedSamples:
 class Detection(DenseTask):
     """Detection on COCO's layout; a case states the network, how images are changed, and how boxes are read out."""
 
-    mean: ClassVar[Sequence[float]] = MEAN
-    std: ClassVar[Sequence[float]] = STD
-    """Of the channels, for values from 0 to 1."""
     own_rate = ("backbone", 0.1)
     scales: ClassVar[Sequence[int]] = ()
     """Sizes in 20ths of ``image_size``, rounded down to multiples of 32: one at random for each training batch."""

@@ -52,6 +52,9 @@ class DenseTask(TaskFamily):
     """Name of the data set with published weights."""
     backbone_name: ClassVar[str] = ""
     """Name of the part that starts from published weights; empty: all of the network."""
+    mean: ClassVar[Sequence[float]] = MEAN
+    std: ClassVar[Sequence[float]] = STD
+    """Of the channels, for values from 0 to 1."""
     own_rate: ClassVar[tuple[str, float]]
     """A part of the names of weights, between dots, and the factor of their learning rate."""
 

@@ -130,7 +130,7 @@ class Segmentation(DenseTask):
 
     def build_model(self) -> nn.Module:
         """Build the network."""
-        return Segmenter(self.network())
+        return Segmenter(self.network(), self.mean, self.std)
 
     def dataset(self, *, train: bool) -> SegmentedSamples:
         """Return the images of ``training`` or of ``validation``."""
@@ -215,7 +215,7 @@ class MaskClassification(Segmentation):
         """Build the network on the default device, which some of its weights ignore."""
         net: Any = self.network()
         net.criterion = FullPrecision(net.criterion)
-        return Segmenter(net.to(torch.get_default_device()))
+        return Segmenter(net.to(torch.get_default_device()), self.mean, self.std)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the model's own loss, normalised by the masks of the rank's batch; ``sum_of_outputs`` on meta."""
