@@ -148,17 +148,7 @@ def documents_of(tokens: Tensor, end_of_document: int) -> tuple[Tensor, Tensor]:
     return documents, index - (index * is_first).cummax(1).values
 
 
-class ChunkedNextToken(NextToken):
-    """Next-token prediction with a :class:`CausalLm`, whose loss in training is computed in chunks of the logits."""
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross entropy of a token, in nats; fp16 uses whole logits, as chunks lack the loss scale."""
-        tokens = batch[self.tokens].long()
-        in_chunks = self.settings.precision != "fp16"
-        return model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
-
-
-class Pretraining(ChunkedNextToken):
+class Pretraining(NextToken):
     """Pretraining of a decoder from random weights on token shards; a case states configuration class and data.
 
     The settings under ``model`` are the architecture, by their names here (``_NAMES``) or those of the configuration
@@ -203,6 +193,12 @@ class Pretraining(ChunkedNextToken):
         if directory is None or torch.get_default_device().type == "meta":
             return CausalLm.initialized(self.config(), self.place.shared_seed, end)
         return CausalLm.pretrained(self.config(), directory / "hf", end)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of a token, in nats; fp16 uses whole logits, as chunks lack the loss scale."""
+        tokens = batch[self.tokens].long()
+        in_chunks = self.settings.precision != "fp16"
+        return model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the layers of the decoder."""

@@ -206,37 +206,10 @@ class SegFormer(Segmentation):
 
 
 class MaskClassification(Segmentation):
-    """Segmentation by models of transformers that predict a set of masks with a class each, such as MaskFormer's."""
+    """Segmentation by a model that predicts a set of masks with a class each: Mask2Former on a Swin-T, or the case's."""
 
     backbone_name = "model.pixel_level_module.encoder"
     own_rate = (backbone_name, 0.1)
-
-    def build_model(self) -> nn.Module:
-        """Build the network on the default device, which some of its weights ignore."""
-        net: Any = self.network()
-        net.criterion = FullPrecision(net.criterion)
-        return Segmenter(net.to(torch.get_default_device()), self.mean, self.std)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's own loss, normalised by the masks of the rank's batch; ``sum_of_outputs`` on meta."""
-        if batch["image"].is_meta:
-            return sum_of_outputs(model, batch["image"])
-        present = [segments[segments > 0].unique() for segments in batch["segments"]]
-        pairs = zip_strict(batch["segments"], present)
-        masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
-        outputs = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
-        return outputs.loss.sum()
-
-    def scores(self, model: nn.Module, image: Tensor) -> Tensor:
-        """Return the sum over queries of class probability times mask."""
-        outputs = model(image)
-        classes = outputs.class_queries_logits.softmax(2)[..., :-1]
-        return torch.einsum("bqc,bqhw->bchw", classes, outputs.masks_queries_logits.sigmoid())
-
-
-class Mask2Former(MaskClassification):
-    """A Swin-T, a decoder of pixels by deformable attention, and a Transformer that predicts a set of masks."""
-
     block_class = "Mask2FormerMaskedAttentionDecoderLayer"
 
     def network(self) -> PreTrainedModel:
@@ -264,6 +237,28 @@ class Mask2Former(MaskClassification):
         backbone = self.with_weights(net, new=("hidden_states_norms",))
         backbone.swin.layernorm.requires_grad_(False)  # whose output is not used
         return net
+
+    def build_model(self) -> nn.Module:
+        """Build the network on the default device, which some of its weights ignore."""
+        net: Any = self.network()
+        net.criterion = FullPrecision(net.criterion)
+        return Segmenter(net.to(torch.get_default_device()), self.mean, self.std)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the model's own loss, normalised by the masks of the rank's batch; ``sum_of_outputs`` on meta."""
+        if batch["image"].is_meta:
+            return sum_of_outputs(model, batch["image"])
+        present = [segments[segments > 0].unique() for segments in batch["segments"]]
+        pairs = zip_strict(batch["segments"], present)
+        masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
+        outputs = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
+        return outputs.loss.sum()
+
+    def scores(self, model: nn.Module, image: Tensor) -> Tensor:
+        """Return the sum over queries of class probability times mask."""
+        outputs = model(image)
+        classes = outputs.class_queries_logits.softmax(2)[..., :-1]
+        return torch.einsum("bqc,bqhw->bchw", classes, outputs.masks_queries_logits.sigmoid())
 
 
 def _at_size(scores: Tensor, size: Any) -> Tensor:
