@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -244,6 +244,7 @@ def centred(boxes: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArra
 
 
 _SYNTHETIC_BOXES: Final = 8
+_SCALES: Final = range(15, 26)
 Labels = list[dict[str, Tensor]]
 
 
@@ -293,34 +294,14 @@ class Detection(DenseTask):
     """Detection on COCO's layout; a case states the network, how images are changed, and how boxes are read out."""
 
     own_rate = ("backbone", 0.1)
-    scales: ClassVar[Sequence[int]] = ()
-    """Sizes in 20ths of ``image_size``, rounded down to multiples of 32: one at random for each training batch."""
-    independent_classes: ClassVar[bool] = False
-    """Whether a query has a probability for each class; else for one of the classes or none."""
 
     @abstractmethod
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
         """Return a sample at the size for the model, in training at random."""
 
     def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return score, class and query of each detection, each of shape (batch, detections).
-
-        With independent classes these are as many best pairs of query and class as there are queries.
-        """
-        if not self.independent_classes:
-            return best_classes(logits)
-        score, chosen = logits.sigmoid().flatten(1).topk(logits.shape[1])
-        return score, chosen % logits.shape[2], chosen // logits.shape[2]
-
-    def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
-        """Scale a batch to one of ``scales``; empty: it is not changed."""
-        if not self.scales:
-            return batch
-        part = self.scales[int(torch.randint(len(self.scales), (), generator=random))]
-        side = self.number("image_size") * part // 20 // 32 * 32
-        images = {"image": batch["image"], "mask": batch["mask"][:, None]}
-        scaled = {name: F.interpolate(each.float(), size=(side, side)).to(torch.uint8) for name, each in images.items()}
-        return {**batch, "image": scaled["image"], "mask": scaled["mask"][:, 0]}
+        """Return score, class and query of each detection, each of shape (batch, detections); here of each query."""
+        return best_classes(logits)
 
     @property
     def synthetic_size(self) -> tuple[int, int]:
@@ -425,8 +406,6 @@ class RtDetr(Detection):
 
     backbone_name = "model.backbone.model"
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    scales = range(15, 26)
-    independent_classes = True
 
     def network(self) -> PreTrainedModel:
         """Build RT-DETR-R50 (Zhao et al. 2023, arXiv:2304.08069)."""
@@ -455,6 +434,19 @@ class RtDetr(Detection):
         """Return a square, in training with other colours, crops and flips."""
         size = self.number("image_size")
         return distorted(scene, size, uniform) if train else scene.resized(size, size)
+
+    def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
+        """Scale a batch to 15 to 25 20ths of ``image_size``, rounded down to multiples of 32."""
+        part = _SCALES[int(torch.randint(len(_SCALES), (), generator=random))]
+        side = self.number("image_size") * part // 20 // 32 * 32
+        images = {"image": batch["image"], "mask": batch["mask"][:, None]}
+        scaled = {name: F.interpolate(each.float(), size=(side, side)).to(torch.uint8) for name, each in images.items()}
+        return {**batch, "image": scaled["image"], "mask": scaled["mask"][:, 0]}
+
+    def scored(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the best pairs of query and class, whose probabilities are independent: as many as queries."""
+        score, chosen = logits.sigmoid().flatten(1).topk(logits.shape[1])
+        return score, chosen % logits.shape[2], chosen // logits.shape[2]
 
 
 def best_classes(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

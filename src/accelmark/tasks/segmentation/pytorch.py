@@ -206,7 +206,7 @@ class SegFormer(Segmentation):
 
 
 class MaskClassification(Segmentation):
-    """Segmentation by a model that predicts a set of masks with a class each: Mask2Former on a Swin-T, or the case's."""
+    """Segmentation by a model that predicts a set of masks with a class each: Mask2Former, or the case's."""
 
     backbone_name = "model.pixel_level_module.encoder"
     own_rate = (backbone_name, 0.1)
