@@ -12,9 +12,11 @@ from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 from tests.cases.tiny_data import npy, tar
 
-pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
 pytest.importorskip("diffusers")
 pytest.importorskip("torch_geometric")
+import pyarrow as pa
+
 from accelmark.cases.graph_mini.pytorch import nearest
 from accelmark.tasks.generation.pytorch import CaptionedLatents, EncodedRows
 from accelmark.tasks.graph.pytorch import Incoming, Relation, sample_neighbourhood, synthetic_trees
