@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import struct
-import wave
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -263,16 +262,6 @@ def test_translation_mini_learns(tmp_path: Path, names: Path) -> None:
 LETTER_S = 0.12
 
 
-def write_prompt(path: Path, text: str, rate_hz: int = RATE_HZ) -> None:
-    """Write a recording in which each letter is a tone of its own."""
-    times = np.arange(round(LETTER_S * RATE_HZ)) / RATE_HZ
-    tones = [np.sin(2 * np.pi * 300 * (1 + "abcd ".index(letter)) * times) for letter in text]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, rate_hz, 0, "NONE", ""))
-        file.writeframes((8000 * np.concatenate(tones)).astype("<i2").tobytes())
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Mapping[str, Path]:
     """Prompts of three and four letters, and transcripts with one more that was not recorded."""
@@ -280,7 +269,8 @@ def data(tmp_path: Path) -> Mapping[str, Path]:
     lines = ["; a comment", "missing: Nobody said this."]
     for number, text in enumerate(texts):
         name = f"digits/{number}" if number % 2 else f"prompt-{number}"
-        write_prompt(tmp_path / "prompts" / f"{name}.wav", text)
+        hertz = [300 * (1 + "abcd ".index(letter)) for letter in text]
+        tiny_data.save_tones(tmp_path / "prompts" / f"{name}.wav", hertz, LETTER_S, RATE_HZ)
         lines.append(f"{name}: {text.capitalize()}.")
     (tmp_path / "transcripts").mkdir()
     (tmp_path / "transcripts" / TRANSCRIPTS).write_text("\n".join(lines), encoding="utf-8")

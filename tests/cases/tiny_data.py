@@ -246,8 +246,14 @@ def wmt14(root: Path) -> Mapping[str, Path]:
 
 def save_tone(path: Path, words: list[str], rate: int = RATE_HZ) -> None:
     """Write a recording of 0.2 s a word, each word a tone of its own."""
-    time = np.arange(rate // 5) / rate
-    tones = [np.sin(2 * np.pi * (200 + 150 * WORDS.index(word)) * time) for word in words]
+    save_tones(path, [200 + 150 * WORDS.index(word) for word in words], 0.2, rate)
+
+
+def save_tones(path: Path, hertz: Iterable[float], seconds: float, rate: int) -> None:
+    """Write a recording of tones one after another."""
+    time = np.arange(round(seconds * rate)) / rate
+    tones = [np.sin(2 * np.pi * each * time) for each in hertz]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, rate, 0, "NONE", "not compressed"))
         file.writeframes((np.concatenate(tones) * 8000).astype("<i2").tobytes())
