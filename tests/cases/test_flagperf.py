@@ -24,9 +24,8 @@ from accelmark.frameworks.pytorch.model.pretrained import load_megatron_gpt2
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.language.data import MaskedSamples
-from accelmark.tasks.language.pytorch_decoder import Cpm
+from accelmark.tasks.language.pytorch_decoder import Cpm, MaskedLm
 from accelmark.tasks.metrics import IGNORED
-from accelmark.tasks.text.pytorch import MaskedLm
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, run, value_of
 from tests.cases.test_definitions import SMALL, case_of
