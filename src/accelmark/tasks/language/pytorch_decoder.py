@@ -1,4 +1,4 @@
-"""Next-token prediction with a causal decoder of transformers: pretraining, low-rank tuning, last words; masked tokens."""
+"""Language models of transformers: causal decoders in pretraining, low-rank tuning and on last words; masked tokens."""
 
 from __future__ import annotations
 
