@@ -14,7 +14,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -57,12 +57,12 @@ _KERNEL_AXES: Final = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1)}
 
 
 @final
+@dataclass
 class DeviceLosses:
     """Losses that stay on the device until a window is read."""
 
-    def __init__(self, fetch: Callable[[list[Any]], Callable[[], list[float]]]) -> None:
-        """``fetch`` starts copying losses; the returned function waits for them."""
-        self.fetch = fetch
+    fetch: Callable[[list[Any]], Callable[[], list[float]]]
+    """Starts copying losses; the returned function waits for them."""
 
     def keep(self, loss: Any) -> Any:
         """Return the loss."""

@@ -144,7 +144,12 @@ class MindSporeBackend(ArrayBackend):
         """Take one optimizer step over some batches; the ranks add up their gradients once."""
         share = 1.0 / len(batches)
         scale = Tensor(share, ms.float32) if self._scaler is None else share * self._scaler.scale_value
-        sums = self._scaled_sums(batches, scale)
+        sums: tuple[Tensor, ...] = ()
+        for number, batch in enumerate(batches):
+            self._draw(number)
+            loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
+            new = (loss, *gradients)
+            sums = tuple(map(ops.add, sums, new)) if sums else new
         total, gradients = sums[0], sums[1:]
         if self.world_size > 1:
             if self.immediate:
@@ -170,16 +175,6 @@ class MindSporeBackend(ArrayBackend):
         if self.immediate:
             self.synchronize()
         return total if self._scaler is None else total / (scale / share)
-
-    def _scaled_sums(self, batches: list[Batch], scale: Tensor) -> tuple[Tensor, ...]:
-        """Return the sums of losses and of gradients, each times ``scale``."""
-        sums: tuple[Tensor, ...] = ()
-        for number, batch in enumerate(batches):
-            self._draw(number)
-            loss, gradients = self._graph(tuple(batch))(scale, *batch.values())
-            new = (loss, *gradients)
-            sums = tuple(map(ops.add, sums, new)) if sums else new
-        return sums
 
     def _graph(self, names: tuple[str, ...]) -> Callable[..., Any]:
         if names not in self._graphs:

@@ -236,9 +236,6 @@ class _Order:
         self.epoch = 0
         self.skip = 0
 
-    def __len__(self) -> int:
-        return self._share.num_batches - self.skip
-
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
         for indices in self._share.indices(TORCH.permutation, epoch, self.skip):

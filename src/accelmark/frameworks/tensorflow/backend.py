@@ -261,7 +261,8 @@ class TensorFlowBackend(ArrayBackend):
         self._ranks = ranks = Ranks(self.job, self.precision, self.threads, self.place)
         if self.place.world_size > 1:
             if ranks.is_cpu:
-                self.clock, self.own_end = HostClock(), self._gradients_ready
+                self.clock = HostClock()  # and when the gradients of the last step were ready by it
+                self.own_end = lambda: time.monotonic_ns() - int((time.time() - float(self._ready)) * 1e9)
             else:  # a graph is still being computed when its call returns
                 self.own_part_unknown = "TensorFlow marks the end of a rank's own part on CPUs only"
         if not ranks.is_cpu:
@@ -306,11 +307,6 @@ class TensorFlowBackend(ArrayBackend):
         halves = tf.constant((seed % 2**31, seed // 2**31), tf.int32)
         loss, self._ready = self._step_graph.take(batches, tf.constant(learning_rate, tf.float32), halves)
         return loss
-
-    def _gradients_ready(self) -> int:
-        """Return when the gradients of the last step were computed, before their exchange, by the monotonic clock."""
-        ago_s = time.time() - float(self._ready)
-        return time.monotonic_ns() - int(ago_s * 1e9)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

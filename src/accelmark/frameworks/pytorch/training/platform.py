@@ -153,22 +153,17 @@ def join_ranks(
     if ranks.world_size == 1 and not needed:
         return None
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{collectives}"
-    meeting = store or (HashStore() if ranks.world_size == 1 else _meeting_store(ranks))
-    dist.init_process_group(backend, store=meeting, rank=ranks.rank, world_size=ranks.world_size)
+    if store is None and ranks.world_size > 1:
+        host, _, port = os.environ[COORDINATOR].rpartition(":")
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
+        if ranks.local_world_size == ranks.world_size:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = TCPStore(host, int(port), ranks.world_size, ranks.rank == 0, timedelta(seconds=_JOIN_S))
+        store.set_timeout(default_pg_timeout)
+    dist.init_process_group(backend, store=store or HashStore(), rank=ranks.rank, world_size=ranks.world_size)
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     return group
-
-
-def _meeting_store(ranks: RankPlace) -> Store:
-    """Return the store of all ranks, which rank 0 opens, and set variables as torchrun does."""
-    host, _, port = os.environ[COORDINATOR].rpartition(":")
-    os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if ranks.local_world_size == ranks.world_size:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = TCPStore(host, int(port), ranks.world_size, ranks.rank == 0, timedelta(seconds=_JOIN_S))
-    store.set_timeout(default_pg_timeout)
-    return store
 
 
 @final
