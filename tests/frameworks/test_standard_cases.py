@@ -77,28 +77,22 @@ with layers.building(0, tensorflow.bfloat16):
 """,
 }
 """Framework -> a program that counts the parameters of ``case``."""
-CASE = """
+LAYERS = """
 import importlib, sys
+import numpy as np
 from accelmark.train.case import ArrayCase, case_class, use_layers
+
+layers = importlib.import_module(f"accelmark.frameworks.{sys.argv[1]}.layers")
+use_layers(layers)
+"""
+CASE = """
 from accelmark.spec.plugins.catalog import find, load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 
-name, framework = sys.argv[1:]
-layers = importlib.import_module(f"accelmark.frameworks.{framework}.layers")
-use_layers(layers)
+framework, name = sys.argv[1:]
 settings = TrainSettings.model_validate({**load_case(name).train.settings, "loader": {"synthetic": True}})
 case = case_class(find("cases", name).ref("train"), framework, ArrayCase)(settings, {}, RankPlace())
-"""
-
-
-LAYERS = """
-import importlib, sys
-import numpy as np
-from accelmark.train.case import use_layers
-
-layers = importlib.import_module(f"accelmark.frameworks.{sys.argv[1]}.layers")
-use_layers(layers)
 """
 BUILT = {
     "mindspore": """
@@ -183,8 +177,8 @@ def test_dropout_draws_by_seed_and_layer_and_in_the_right_share(framework: str) 
 
 @pytest.mark.parametrize(("case", "framework"), COUNTED_AT_FULL_SIZE)
 def test_a_case_has_the_published_parameters_and_operations_at_full_size(case: str, framework: str) -> None:
-    program = CASE + COUNTED[framework] + "\nprint(parameters, case.flops_per_sample())"
-    parameters, flops = run_program(framework, program, case, framework, timeout_s=600)[-1].split()
+    program = LAYERS + CASE + COUNTED[framework] + "\nprint(parameters, case.flops_per_sample())"
+    parameters, flops = run_program(framework, program, framework, case, timeout_s=600)[-1].split()
     expected, source = PARAMETERS[case]
     assert int(parameters) == expected, source
     train = load_case(case).train

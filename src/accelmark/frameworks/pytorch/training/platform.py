@@ -10,7 +10,6 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -18,8 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
-from torch.distributed.constants import default_pg_timeout
+from torch._C._distributed_c10d import HashStore, Store
 
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
@@ -36,7 +34,6 @@ _FP32_SWITCHES: Final = (
 """Switches of ``torch.backends`` for how fp32 work is computed."""
 _MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
 """Declared precision -> values of those switches that keep it."""
-_JOIN_S: Final = 300.0
 
 
 def device_functions(device: str | torch.device) -> Any:
@@ -159,9 +156,9 @@ def join_ranks(
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
         if ranks.local_world_size == ranks.world_size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = TCPStore(host, int(port), ranks.world_size, ranks.rank == 0, timedelta(seconds=_JOIN_S))
-        store.set_timeout(default_pg_timeout)
-    dist.init_process_group(backend, store=store or HashStore(), rank=ranks.rank, world_size=ranks.world_size)
+    elif store is None:
+        store = HashStore()
+    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size)
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
     return group
 
