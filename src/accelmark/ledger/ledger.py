@@ -244,21 +244,6 @@ def _work(case: LoadedCase, first: RoundResult) -> dict[str, str]:
     return work
 
 
-def environment_of(run: LoadedRun) -> dict[str, str]:
-    """Return a record's statements about the machine and software of a run."""
-    first = next((result for case in run.cases for result in case.rounds), None)
-    if first is None:
-        return {}
-    host: Mapping[str, Any] = next(iter(first.environment.hosts), {})
-    started = first.environment.started
-    values = {
-        "os": host.get("os"), "python": host.get("python"), "cpu": (host.get("cpu") or {}).get("model"),
-        "cores": (host.get("cpu") or {}).get("usable_cores"), "drivers": ", ".join(map(str, host.get("drivers") or ())),
-        "framework": started.get("framework"), "framework version": started.get("framework_version"),
-    }  # fmt: skip
-    return {name: str(value) for name, value in values.items() if value not in (None, "")}
-
-
 def work_key(case: RecordedCase) -> tuple[object, ...]:
     """Return what two results have in common that can reproduce each other."""
     key = case.key
@@ -406,11 +391,20 @@ def _record(
     cases = recorded_cases(run)
     if not cases:
         raise RunError(f"{run.path}: has no round that could be read")
+    first = next(result for case in run.cases for result in case.rounds)
+    host: Mapping[str, Any] = next(iter(first.environment.hosts), {})
+    started, cpu = first.environment.started, host.get("cpu") or {}
+    environment = {
+        "os": host.get("os"), "python": host.get("python"), "cpu": cpu.get("model"), "cores": cpu.get("usable_cores"),
+        "drivers": ", ".join(map(str, host.get("drivers") or ())), "framework": started.get("framework"),
+        "framework version": started.get("framework_version"),
+    }  # fmt: skip
     summary = run.summary
     return Record(
         added_at=_now(), by=by, note=note, run=summary.run, run_id=run_id, started_at=summary.started_at,
         accelmark_version=summary.accelmark_version, evidence=evidence, signed_by=signed_by, registered=registered,
-        environment=environment_of(run), cases=cases,
+        cases=cases,
+        environment={name: str(value) for name, value in environment.items() if value not in (None, "")},
     )  # fmt: skip
 
 

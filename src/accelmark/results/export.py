@@ -96,17 +96,13 @@ def mllog_lines(
     yield from (_line(key, value, first) for key, value in submission.items())
     yield _line("init_start", None, first, kind=_BEGIN)
     yield from (_line(key, started.get(key), first) for key in ("train_samples", "eval_samples"))
-    yield from _training(events, work.target.metric if work.target else None, started.get("train_samples"))
-
-
-def _training(events: Sequence[PerfLogRecord], metric: str | None, epoch_samples: int | None) -> Iterator[str]:
-    """Yield the lines after initialisation, with a block between evaluations."""
-    samples, reached, started = 0, False, False
-    block: tuple[int, int] | None = None  # first sample and begin of the block
+    metric, epoch_samples = work.target.metric if work.target else None, started.get("train_samples")
+    samples, reached, began_training = 0, False, False
+    block: tuple[int, int] | None = None  # between evaluations: first sample and begin
     for event in events:
         name, value, time_ms = event.event, event.value, int(event.time_ms)
-        if name == Event.TRAIN_START and not started:  # a resumed run has several, the first counts
-            started = True
+        if name == Event.TRAIN_START and not began_training:  # a resumed run has several, the first counts
+            began_training = True
             yield _line("init_stop", None, time_ms, kind=_END)
             yield _line("run_start", None, time_ms, kind=_BEGIN)
             block = 0, time_ms

@@ -168,7 +168,27 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
     """Read one rank's log, including the earlier attempts that its last attempt continued."""
     log = TrainLog(RankEnd(rank))
     for source in logs_of_attempts(path):
-        log = _read_on(log, source)
+        reader, end = PerfLogReader(source), RankEnd(rank)
+        log, first = replace(log, end=end), len(log.attempts)
+        for record in reader:
+            if len(log.attempts) == first or (
+                record.event == Event.INIT_START
+                and (bool(log.end.started or log.end.finished) or log.attempts[-1].train_start_ms is not None)
+            ):
+                begin = record.value.get("process_start_mono_ms", record.mono_ms)
+                log.attempts.append(Attempt(float(begin), record.mono_ms))
+                end.finished = None
+            if first and record.event == Event.TRAIN_START and not record.value.get("resumed"):  # from the beginning
+                log, first = TrainLog(end, log.attempts[first:]), 0
+            attempt = log.attempts[-1]
+            attempt.last_ms = max(attempt.last_ms, record.mono_ms)
+            note_time(attempt.times, record)
+            try:
+                _add(log, attempt, record)
+            except (ValidationError, TypeError, ValueError):
+                end.malformed += 1
+        end.malformed += reader.report.malformed
+        end.malformed_lines, end.truncated = reader.report.malformed_lines, reader.report.truncated
     return log
 
 
@@ -176,32 +196,6 @@ def logs_of_attempts(path: Path) -> list[Path]:
     """Return the logs of a rank in ``attempt<N>/`` of its round, where ``resume`` has moved them, and then its own."""
     logs = path.parent.parent.glob(f"attempt*/*/{path.name}")
     return [*sorted(logs, key=lambda log: int(log.parent.parent.name.removeprefix("attempt"))), path]
-
-
-def _read_on(before: TrainLog, path: Path) -> TrainLog:
-    """Append the attempts of another log to ``before``; a log that starts from the beginning replaces them."""
-    reader, end = PerfLogReader(path), RankEnd(before.end.rank)
-    log, first = replace(before, end=end), len(before.attempts)
-    for record in reader:
-        if len(log.attempts) == first or (
-            record.event == Event.INIT_START
-            and (bool(log.end.started or log.end.finished) or log.attempts[-1].train_start_ms is not None)
-        ):
-            begin = record.value.get("process_start_mono_ms", record.mono_ms)
-            log.attempts.append(Attempt(float(begin), record.mono_ms))
-            end.finished = None
-        if first and record.event == Event.TRAIN_START and not record.value.get("resumed"):
-            log, first = TrainLog(end, log.attempts[first:]), 0
-        attempt = log.attempts[-1]
-        attempt.last_ms = max(attempt.last_ms, record.mono_ms)
-        note_time(attempt.times, record)
-        try:
-            _add(log, attempt, record)
-        except (ValidationError, TypeError, ValueError):
-            end.malformed += 1
-    end.malformed += reader.report.malformed
-    end.malformed_lines, end.truncated = reader.report.malformed_lines, reader.report.truncated
-    return log
 
 
 def _add(log: TrainLog, attempt: Attempt, record: PerfLogRecord) -> None:

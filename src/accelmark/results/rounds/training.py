@@ -432,8 +432,15 @@ def train_round(
     per_step = work.settings.samples_per_step(job.key.world_size)
     rank_times = rank_times_unknown = None
     if timeline is not None:
-        figures = _figures(job, work, timeline, checked, precision)
         units = timeline.num_samples * work.units_per_sample
+        figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, work, checked)
+        figures |= compute_figures(job, timeline, figures[F.THROUGHPUT_PER_DEVICE], precision)
+        took_s = checked.duration_s if checked is not None else None
+        figures[F.REEVALUATION_TIME] = value(took_s, "its weights were not evaluated after the round")
+        peaks = [end.peak_device_memory_mib for _, end in ends if end.peak_device_memory_mib is not None]
+        why = f"the framework reports no peak allocation on {job.device_type}"
+        why = why if ends else "no rank wrote a FINISHED event, which has the peak allocation"
+        figures[F.PEAK_DEVICE_MEMORY] = value(max(peaks, default=None), why)
         consumed, warnings = consumption_figures(hosts, units, job.device_type, no_telemetry)
         figures |= consumed
         if isinstance(work, ExternalJob):
@@ -471,22 +478,6 @@ def train_round(
         num_steps=timeline.num_steps if timeline else 0, num_samples=timeline.num_samples if timeline else 0,
         num_devices=job.key.world_size, rank_times=rank_times, rank_times_unknown=rank_times_unknown,
     )  # fmt: skip
-
-
-def _figures(
-    job: JobSpec, train: TrainingWork, timeline: Timeline, checked: Reevaluation | None, precision: str
-) -> Figures:
-    units = timeline.num_samples * train.units_per_sample
-    figures = time_figures(timeline, units, job.key.world_size) | outcome_figures(timeline, train, checked)
-    figures |= compute_figures(job, timeline, figures[F.THROUGHPUT_PER_DEVICE], precision)
-    took_s = checked.duration_s if checked is not None else None
-    figures[F.REEVALUATION_TIME] = value(took_s, "its weights were not evaluated after the round")
-    finished = [end.finished for end in timeline.ranks if end.finished]
-    peaks = [end.peak_device_memory_mib for end in finished if end.peak_device_memory_mib is not None]
-    why = f"the framework reports no peak allocation on {job.device_type}"
-    why = why if finished else "no rank wrote a FINISHED event, which has the peak allocation"
-    figures[F.PEAK_DEVICE_MEMORY] = value(max(peaks, default=None), why)
-    return figures
 
 
 def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
