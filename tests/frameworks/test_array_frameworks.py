@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from accelmark.spec.plugins.catalog import FolderRef
+from accelmark.frameworks.pytorch.optimizers import build_optimizer
+from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.rounds.timeline import read_timeline
+from accelmark.results.rounds.training import times_of_ranks
+from accelmark.spec.plugins.catalog import FolderRef, load_framework, load_vendor
+from accelmark.spec.settings.training import OptimizerSettings
 from tests.cases.tiny_data import write_idx
-from tests.frameworks.environments import framework_environment, run_accelmark
+from tests.frameworks.environments import framework_environment, run_accelmark, run_program
 from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
 from tests.frameworks.rank_jobs import (
     Events,
     final_state,
     losses,
+    rank_command,
     rank_events,
     rank_job,
     run_job,
@@ -222,3 +231,222 @@ def test_a_vendors_hooks_replace_the_frameworks_and_are_recorded(
     (refused,) = values(run_job(job), "FINISHED")
     assert refused["state"] == "failed"
     assert "Extern may replace convert_model, create_optimizer, train_step only" in refused["message"]
+
+
+SLOW_CASE = """
+from accelmark.cases.llama_mini.arrays import Case as Standard
+
+class Case(Standard):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+"""
+SLOW = {
+    "jax": """
+        import jax, jax.numpy as jnp
+        try:
+            rounds = jnp.where(jax.lax.axis_index("data") == 1, 12, 0)
+        except NameError:  # not in a step of several ranks
+            return loss
+        begin = jnp.eye(512) * jax.lax.stop_gradient(loss)
+        return loss + 0.0 * jax.lax.fori_loop(0, rounds, lambda _, x: jnp.tanh(x @ x), begin).sum()
+""",
+    "mindspore": """
+        if self.place.rank == 1:
+            x = ops.eye(512, 512, ms.float32) * ops.stop_gradient(loss)
+            for _ in range(240):
+                x = ops.tanh(ops.matmul(x, x))
+            loss = loss + 0.0 * x.sum()
+        return loss
+
+import mindspore as ms
+from mindspore import ops
+""",
+    "tensorflow": """
+        import tensorflow as tf
+        x = tf.eye(512) * tf.stop_gradient(loss)
+        for _ in range(12 if self.place.rank == 1 else 0):
+            x = tf.tanh(x @ x)
+        return loss + 0.0 * tf.reduce_sum(x)
+""",
+    "paddle": """
+        import paddle
+        x = paddle.eye(512) * loss.detach()
+        for _ in range(12 if self.place.rank == 1 else 0):
+            x = paddle.tanh(x @ x)
+        return loss + 0.0 * x.sum()
+""",
+}
+"""Cases whose rank 1 multiplies matrices besides."""
+
+
+def test_a_rank_that_computes_longer_is_named(framework: str, plays: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / f"{framework}.py").write_text(SLOW_CASE + SLOW[framework])
+    case = FolderRef(name="slow", path=folder, sha256="0" * 64)
+    num_steps = 30 if framework == "mindspore" else 100
+    settings = {**SMALL, "batch_size": 4, "end.max_steps": num_steps, "log_every_steps": 10}
+    job = rank_job(framework, tmp_path / "two", "llama_mini", {"shakespeare": plays}, settings, case=case)
+    events = run_job(job, num_ranks=2)
+    assert values(events, "FINISHED")[0]["state"] == "completed", values(events, "FINISHED")
+    node = NodeDir(job.parent, "n1", 0, None, None)
+    timeline = read_timeline(node.rank_logs())
+    assert timeline is not None
+    found, why = times_of_ranks(timeline, [node])
+    assert found is not None, why
+    fast, slow = found.ranks
+    assert slow.own_ms > 2 * fast.own_ms, found
+    assert fast.wait_ms > (slow.own_ms - fast.own_ms) / 2, found
+    assert found.straggler is not None
+    assert (found.straggler.rank, found.straggler.cause) == (1, "computation")
+
+
+def test_a_run_of_jax_too_short_for_a_traced_step_says_so(plays: Path, tmp_path: Path) -> None:
+    settings = {**SMALL, "batch_size": 4, "end.max_steps": 3}
+    job = rank_job("jax", tmp_path / "two", "llama_mini", {"shakespeare": plays}, settings)
+    run_job(job, num_ranks=2)
+    timeline = read_timeline(NodeDir(job.parent, "n1", 0, None, None).rank_logs())
+    assert timeline is not None
+    assert "no step was traced" in (times_of_ranks(timeline, [])[1] or "")
+
+
+PADDLE_OPTIMIZED = """
+import json, sys
+from types import SimpleNamespace
+import numpy as np, paddle
+from accelmark.frameworks.paddle.hooks import Hooks
+from accelmark.spec.settings.training import OptimizerSettings
+
+optimizer, clip = json.loads(sys.argv[1])
+settings = SimpleNamespace(optimizer=OptimizerSettings.model_validate(optimizer), gradient_clip_norm=clip)
+model = paddle.nn.Linear(4, 3)
+model.weight.set_value(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
+model.bias.set_value(np.linspace(0.5, 1, 3, dtype=np.float32))
+optimizer = Hooks(SimpleNamespace(settings=settings, place=None)).create_optimizer(model)
+x = paddle.to_tensor(np.linspace(-2, 3, 8, dtype=np.float32).reshape(2, 4))
+for _ in range(5):
+    (model(x) ** 2).sum().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+print(json.dumps([model.weight.numpy().tolist(), model.bias.numpy().tolist()]))
+"""
+
+
+def test_gradient_accumulation_with_recomputation_on_two_ranks_of_paddle_equals_a_larger_batch(
+    plays: Path, tmp_path: Path
+) -> None:
+    data, over = {"shakespeare": plays}, {**SMALL, "batch_size": 2}
+    over |= {"gradient_accumulation_steps": 2, "activation_checkpointing": "full"}
+    job = rank_job("paddle", tmp_path / "two", "llama_mini", data, over)
+    run_job(job, num_ranks=2)
+    together = np.mean([losses(rank_events(job, rank)) for rank in (0, 1)], axis=0)
+    whole = run_job(rank_job("paddle", tmp_path / "one", "llama_mini", data, SMALL))
+    assert together[-1] < together[0]
+    np.testing.assert_allclose(together, losses(whole), rtol=2e-5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+        {"name": "adam", "lr": 0.05, "weight_decay": 0.1, "decay_norm_and_bias": False},
+        {"name": "adamw", "lr": 0.05, "weight_decay": 0.1, "decay_norm_and_bias": False},
+        {"name": "lamb", "lr": 0.05, "weight_decay": 0.1, "eps": 1e-6, "decay_norm_and_bias": False},
+    ],
+    ids=lambda settings: settings["name"] if isinstance(settings, dict) else None,
+)
+def test_optimizers_of_paddle_compute_what_pytorchs_compute(settings: dict[str, Any], clip: float | None) -> None:
+    weight, bias = json.loads(run_program("paddle", PADDLE_OPTIMIZED, json.dumps([settings, clip]))[-1])
+    model = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.linspace(-1, 1, 12).view(4, 3).T)
+        model.bias.copy_(torch.linspace(0.5, 1, 3))
+    optimizer = build_optimizer(model, OptimizerSettings.model_validate(settings), torch.device("cpu"))
+    for _ in range(5):
+        (model(torch.linspace(-2, 3, 8).view(2, 4)) ** 2).sum().backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    np.testing.assert_allclose(weight, model.weight.detach().numpy().T, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(bias, model.bias.detach().numpy(), rtol=2e-4, atol=2e-5)
+
+
+MOCK = """
+import json, os, runpy, sys, time
+import mindspore as ms
+from mindspore import communication
+from mindspore.device_context.ascend import op_precision
+
+real = {"set_device": ms.set_device, "init": communication.init}
+VARIABLES = ("MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM", "RANK_ID", "RANK_SIZE", "DEVICE_ID")
+
+def note(call):
+    with open(f"calls{os.environ['RANK']}.jsonl", "a") as file:
+        file.write(json.dumps(call) + "\\n")
+
+def noted(name, then=lambda *values: None):
+    def call(*values):
+        note([name, *values])
+        return then(*values)
+    return call
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+    def record(self):
+        self.at = time.monotonic()
+    def synchronize(self):
+        pass
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1000
+
+ms.set_device = noted("set_device", lambda target, index: real["set_device"]("CPU", 0))
+for name in ("precision_mode", "matmul_allow_hf32", "conv_allow_hf32"):
+    setattr(op_precision, name, noted(name))
+communication.init = noted(
+    "init", lambda backend: (note([os.environ[name] for name in VARIABLES]), real["init"]("mccl"))
+)
+ms.hal.get_device_name = lambda: "Ascend910B3"
+ms.runtime.Event, ms.runtime.max_memory_allocated = Event, lambda: 5 * 2**20
+sys.argv = ["rank", sys.argv[1]]
+runpy.run_module("accelmark.train.loop.rank", run_name="__main__")
+"""
+"""A MOCK of Ascend: no such device is here, so MindSpore's calls for one are noted and go to the CPU.
+
+It shows which calls the backend makes, in which order and with which values; it does not show that they work there.
+"""
+DEVICE = ["set_device", "precision_mode", "matmul_allow_hf32", "conv_allow_hf32", "init"]
+
+
+def test_the_vendor_declares_mindspores_names_of_its_device() -> None:
+    device = load_vendor("ascend").frameworks["mindspore"]
+    assert (device.device_type, device.collective_backend) == ("Ascend", "hccl")
+    assert not {"ascend", "Ascend"} & set(load_framework("mindspore").devices)
+
+
+def test_ranks_open_their_own_ascend_device_with_hccl_and_no_hf32(plays: Path, tmp_path: Path) -> None:
+    data = {"shakespeare": plays}
+    changed = {"device_type": "Ascend", "collective_backend": "hccl", "vendor": "ascend"}
+    settings: dict[str, Any] = {**SMALL, "precision": "tf32"}
+    job = rank_job("mindspore", tmp_path / "mock", "llama_mini", data, settings, **changed)
+    command, variables = rank_command(job, 2, MOCK)
+    done = subprocess.run(command, env=variables, cwd=job.parent, timeout=400, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    for rank in range(2):
+        calls = [json.loads(line) for line in (job.parent / f"calls{rank}.jsonl").read_text().splitlines()]
+        expected: list[list[object]] = [["Ascend", rank], ["must_keep_origin_dtype"], [False], [False], ["hccl"]]
+        assert [call for call in calls if call[0] in DEVICE] == [
+            [name, *given] for name, given in zip(DEVICE, expected, strict=True)
+        ]
+        assert calls[-1] == ["MS_WORKER", str(rank), "2", str(rank), "2", str(rank)]
+    events = rank_events(job, 0)
+    (started,), (finished,) = values(events, "INIT_END"), values(events, "FINISHED")
+    assert (started["device_type"], started["device_name"], started["device_index"]) == ("Ascend", "Ascend910B3", 0)
+    assert started["precision"] == "fp32", "not HF32, for which MindSpore has no name among the precisions"
+    assert finished["peak_device_memory_mib"] == 5
+    on_cpu = rank_job("mindspore", tmp_path / "cpu", "llama_mini", data, {**settings, "precision": "fp32"})
+    run_job(on_cpu, num_ranks=2)
+    for rank in range(2):
+        np.testing.assert_array_equal(losses(rank_events(job, rank)), losses(rank_events(on_cpu, rank)))

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accelmark.frameworks.paddle.launch import device_support, launch
 from accelmark.results.store.bundle import KEY_VARIABLE, write_manifest
 from accelmark.spec.errors import SpecError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, find, look_again
-from accelmark.spec.plugins.framework import LaunchRecord
+from accelmark.spec.plugins.framework import HostPlace, LaunchRecord
 from tests.frameworks import environments
 
 TOY = Path(__file__).with_name("toy")
@@ -185,3 +186,27 @@ def test_a_rank_that_the_launcher_kills_has_no_exit_code(tmp_path: Path) -> None
     launcher.terminate()
     assert launcher.wait(300) == 130
     assert record_of(tmp_path) == LaunchRecord(exit_codes={0: None, 1: None}, signal="SIGTERM")
+
+
+def host_place(num_ranks: int, interface: str | None = None) -> HostPlace:
+    return HostPlace(
+        nnodes=1, nproc=num_ranks, num_ranks=num_ranks, noderank=0, master_address="10.0.0.1", master_port=29500,
+        local_address=None, interface=interface, servers=(), python="python3", rank_command=["rank", "job.json"],
+    )  # fmt: skip
+
+
+def test_one_rank_starts_alone_and_several_by_the_process_launcher() -> None:
+    alone, several = launch(host_place(1)), launch(host_place(2, "eth0"))
+    assert list(alone.command) == ["rank", "job.json"]
+    assert alone.environment["WORLD_SIZE"] == "1"
+    assert list(several.command)[3:6] == ["accelmark.frameworks.process_launcher", "--nproc", "2"]
+    assert list(several.command)[-3:] == ["--", "rank", "job.json"]
+    assert list(several.command)[-5:-3] == ["--free-port", "PADDLE_MASTER"]
+    assert several.defaults["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_a_build_without_the_device_is_refused_with_the_package() -> None:
+    support = device_support("gpu", "3.3.1")
+    assert not support.works
+    assert support.reason == "Paddle 3.3.1 is a build without gpu: install paddlepaddle-gpu"
+    assert device_support("cpu", "3.3.1").works
