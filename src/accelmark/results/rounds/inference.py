@@ -258,8 +258,17 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
             notes.append("functional test: shorter than MLPerf requires")
         note = "; ".join(filter(None, notes)) if result is not None else "the scenario was not requested"
         figures[name] = Figure(value=result.figure if result is not None else None, reason=note or None)
-    computed = (inference, job.key.nproc) if inference.core.value is not None else (validation, 1)
-    return figures | _computation(job, infer, *computed) | _memory(job, log, hosts)
+    computed, num_devices = (inference, job.key.nproc) if inference.core.value is not None else (validation, 1)
+    rate, flops = computed.core.value, settings.flops / num_devices if settings.flops is not None else None
+    peak = getattr(job.chip.peaks, settings.precision, None) if job.chip is not None else None
+    ceiling, why_no_ceiling = measured_ceiling(job, settings.precision)
+    why_not = computed.core.reason or "the case states no flops"
+    achieved = None if rate is None or flops is None else rate * flops / 1e12
+    figures |= {
+        F.ACHIEVED_TFLOPS: value(achieved, why_not), F.MFU: mfu(computed.core, flops, peak),
+        F.MFU_MEASURED: ratio(achieved, ceiling, why_not if achieved is None else why_no_ceiling),
+    }  # fmt: skip
+    return figures | _memory(job, log, hosts)
 
 
 def _absent(log: InferLog, step: InferStep) -> str:
@@ -294,20 +303,6 @@ def _compared(log: InferLog, infer: InferJob) -> Figures:
     return {
         name: value(None, absent) if metric is None else Figure(value=metric, reason=note)
         for name, metric in metrics.items()
-    }
-
-
-def _computation(job: JobSpec, infer: InferJob, phase: PhaseFigures, num_devices: int) -> Figures:
-    rate = phase.core.value
-    flops = infer.settings.flops / num_devices if infer.settings.flops is not None else None
-    peak = getattr(job.chip.peaks, infer.settings.precision, None) if job.chip is not None else None
-    ceiling, why_no_ceiling = measured_ceiling(job, infer.settings.precision)
-    why_not = phase.core.reason or "the case states no flops"
-    achieved = None if rate is None or flops is None else rate * flops / 1e12
-    return {
-        F.ACHIEVED_TFLOPS: value(achieved, why_not),
-        F.MFU: mfu(phase.core, flops, peak),
-        F.MFU_MEASURED: ratio(achieved, ceiling, why_not if achieved is None else why_no_ceiling),
     }
 
 
