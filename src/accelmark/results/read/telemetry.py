@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from pydantic_core import from_json
-
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError, raising
+from accelmark.spec.model import json_objects
 from accelmark.spec.secret import LEFT_OUT
 
 _NAN: Final = float("nan")
@@ -108,12 +107,7 @@ def read_samples(*paths: Path) -> Samples:
 
 
 def _add(samples: Samples, line: bytes) -> bool:
-    try:
-        entry = from_json(line)
-    except ValueError:
-        return False
-    if not isinstance(entry, dict):
-        return False
+    entry = next(json_objects([line]), {})
     if isinstance(entry.get("header"), dict):
         samples.header, samples.footer = entry["header"], None
         samples.cpu_times.append(None)
