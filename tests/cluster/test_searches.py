@@ -14,7 +14,7 @@ import pytest
 
 from accelmark.automl.scoring import verify_search
 from tests.automl.controller.searching import Search
-from tests.automl.controller.test_ssh_cluster import free_port
+from tests.automl.controller.test_clusters import free_port
 from tests.cluster.bed import Bed
 from tests.cluster.test_slurm import queue, slurm_conf
 from tests.run.fakes import wait_for

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through a mock of NVML (no such GPU is here), and its chips, which must not be mixed up."""
+"""GPUs of NVIDIA and AMD through mocks of their libraries (no such GPU is here), and NVIDIA's chips."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from accelmark.spec.plugins.catalog import load_vendor
 from accelmark.telemetry.device import SourceError
 from accelmark.telemetry.forms import parse_output, telemetry_of
-from accelmark.vendors.nvidia.telemetry import Source
+from accelmark.vendors.amd.telemetry import Source as AmdSource
+from accelmark.vendors.nvidia.telemetry import Source as NvidiaSource
 
 
 class NVMLError(Exception):
@@ -37,7 +38,7 @@ ANSWERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _fake(**answers: Any) -> SimpleNamespace:
+def _nvml(**answers: Any) -> SimpleNamespace:
     """The part of ``pynvml`` that is read; an exception among the answers is raised."""
     constants = {
         "NVMLError": NVMLError, "NVML_TEMPERATURE_GPU": 0, "NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2,
@@ -55,9 +56,9 @@ def _refusing(text: str, *names: str) -> dict[str, Exception]:
     return dict.fromkeys(names, NVMLError(text))
 
 
-def test_all_values_of_a_gpu_are_read() -> None:
-    nvml = _fake()
-    source = Source(nvml)
+def test_all_values_of_an_nvidia_gpu_are_read() -> None:
+    nvml = _nvml()
+    source = NvidiaSource(nvml)
     (info,) = source.open()
     (sample,) = source.sample()
     source.close()
@@ -73,7 +74,7 @@ def test_all_values_of_a_gpu_are_read() -> None:
 
 def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
     refused = ("TotalEnergyConsumption", "TotalEccErrors", "UtilizationRates", "FieldValues", "PowerUsage")
-    source = Source(_fake(**_refusing("Not Supported", *(f"DeviceGet{name}" for name in refused))))
+    source = NvidiaSource(_nvml(**_refusing("Not Supported", *(f"DeviceGet{name}" for name in refused))))
     (info,) = source.open()
     (sample,) = source.sample()
     assert (sample.energy_j, sample.ecc_errors, sample.utilisation, sample.power_w) == (None, None, None, None)
@@ -81,16 +82,16 @@ def test_unsupported_values_of_a_gpu_are_null_with_nvmls_reason() -> None:
 
 
 def test_a_gpu_lost_mid_run_is_a_reason_and_not_a_zero() -> None:
-    source = Source(_fake(DeviceGetCount=2))
+    source = NvidiaSource(_nvml(DeviceGetCount=2))
     source.open()
-    source.library = _fake(**_refusing("GPU is lost", *(name for name in ANSWERS if name.startswith("DeviceGet"))))
+    source.library = _nvml(**_refusing("GPU is lost", *(name for name in ANSWERS if name.startswith("DeviceGet"))))
     with pytest.raises(SourceError, match="GPU is lost"):
         source.sample()
 
 
 def test_without_a_driver_the_reason_is_nvmls() -> None:
     with pytest.raises(SourceError, match="Driver Not Loaded"):
-        Source(_fake(**_refusing("Driver Not Loaded", "Init"))).open()
+        NvidiaSource(_nvml(**_refusing("Driver Not Loaded", "Init"))).open()
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,78 @@ def test_nvidia_smi_is_read_by_the_names_of_its_columns() -> None:
     )
     (device,) = parse_output(text, tool.forms[0])
     assert (device["power_w"], device["memory_used_mib"], device["ecc_errors"]) == (57.3, 15, None)
+
+
+class AmdSmiException(Exception):  # noqa: N818 - amdsmi's name
+    pass
+
+
+def _amdsmi(**answers: Any) -> SimpleNamespace:
+    usual: dict[str, Any] = {
+        "amdsmi_init": None,
+        "amdsmi_shut_down": None,
+        "amdsmi_get_processor_handles": ["gpu0"],
+        "amdsmi_get_gpu_activity": {"gfx_activity": 87, "umc_activity": 12, "mm_activity": "N/A"},
+        "amdsmi_get_gpu_vram_usage": {"vram_total": 196592, "vram_used": 285},
+        "amdsmi_get_power_info": {
+            "current_socket_power": 143, "average_socket_power": "N/A", "power_limit": 750_000_000,
+        },
+        "amdsmi_get_temp_metric": 41,
+        "amdsmi_get_clock_info": {"clk": 132, "min_clk": 132, "max_clk": 2100},
+        "amdsmi_get_energy_count": {"energy_accumulator": 1_000_000, "counter_resolution": 15.259, "timestamp": 1},
+        "amdsmi_get_gpu_total_ecc_count": {"correctable_count": 3, "uncorrectable_count": 0},
+        "amdsmi_get_gpu_process_list": [{"name": "python", "pid": 4242}],
+        "amdsmi_get_gpu_asic_info": {"market_name": "AMD Instinct MI300X"},
+        "amdsmi_get_gpu_driver_info": {"driver_version": "6.10.5"},
+        "amdsmi_get_gpu_device_uuid": "cd-74a1",
+        "amdsmi_get_gpu_device_bdf": "0000:05:00.0",
+    }  # fmt: skip
+
+    return SimpleNamespace(
+        AmdSmiException=AmdSmiException,
+        AmdSmiClkType=SimpleNamespace(GFX=0, MEM=4),
+        AmdSmiTemperatureType=SimpleNamespace(HOTSPOT=1),
+        AmdSmiTemperatureMetric=SimpleNamespace(CURRENT=0),
+        **{name: Mock(side_effect=_effect(answer)) for name, answer in (usual | answers).items()},
+    )
+
+
+def test_all_values_of_an_amd_gpu_are_read() -> None:
+    source = AmdSource(_amdsmi())
+    (info,) = source.open()
+    (sample,) = source.sample()
+    assert (info.name, info.driver, info.power_limit_w, info.memory_total_mib) == (
+        "AMD Instinct MI300X", "6.10.5", 750, 196592,
+    )  # fmt: skip
+    assert (sample.utilisation, sample.power_w, sample.temperature_c, sample.sm_clock_mhz) == (0.87, 143, 41, 132)
+    assert (sample.ecc_errors, sample.pids) == (0, {4242: None})
+    assert sample.energy_j == pytest.approx(15.259)
+    chip = load_vendor("amd").chip_of(info.name, info.memory_gib)
+    assert chip is not None
+    assert chip.peaks.bf16 == 1307.4
+
+
+def test_missing_values_of_an_amd_gpu_are_null_with_a_reason() -> None:
+    smi = _amdsmi(
+        amdsmi_get_power_info={"current_socket_power": "N/A", "average_socket_power": "N/A"},
+        amdsmi_get_energy_count=AmdSmiException("not supported"),
+        amdsmi_get_gpu_total_ecc_count={"another_name": 1},
+    )
+    source = AmdSource(smi)
+    (info,) = source.open()
+    (sample,) = source.sample()
+    assert (sample.power_w, sample.energy_j, sample.ecc_errors) == (None, None, None)
+    assert info.reasons["power_w"] == "amdsmi gives N/A"
+    assert info.reasons["energy_j"] == "amdsmi: not supported"
+    assert "another form" in info.reasons["ecc_errors"]
+
+
+def test_a_gpu_that_is_lost_is_a_reason() -> None:
+    lost = AmdSmiException("device lost")
+    with pytest.raises(SourceError, match="device lost"):
+        AmdSource(_amdsmi(amdsmi_get_gpu_activity=lost, amdsmi_get_gpu_vram_usage=lost)).open()
+
+
+def test_without_rocm_the_reason_names_it() -> None:
+    with pytest.raises(SourceError, match="comes with ROCm"):
+        AmdSource().open()
