@@ -51,9 +51,7 @@ def list_(
     datasets = known_datasets()
 
     def list_all() -> None:
-        from rich.console import Console
-
-        console = Console()
+        console = options.rich_console(highlight=True)
         licence = ["licence"] if console.width >= _WIDE else []
         table = options.plain_table("data set", "obtained", "size", "cases", *licence, fixed=3)
         table.columns[3].min_width = 20
@@ -126,9 +124,7 @@ def pack(
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Provide a function that shows an activity and, on a terminal, the share that is done."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
+    console = options.rich_console(stderr=True)
     shown = ""
     with console.status("") as status:
 

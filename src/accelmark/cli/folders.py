@@ -83,9 +83,7 @@ def cases(
 
 
 def _list_cases(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    console = Console()
+    console = options.rich_console(highlight=True)
     heads = ("family",) if console.width >= _WIDE else ()
     table = options.plain_table("case", *heads, "tasks", "target", "description")
     for column in table.columns[:-1]:
@@ -259,12 +257,11 @@ def _check_kit(name: str, environment: Path | None, *, as_json: bool) -> Output:
 
 def _shown(checks: Iterator[Check], doing: str) -> Iterator[Check]:
     """Print each check when it is done; meanwhile a terminal shows what is being done."""
-    from rich.console import Console
     from rich.text import Text
 
     from accelmark.run.display.displays import print_hanging
 
-    console = Console(highlight=False)
+    console = options.rich_console()
     signs = {"good": ("✓", "green"), "missing": ("✕", "red"), "advice": ("!", "yellow")}
     with console.status(f"{doing} …"):
         for check in checks:

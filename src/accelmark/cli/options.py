@@ -24,6 +24,7 @@ from accelmark.spec.errors import EXIT_OK, Problem, RequestError, nearest
 from accelmark.spec.number_format import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from accelmark.results.store.loaded_run import LoadedRun
@@ -142,6 +143,13 @@ def echo_error(text: str, fg: str | None = None) -> None:
     typer.secho(text, fg=fg, err=True)
 
 
+def rich_console(*, stderr: bool = False, highlight: bool = False, width: int | None = None) -> Console:
+    """Return a console of rich, which takes long to import."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=highlight, width=width)
+
+
 def plain_table(*headings: str, fixed: int = 0) -> Table:
     """Return an empty table without borders; cells wrap, except in the first ``fixed`` columns."""
     from rich.table import Table
@@ -154,12 +162,10 @@ def plain_table(*headings: str, fixed: int = 0) -> Table:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], fixed: int = 0) -> None:
     """Print a table without borders; cells wrap, except in the first ``fixed`` columns."""
-    from rich.console import Console
-
     table = plain_table(*headings, fixed=fixed)
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    rich_console().print(table)
 
 
 def setting_text(value: Any) -> str:
@@ -179,9 +185,7 @@ def echo_wrapped(line: str, fg: str | None = None) -> None:
 @contextmanager
 def working(doing: str) -> Iterator[Callable[[str], None]]:
     """Show on a terminal (stderr) that a step is in progress; yields a function that prints a line above it."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
+    console = rich_console(stderr=True)
     with console.status(f"{doing} …"):
         yield lambda line: console.print(line, markup=False)
 

@@ -186,13 +186,11 @@ def _other_data(run_dir: Path, own: Path | None) -> Iterator[str]:
 
 def _checked(run: Path, nonce: str | None = None, *, offline: bool) -> list[CheckedAgain]:
     """Evaluate each round, or replay the steps that ``nonce`` chooses; a first evaluation is kept in the run."""
-    from rich.console import Console
-
     from accelmark.audit.verify import checked_again
     from accelmark.run.controller.data import DataFetcher
     from accelmark.run.controller.evaluate import evaluate_run, remove_repeated
 
-    with Console(stderr=True, highlight=False).status("starting a fresh process …") as status:
+    with options.rich_console(stderr=True).status("starting a fresh process …") as status:
         places = evaluate_run(run, DataFetcher(offline), lambda text: status.update(f"{text} …"), nonce)
     try:
         return checked_again(places)
@@ -201,14 +199,13 @@ def _checked(run: Path, nonce: str | None = None, *, offline: bool) -> list[Chec
 
 
 def _show_verification(verification: Verification) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from accelmark.report.tables import adaptation_rows
     from accelmark.results.schema import with_marks
     from accelmark.run.display.displays import print_hanging
 
-    console = Console(highlight=False)
+    console = options.rich_console()
     styles = {"error": "red", "open": "yellow", "warning": "yellow", "info": "dim"}
     for case in verification.summary.cases:
         style = {"VALID": "bold green", "OPEN": "bold yellow", "INVALID": "bold red"}[case.verdict]
@@ -408,10 +405,8 @@ def results(
 
 
 def _console(pipe_width: int = _PIPE_WIDTH) -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=pipe_width, highlight=False)
+    console = options.rich_console()
+    return console if console.is_terminal else options.rich_console(width=pipe_width)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
