@@ -100,23 +100,17 @@ def test_sql_queries_are_answered(runs: Path) -> None:
     assert json.loads(told.splitlines()[-1])["results"] == [{"scale": "1x1", "n": 2}, {"scale": "1x2", "n": 1}]
 
 
-@pytest.mark.parametrize(
-    ("sql", "said"),
-    [
-        ("SELEC 1", "invalid SQL"),
-        ("SELECT nothing FROM results", "the query failed"),
-        ("SELECT * FROM runs", "runs does not exist.*'results'"),
-        ("DROP TABLE results", "read-only"),
-        ("WITH x AS (SELECT 1) DELETE FROM results", "read-only|invalid"),
-        ("COPY results TO '{file}'", "read-only"),
-        ("ATTACH '{file}'", "read-only"),
-        ("SET enable_external_access = true", "read-only"),
-        ("SELECT 1; DROP TABLE results", "single SELECT"),
-        ("", "single SELECT"),
-        ("SELECT * FROM read_text('{file}')", "the query failed"),
-        ("SELECT * FROM '{file}'", "the query failed"),
-    ],
-)
+WRONG_SQL = [
+    ("SELEC 1", "invalid SQL"), ("SELECT nothing FROM results", "the query failed"),
+    ("SELECT * FROM runs", "runs does not exist.*'results'"), ("DROP TABLE results", "read-only"),
+    ("WITH x AS (SELECT 1) DELETE FROM results", "read-only|invalid"), ("COPY results TO '{file}'", "read-only"),
+    ("ATTACH '{file}'", "read-only"), ("SET enable_external_access = true", "read-only"),
+    ("SELECT 1; DROP TABLE results", "single SELECT"), ("", "single SELECT"),
+    ("SELECT * FROM read_text('{file}')", "the query failed"), ("SELECT * FROM '{file}'", "the query failed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "said"), WRONG_SQL)
 def test_sql_that_is_wrong_writes_or_reaches_for_files_is_refused(
     runs: Path, tmp_path: Path, sql: str, said: str
 ) -> None:

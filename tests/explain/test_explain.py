@@ -191,24 +191,20 @@ def test_examples_in_docs_are_valid(place: str, kind: str, text: str) -> None:
     assert errors(kind, read_value(text, place)) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("train/settings/optimizer", {"name": "adamw"}),
-        ("train/settings/optimizer.lr", 0.5),
-        ("train/settings/parallelism", {"fsdp": 2, "tp": 2}),
-        ("train/settings/parallelism", "fsdp=2,tp=2"),
-        ("train/settings/compile", False),
-        ("train/settings/activation_checkpointing", True),
-        ("train/settings/model.width", 8),
-        ("train/mutable", ["batch", "optimizer", "schedule.warmup_steps", "model.width"]),
-        ("infer/configurations/fp16", True),
-        ("infer/configurations/flops", "2*512*0.33e9"),
-        ("infer/configurations/engine_options.streams", 2),
-        ("serve", {"settings": {"load": {"concurrency": [1]}, "slo.ttft_ms": 5}}),
-        ("data", [{"name": "x", "title": "X", "licence": "none", "checkpoint": {"of": "a/b"}}]),
-    ],
-)
+FORMS = [
+    ("train/settings/optimizer", {"name": "adamw"}), ("train/settings/optimizer.lr", 0.5),
+    ("train/settings/parallelism", {"fsdp": 2, "tp": 2}), ("train/settings/parallelism", "fsdp=2,tp=2"),
+    ("train/settings/compile", False), ("train/settings/activation_checkpointing", True),
+    ("train/settings/model.width", 8),
+    ("train/mutable", ["batch", "optimizer", "schedule.warmup_steps", "model.width"]),
+    ("infer/configurations/fp16", True), ("infer/configurations/flops", "2*512*0.33e9"),
+    ("infer/configurations/engine_options.streams", 2),
+    ("serve", {"settings": {"load": {"concurrency": [1]}, "slo.ttft_ms": 5}}),
+    ("data", [{"name": "x", "title": "X", "licence": "none", "checkpoint": {"of": "a/b"}}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), FORMS)
 def test_all_forms_of_settings_and_data_are_valid(key: str, value: Any) -> None:
     case = section = read_yaml(PACKAGE / "cases" / "resnet_mini" / "case.yaml")
     *parents, last = key.split("/")
