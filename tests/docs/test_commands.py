@@ -30,7 +30,7 @@ FOLLOWED: Final = (
     *(f"docs/how-to/add-{name}.md" for name in ("an-engine", "a-chip", "a-case", "a-kernel", "inference")),
     *(f"docs/how-to/{name}-a-case.md" for name in ("adapt", "finish")),
 )
-"""Pages whose files and commands tests/docs/test_vendor_page.py and test_case_page.py write and type."""
+"""Pages whose files and commands tests/docs/test_pages.py writes and types."""
 ELSEWHERE: Final = {
     "view", "probe", "cluster", "reproduce", "ledger", "data", "env", "automl", "demo", "doctor", "monitor",
     "preflight", "status", "stop", "resume", "evaluate", "new", "check",
