@@ -378,11 +378,9 @@ def test_each_part_has_the_other_work_that_ran_meanwhile() -> None:
 
 def test_a_part_that_was_not_measured_has_its_reason_instead() -> None:
     reasons = {
-        "scaling": "the cluster has one host",
-        "collectives": "one rank needs no collectives",
-        "checkpoints": "no checkpoint was written",
-        "recovery": "rank 0 was not killed",
-    }
+        "scaling": "the cluster has one host", "collectives": "one rank needs no collectives",
+        "checkpoints": "no checkpoint was written", "recovery": "rank 0 was not killed",
+    }  # fmt: skip
     page = render_cluster(report(collectives=None, checkpoints=None, recovery=None, reasons=reasons), None)
     assert all(f"Not measured: {reason}." in page for reason in reasons.values())
     assert page.count('<dd class="number">–</dd>') == 4
