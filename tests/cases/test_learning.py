@@ -39,12 +39,7 @@ from tests.cases.test_definitions import NEEDS, SMALL, case_of
 Writer = Callable[[Path], Mapping[str, Path]]
 IMAGES: Mapping[str, Any] = {"model.image_size": 32, "model.num_classes": 2, "model.lr_batch_size": 8}
 UNMIXED: Mapping[str, Any] = {"model.mixup_alpha": 0.0, "model.cutmix_alpha": 0.0, "model.erase_probability": 0.0}
-SHORT: Mapping[str, Any] = {
-    "optimizer.lr": 1e-2,
-    "model.seq_length": 15,
-    "gradient_accumulation_steps": 1,
-    "end.at_target": False,
-}
+SHORT = {"optimizer.lr": 1e-2, "model.seq_length": 15, "gradient_accumulation_steps": 1, "end.at_target": False}
 CASES: Mapping[str, tuple[Writer, Mapping[str, Any]]] = {
     "mobilenetv2": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 2e-3}),
     "efficientnet": (tiny_data.imagenet, {**IMAGES, "optimizer.lr": 0.01}),
@@ -135,20 +130,10 @@ def prepared(name: str, root: Path) -> tuple[dict[str, Any], Mapping[str, Path]]
         pytest.importorskip(NEEDS[name])
     writer, own = CASES[name]
     over = {
-        "precision": "fp32",
-        "batch_size": 4,
-        "eval_batch_size": 2,
-        "threads": 1,
-        "loader.num_workers": 0,
-        "end.max_epochs": None,
-        "end.max_steps": STEPS,
-        "evaluate.every_epochs": None,
-        "evaluate.every_steps": None,
-        "checkpoint.every_steps": CHECKPOINT,
-        "checkpoint.keep": 2,
-        "schedule.name": "constant",
-        "schedule.warmup_steps": 0,
-        "schedule.warmup_ratio": 0.0,
+        **{"precision": "fp32", "batch_size": 4, "eval_batch_size": 2, "threads": 1, "loader.num_workers": 0},
+        **{"end.max_epochs": None, "end.max_steps": STEPS, "evaluate.every_epochs": None, "evaluate.every_steps": None},
+        **{"checkpoint.every_steps": CHECKPOINT, "checkpoint.keep": 2, "schedule.name": "constant"},
+        **{"schedule.warmup_steps": 0, "schedule.warmup_ratio": 0.0},
         **SMALL[name],
         **own,
     }
@@ -218,40 +203,22 @@ def accelmark(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-RESNET = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)} | {
-    "model.image_size": 32,
-    "model.num_classes": 2,
-    "batch_size": 4,
-    "eval_batch_size": 3,
-    "threads": 1,
-    "loader.num_workers": 1,
-    "end.max_epochs": 1,
-    "evaluate.every_epochs": 1,
-    "checkpoint.every_steps": None,
+RESNET: Mapping[str, Any] = {
+    **{f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)},
+    **{"model.image_size": 32, "model.num_classes": 2, "batch_size": 4, "eval_batch_size": 3, "loader.num_workers": 1},
+    **{"threads": 1, "end.max_epochs": 1, "evaluate.every_epochs": 1, "checkpoint.every_steps": None},
     "schedule.warmup_ratio": 0.5,
 }
-LLAMA = {
+LLAMA: Mapping[str, Any] = {
     **SMALL["llama2_7b"],
-    "model.seq_length": 16,
-    "batch_size": 2,
-    "threads": 1,
-    "schedule.warmup_steps": 2,
-    "end.max_steps": 6,
-    "loader.num_workers": 0,
-    "optimizer.lr": 1e-2,
+    **{"model.seq_length": 16, "batch_size": 2, "threads": 1, "loader.num_workers": 0},
+    **{"schedule.warmup_steps": 2, "end.max_steps": 6, "optimizer.lr": 1e-2},
 }
-BERT = {
-    **{f"model.{name}": size for name, size in (("vocab_size", 1100), ("hidden_size", 32), ("intermediate_size", 48))},
-    **{f"model.{name}": size for name, size in (("num_layers", 2), ("num_heads", 4), ("max_predictions", 12))},
-    "model.seq_length": 64,
-    "model.max_positions": 64,
-    "batch_size": 4,
-    "eval_batch_size": 4,
-    "threads": 1,
-    "end.max_samples": 24,
-    "evaluate.every_steps": 3,
-    "checkpoint.every_steps": None,
-    "loader.num_workers": 0,
+BERT: Mapping[str, Any] = {
+    **{"model.vocab_size": 1100, "model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2},
+    **{"model.num_heads": 4, "model.max_predictions": 12, "model.seq_length": 64, "model.max_positions": 64},
+    **{"batch_size": 4, "eval_batch_size": 4, "threads": 1, "loader.num_workers": 0},
+    **{"end.max_samples": 24, "evaluate.every_steps": 3, "checkpoint.every_steps": None},
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,18 +26,11 @@ from tests.cases.job_of import job_of, losses_of, run, value_of
 from tests.cases.test_definitions import SMALL
 
 ROWS, IDS = (50, 3, 20), (2, 1, 4)
-OVER = {
+OVER: Mapping[str, Any] = {
     **SMALL["dlrm_dcnv2"],
-    "optimizer.lr": 0.1,
-    "precision": "fp32",
-    "eval_batch_size": 8,
-    "threads": 1,
-    "loader.num_workers": 0,
-    "end.max_epochs": None,
-    "end.max_steps": 20,
-    "evaluate.every_steps": None,
-    "checkpoint.every_steps": 12,
-    "checkpoint.keep": 2,
+    **{"optimizer.lr": 0.1, "precision": "fp32", "eval_batch_size": 8, "threads": 1, "loader.num_workers": 0},
+    **{"end.max_epochs": None, "end.max_steps": 20, "evaluate.every_steps": None},
+    **{"checkpoint.every_steps": 12, "checkpoint.keep": 2},
 }
 
 
