@@ -27,7 +27,7 @@ from accelmark.telemetry.host import (
 )
 from accelmark.telemetry.sources import CommandError
 from accelmark.vendors.cpu.telemetry import Source
-from tests.telemetry.test_forms import text_of
+from tests.telemetry.test_detect import text_of
 
 
 def _zone(root: Path, number: int, name: str, energy_uj: int, range_uj: int = 262_143_328_850) -> Path:
