@@ -224,6 +224,9 @@ def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     """Write the rounds of a run below ``directory``; return the directory of each. Raises RequestError or RunError."""
     require("the TensorBoard export", "accelmark[tensorboard]")
+    from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.text.summary_v2 import text_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     written: list[Path] = []
@@ -231,31 +234,20 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
         place = directory / run.summary.run / contents.name
         if place.is_dir() and any(place.iterdir()):
             raise RequestError(f"{place}: already exists, and its points would be duplicated: choose another directory")
+        begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
+        values = [(name, *point) for name, points in contents.curves.items() for point in points]
+        values += [(f"figures/{name}", 0, begin, value) for name, value in contents.figures.items()]
+        rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
+        settings = text_pb("settings/text_summary", f"| setting | value |\n| --- | --- |\n{rows}")
         with write_errors(place):
             writer = EventFileWriter(str(place))
-            for event in _events_tracking(contents):
-                writer.add_event(event)
+            for name, step, at, value in values:
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+                writer.add_event(TensorBoardEvent(step=step, wall_time=at, summary=summary))
+            writer.add_event(TensorBoardEvent(step=0, wall_time=begin, summary=settings))
             writer.close()
         written.append(place)
     return written
-
-
-def _events_tracking(contents: RoundContents) -> list[object]:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.text.summary_v2 import text_pb
-
-    def event(step: int, at: float, name: str, value: float) -> object:
-        return Event(step=step, wall_time=at, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
-
-    begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
-    rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
-    text = text_pb("settings/text_summary", f"| setting | value |\n| --- | --- |\n{rows}")
-    return [
-        *(event(step, at, name, value) for name, points in contents.curves.items() for step, at, value in points),
-        *(event(0, begin, f"figures/{name}", value) for name, value in contents.figures.items()),
-        Event(step=0, wall_time=begin, summary=text),
-    ]
 
 
 _MAX_IN_REQUEST: Final = {"params": 100, "metrics": 1000}

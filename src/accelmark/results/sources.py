@@ -101,7 +101,6 @@ def _load_record(path: Path) -> LoadedRun:
 
 
 def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
-    """Return a run with the mark ``edited`` on all cases if there are ``problems`` with its files."""
     if not problems:
         return run
     cases = tuple(case.model_copy(update={"marks": (*case.marks, "edited")}) for case in run.summary.cases)

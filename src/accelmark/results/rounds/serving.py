@@ -1,19 +1,9 @@
 """Compute the results of serving and of offline generation, the two kinds of rounds with stages of load.
 
-Offline generation:
-
-- Prefill tokens/s of a stage of batches of B requests: B x (sum of the prompts' tokens) / (sum of first output - due),
-  over its requests; decode tokens/s: B x (sum of tokens - 1) / (sum of end - first output). The requests of a batch
-  have the same times, so both are tokens over the duration of their phase.
-- FLOPs: two for each weight of a matrix product and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), and four
-  for each token, token it attends to, and number of the width of attention (Chowdhery et al. 2022, arXiv:2204.02311,
-  appendix B); attention counts in full, a causal mask saves nothing. The prefill computes the output layer once for
-  each prompt.
-- MBU: bytes that a decode step has to read (all weights, and the keys and values of the batch at half of the answer)
-  over the step's duration and the memory bandwidth ("LLM Inference Performance Engineering: Best Practices",
-  databricks.com, 2023).
-- With several devices (tensor parallelism), rates and the KV cache are those of all together, and MFU and MBU are
-  relative to the sum of their peaks.
+The table of figures has the formulas of generation. FLOPs follow Kaplan et al. 2020 (arXiv:2001.08361, section 2.1) and
+Chowdhery et al. 2022 (arXiv:2204.02311, appendix B); the prefill computes the output layer once for each prompt. With
+several devices (tensor parallelism), rates and the KV cache are those of all together, and MFU and MBU are relative to
+the sum of their peaks.
 """
 
 from __future__ import annotations

@@ -507,7 +507,6 @@ def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Itera
 
 
 def _reference_finding(job: JobSpec, train: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
-    """Yield how the losses compare with the reference curve, or why they are not compared."""
     reference = train.reference_loss
     if train.settings.loader.synthetic:
         return
