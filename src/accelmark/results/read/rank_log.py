@@ -17,7 +17,6 @@ from accelmark.spec.log import events, inference
 from accelmark.spec.log.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
 from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
-from accelmark.spec.model import Spec
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.training import Scalar
 
@@ -273,8 +272,8 @@ class EndedStage(NamedTuple):
 class ProcessLog:
     """What the logs of inference and serving have in common. Times are monotonic milliseconds."""
 
-    events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {}
-    """Event -> attribute that its value is assigned, or appended, to, and its type."""
+    events: ClassVar[Mapping[str, tuple[str, type[Any]]]] = {}
+    """Event -> attribute that its value is assigned or appended to, or kept in by its phase, and its type."""
     begin_ms: float | None = None
     last_ms: float = 0.0
     times: EventTimes = field(default_factory=dict)
@@ -287,7 +286,9 @@ class ProcessLog:
         if record.event in self.events:
             name, model = self.events[record.event]
             value, held = record.value_as(model), getattr(self, name)
-            if isinstance(held, list):
+            if isinstance(held, dict):
+                held[value.phase] = value
+            elif isinstance(held, list):
                 held.append(EndedStage(value, record.mono_ms / 1000) if isinstance(value, LoadStage) else value)
             else:
                 setattr(self, name, value)
@@ -300,11 +301,12 @@ class ProcessLog:
 class InferLog(ProcessLog):
     """The data of the rank of an inference that figures are computed from."""
 
-    events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {
+    events: ClassVar[Mapping[str, tuple[str, type[Any]]]] = {
         Event.INIT_END: ("started", inference.InferStarted), Event.STAGE_END: ("stages", inference.StageEnd),
         Event.REPEAT_CHECK: ("repeat_check", inference.RepeatCheck), Event.LOAD_END: ("loads", LoadStage),
         Event.ANSWER_CHECK: ("answers", inference.AnswerCheck), Event.FINISHED: ("finished", inference.InferFinished),
-        Event.SCENARIO: ("scenarios", inference.ScenarioResult),
+        Event.SCENARIO: ("scenarios", inference.ScenarioResult), Event.WARMUP: ("warm_ups", inference.WarmUp),
+        Event.EVALUATE: ("evaluations", inference.InferEvaluation),
         Event.TOKEN_SCENARIO: ("token_scenarios", TokenScenarioResult),
     }  # fmt: skip
     started: inference.InferStarted | None = None
@@ -322,18 +324,12 @@ class InferLog(ProcessLog):
     loads: list[EndedStage] = field(default_factory=list)
 
     def add(self, record: PerfLogRecord) -> None:
-        """Add an event; events of a phase are kept by phase."""
-        if record.event == Event.WARMUP:
-            warm_up = record.value_as(inference.WarmUp)
-            self.warm_ups[warm_up.phase] = warm_up
-        elif record.event == Event.FORWARD:
+        """Add an event; windows are kept by phase, with their times."""
+        if record.event == Event.FORWARD:
             window = record.value_as(inference.ForwardWindow)
             self.windows.setdefault(window.phase, []).append(window)
             opened_ms, _ = self.spans_ms.get(window.phase, (record.mono_ms - window.wall_ms, 0.0))
             self.spans_ms[window.phase] = (opened_ms, record.mono_ms)
-        elif record.event == Event.EVALUATE:
-            evaluation = record.value_as(inference.InferEvaluation)
-            self.evaluations[evaluation.phase] = evaluation
         else:
             ProcessLog.add(self, record)
 
@@ -352,7 +348,7 @@ class InferLog(ProcessLog):
 class ServeLog(ProcessLog):
     """The events of the rank that loads the server."""
 
-    events: ClassVar[Mapping[str, tuple[str, type[Spec]]]] = {
+    events: ClassVar[Mapping[str, tuple[str, type[Any]]]] = {
         Event.INIT_END: ("started", ServeStarted), Event.LOAD_END: ("stages", LoadStage),
         Event.TOKEN_SCENARIO: ("scenarios", TokenScenarioResult), Event.FINISHED: ("finished", ServeFinished),
     }  # fmt: skip
