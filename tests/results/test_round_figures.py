@@ -418,9 +418,13 @@ def test_mfu_needs_flops_and_a_peak() -> None:
 
 def _reasons(**changed: object) -> tuple[str, ...]:
     infer = InferJob(
-        unit="image", metric="top1", tolerance=0.005, reference=Reference(value=0.9, within=0.01, source="a paper"),
-        settings=InferSettings(batch_size=8), parameters={},
-    )  # fmt: skip
+        unit="image",
+        metric="top1",
+        tolerance=0.005,
+        reference=Reference(value=0.9, within=0.01, source="a paper"),
+        settings=InferSettings(batch_size=8),
+        parameters={},
+    )
     given: dict[str, object] = {
         "validation": 0.9, "inference": 0.899, "is_partial": False, "nonfinite_batches": 0, "repeat_check": None,
     }  # fmt: skip

@@ -245,14 +245,27 @@ def _reproduction(name: str, claim: Claim, case: LoadedCase) -> Reproduction:
 
     size = "" if advantage is None else f" BY {digits(100 * abs(advantage), 3)} %"
     return Reproduction(
-        claim=name, title=claim.title, source=claim.source, verdict=verdict,
-        text=verdict + (size if verdict in ("SHORT", "BETTER") else ""), claimed=claim.value, measured=measured.mean,
-        unit=claim.unit, advantage=advantage, interval=(bounds[0], bounds[1]) if bounds else None,
+        claim=name,
+        title=claim.title,
+        source=claim.source,
+        verdict=verdict,
+        text=verdict + (size if verdict in ("SHORT", "BETTER") else ""),
+        claimed=claim.value,
+        measured=measured.mean,
+        unit=claim.unit,
+        advantage=advantage,
+        interval=(bounds[0], bounds[1]) if bounds else None,
         interval_reason=None if bounds else f"{counted(measured.num_rounds, 'round')}; an interval needs two",
-        tolerance=claim.tolerance, reasons=tuple(reasons), differences=tuple(sorted(differences, key=rank)),
-        not_stated=claim.not_stated, run=case.run.summary.run, started_at=case.run.summary.started_at,
-        run_verdict=case.result.verdict, marks=case.result.marks, num_rounds=measured.num_rounds,
-    )  # fmt: skip
+        tolerance=claim.tolerance,
+        reasons=tuple(reasons),
+        differences=tuple(sorted(differences, key=rank)),
+        not_stated=claim.not_stated,
+        run=case.run.summary.run,
+        started_at=case.run.summary.started_at,
+        run_verdict=case.result.verdict,
+        marks=case.result.marks,
+        num_rounds=measured.num_rounds,
+    )
 
 
 def _spread(claim: Claim, case: LoadedCase) -> Spread:
@@ -333,9 +346,14 @@ def _difference(kind: Kind, claimed: str, measured: str, favours: Favoured, at_m
 
 
 def planned_differences(
-    claim: Claim, settings: Mapping[str, Any], precision: str, num_devices: int, *, synthetic: bool,
+    claim: Claim,
+    settings: Mapping[str, Any],
+    precision: str,
+    num_devices: int,
+    *,
+    synthetic: bool,
     peaks: Mapping[str, float] | None = None,
-) -> Iterator[Difference]:  # fmt: skip
+) -> Iterator[Difference]:
     """Yield the differences that are known before a run: ``settings`` are its resolved settings by dotted key."""
     yield from claim.differs
     if claim.data is not None and synthetic != (claim.data == "synthetic"):

@@ -157,10 +157,15 @@ def load_curve(result: RoundResult | None) -> tuple[LoadCurvePoint, ...]:
     for stage in stages:
         ttft = stage.latencies["ttft"].quantiles
         point = LoadCurvePoint(
-            load=stage.short_label, is_open=stage.concurrency is None, lengths=stage.lengths,
-            output_token_rate=stage.output_token_rate or 0.0, ttft_p50_ms=ttft.get("p50"), ttft_p99_ms=ttft.get("p99"),
-            token_rate_per_user=stage.token_rate_per_user, token_rate_per_device=stage.token_rate_per_device,
-        )  # fmt: skip
+            load=stage.short_label,
+            is_open=stage.concurrency is None,
+            lengths=stage.lengths,
+            output_token_rate=stage.output_token_rate or 0.0,
+            ttft_p50_ms=ttft.get("p50"),
+            ttft_p99_ms=ttft.get("p99"),
+            token_rate_per_user=stage.token_rate_per_user,
+            token_rate_per_device=stage.token_rate_per_device,
+        )
         points.append(point)
     return tuple(points)
 
@@ -250,9 +255,13 @@ class RunComparison(Spec):
 
 
 def compare(
-    runs: Sequence[LoadedRun], *, across_scales: bool = False, force: bool = False, problems: Iterable[str] = (),
+    runs: Sequence[LoadedRun],
+    *,
+    across_scales: bool = False,
+    force: bool = False,
+    problems: Iterable[str] = (),
     options: tuple[str, str] = ("--across-scales", "--force"),
-) -> RunComparison:  # fmt: skip
+) -> RunComparison:
     """Compare each run of ``runs`` with the first; ``force`` compares also what is not comparable, and marks it.
 
     ``options`` are the names of ``across_scales`` and ``force`` in messages.
@@ -340,22 +349,34 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
         ContextDifference(area=area, name=name, baseline=old, other=new) for area, name, old, new in sides if old != new
     )
     return Pair(
-        baseline=_side(case), other=_side(match), differing=differing, is_same_run=is_copy(case.run, match.run),
+        baseline=_side(case),
+        other=_side(match),
+        differing=differing,
+        is_same_run=is_copy(case.run, match.run),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences[name] for names in in_groups(differences).values() for name in names),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
-    )  # fmt: skip
+    )
 
 
 def _side(case: LoadedCase) -> Side:
     result, summary = case.result, case.run.summary
     return Side(
-        run=summary.run, path=str(case.run.path), started_at=summary.started_at, key=result.key, task=result.task,
-        unit=result.unit, variant=result.variant, case_version=case.first.case_version if case.first else None,
-        verdict=result.verdict, marks=result.marks, num_rounds=len(case.succeeded),
-        units_per_epoch=units_per_epoch(case.first) if case.first else None, changed=changes_of(result.adaptation),
+        run=summary.run,
+        path=str(case.run.path),
+        started_at=summary.started_at,
+        key=result.key,
+        task=result.task,
+        unit=result.unit,
+        variant=result.variant,
+        case_version=case.first.case_version if case.first else None,
+        verdict=result.verdict,
+        marks=result.marks,
+        num_rounds=len(case.succeeded),
+        units_per_epoch=units_per_epoch(case.first) if case.first else None,
+        changed=changes_of(result.adaptation),
         load_curve=load_curve(case.first),
-    )  # fmt: skip
+    )
 
 
 def changes_of(cost: AdaptationCost | None) -> tuple[str, ...]:
@@ -417,7 +438,15 @@ def _difference(
     elif name.info.better != "neither":
         effect = "better" if (difference > 0) == (name.info.better == "higher") else "worse"
     return FigureDifference(
-        figure=name, title=title, unit=unit_of(name, unit), baseline=sum(before) / len(before),
-        other=sum(after) / len(after), num_rounds=(len(before), len(after)), difference=difference, interval=interval,
-        relative=relative, relative_interval=relative_interval, effect=effect,
-    )  # fmt: skip
+        figure=name,
+        title=title,
+        unit=unit_of(name, unit),
+        baseline=sum(before) / len(before),
+        other=sum(after) / len(after),
+        num_rounds=(len(before), len(after)),
+        difference=difference,
+        interval=interval,
+        relative=relative,
+        relative_interval=relative_interval,
+        effect=effect,
+    )

@@ -76,9 +76,14 @@ def read_prices(path: Path | None) -> Prices | None:
 
 
 def costs_of(
-    prices: Prices | None, task: Task, unit: str, hardware: str, num_devices: int,
-    value_of: Callable[[FigureName], float | None], units_per_epoch: float | None = None,
-) -> list[Cost]:  # fmt: skip
+    prices: Prices | None,
+    task: Task,
+    unit: str,
+    hardware: str,
+    num_devices: int,
+    value_of: Callable[[FigureName], float | None],
+    units_per_epoch: float | None = None,
+) -> list[Cost]:
     """Return the costs of a result: per epoch, per target reached, per million tokens or thousand images."""
     if prices is None:
         return []

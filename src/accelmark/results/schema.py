@@ -266,9 +266,17 @@ _ROUNDING: Final = 1e-9
 JobState = Literal["queued", "preparing", "running", "succeeded", "failed", "timed_out", "lost", "cancelled"]
 Task = Literal["train", "infer", "serve", "automl"]
 Mark = Literal[
-    "open", "synthetic", "made_up_data", "speed_only", "partial", "partial_evaluation", "busy_machine", "resumed",
-    "bad_samples", "edited",
-]  # fmt: skip
+    "open",
+    "synthetic",
+    "made_up_data",
+    "speed_only",
+    "partial",
+    "partial_evaluation",
+    "busy_machine",
+    "resumed",
+    "bad_samples",
+    "edited",
+]
 """``edited`` is not stored: readers add it where files differ from the manifest or the manifest from its signature."""
 
 

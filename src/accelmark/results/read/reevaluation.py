@@ -158,14 +158,18 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
     weights = list(evaluated.values())
     return Reevaluation(
-        problem=problem, metrics=weights[0].metrics if weights else None,
+        problem=problem,
+        metrics=weights[0].metrics if weights else None,
         claimed=weights[1].metrics if len(weights) > 1 else None,
-        reported=evaluations[-1].metrics if evaluations else {}, replays=tuple(_merged(replayed, attempts)),
-        starts=tuple(starts), evaluations_s=tuple(evaluation.duration_s for evaluation in evaluations),
+        reported=evaluations[-1].metrics if evaluations else {},
+        replays=tuple(_merged(replayed, attempts)),
+        starts=tuple(starts),
+        evaluations_s=tuple(evaluation.duration_s for evaluation in evaluations),
         evaluation_s=max((value.duration_s for value in weights), default=None),
-        unpaired=tuple(_unpaired(round_dir, lead)) if len(lead) > 1 else (), warnings=tuple(warnings),
+        unpaired=tuple(_unpaired(round_dir, lead)) if len(lead) > 1 else (),
+        warnings=tuple(warnings),
         duration_s=max((node.exit.duration_s for node in nodes if node.exit is not None), default=None),
-    )  # fmt: skip
+    )
 
 
 def _merged(

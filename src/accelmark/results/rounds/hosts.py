@@ -183,32 +183,55 @@ def job_state(
 
 
 def round_of(
-    job: JobSpec, state: tuple[JobState, str | None], nodes: Sequence[NodeDir], findings: Sequence[Finding],
-    events: Mapping[str, Spec | None], *, synthetic: bool = False, partial_evaluation: bool = False,
-    resumed: bool = False, **own: Any,
-) -> RoundResult:  # fmt: skip
+    job: JobSpec,
+    state: tuple[JobState, str | None],
+    nodes: Sequence[NodeDir],
+    findings: Sequence[Finding],
+    events: Mapping[str, Spec | None],
+    *,
+    synthetic: bool = False,
+    partial_evaluation: bool = False,
+    resumed: bool = False,
+    **own: Any,
+) -> RoundResult:
     """Return the result of a round with what is the same for all tasks; ``events`` are rank 0's, ``own`` the rest."""
     exits = tuple(node.exit for node in nodes if node.exit)
     marks: dict[Mark, bool] = {
-        "open": job.open or any(setting.forced for setting in job.provenance.values()), "synthetic": synthetic,
+        "open": job.open or any(setting.forced for setting in job.provenance.values()),
+        "synthetic": synthetic,
         "made_up_data": isinstance(job.work, TrainingWork) and job.work.made_up_data,
-        "partial": state[0] != "succeeded", "partial_evaluation": partial_evaluation,
-        "busy_machine": bool(disturbances(findings)), "resumed": resumed,
+        "partial": state[0] != "succeeded",
+        "partial_evaluation": partial_evaluation,
+        "busy_machine": bool(disturbances(findings)),
+        "resumed": resumed,
         "bad_samples": any(found.rule == "samples-replaced" for found in findings),
         "speed_only": isinstance(job.work, TrainingWork) and not (job.work.target or job.work.reference_loss),
-    }  # fmt: skip
+    }
     environment = Environment(
         hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
         **{name: event.model_dump() for name, event in events.items() if event is not None},
     )
     common = {
-        "key": job.key, "round": job.round, "case_version": job.case_version, "unit": job.work.unit, "state": state[0],
-        "reason": state[1], "converged": None, "vendor": job.vendor, "chip": job.chip, "precision": job.work.precision,
-        "started_at": min((end.started_at for end in exits), default=""), "min_rounds": job.work.min_repeats,
-        "role": job.role, "rules": None if job.rules is None else job.rules.title, "nodes": exits,
-        "settings": job.provenance, "findings": tuple(findings),
-        "marks": tuple(mark for mark, applies in marks.items() if applies), "environment": environment,
-    }  # fmt: skip
+        "key": job.key,
+        "round": job.round,
+        "case_version": job.case_version,
+        "unit": job.work.unit,
+        "state": state[0],
+        "reason": state[1],
+        "converged": None,
+        "vendor": job.vendor,
+        "chip": job.chip,
+        "precision": job.work.precision,
+        "started_at": min((end.started_at for end in exits), default=""),
+        "min_rounds": job.work.min_repeats,
+        "role": job.role,
+        "rules": None if job.rules is None else job.rules.title,
+        "nodes": exits,
+        "settings": job.provenance,
+        "findings": tuple(findings),
+        "marks": tuple(mark for mark, applies in marks.items() if applies),
+        "environment": environment,
+    }
     return RoundResult(**(common | own))
 
 

@@ -101,9 +101,15 @@ def mfu(items_per_s: Figure, flops_per_item: float | None, peak_tflops: float | 
 
 
 def invalid_reasons(
-    infer: InferJob, *, validation: float | None, inference: float | None, is_partial: bool, nonfinite_batches: int,
-    repeat_check: RepeatCheck | None, answers: AnswerCheck | None = None,
-) -> tuple[str, ...]:  # fmt: skip
+    infer: InferJob,
+    *,
+    validation: float | None,
+    inference: float | None,
+    is_partial: bool,
+    nonfinite_batches: int,
+    repeat_check: RepeatCheck | None,
+    answers: AnswerCheck | None = None,
+) -> tuple[str, ...]:
     """Return the reasons that make an inference run invalid.
 
     ``validation`` is the framework's metric on the data, ``inference`` the engine's over all its inputs, which differ
@@ -210,20 +216,36 @@ def infer_round(
     findings += agreement_findings(round_dir, job, nodes, {str(path.parent): log.times for path in logs[:1]}, hosts)
     settings, windows = infer.settings, log.windows.get("inference", ())
     inference = schema.InferenceRound(
-        compiler=settings.compiler, batch_size=settings.batch_size, metric=infer.metric,
-        metric_title=infer.metric_title, tolerance=infer.tolerance, stages=tuple(log.stages),
-        repeat_check=log.repeat_check, answers=log.answers, crossing_share=crossing_share(windows),
-        isolated=log.started is not None and log.started.isolated, scenarios=tuple(log.scenarios),
+        compiler=settings.compiler,
+        batch_size=settings.batch_size,
+        metric=infer.metric,
+        metric_title=infer.metric_title,
+        tolerance=infer.tolerance,
+        stages=tuple(log.stages),
+        repeat_check=log.repeat_check,
+        answers=log.answers,
+        crossing_share=crossing_share(windows),
+        isolated=log.started is not None and log.started.isolated,
+        scenarios=tuple(log.scenarios),
         latency_curve=latency_curve(full_batch_latencies(windows, settings.batch_size)),
-    )  # fmt: skip
+    )
     return round_of(
-        job, (state, reason), nodes, findings, {"started": log.started},
+        job,
+        (state, reason),
+        nodes,
+        findings,
+        {"started": log.started},
         synthetic=settings.synthetic or log.created("trained") is False,
-        partial_evaluation=not settings.synthetic and (settings.max_batches is not None or is_partial), task="infer",
+        partial_evaluation=not settings.synthetic and (settings.max_batches is not None or is_partial),
+        task="infer",
         figures={name: figures[name] for name in figures_of("infer", *(("generate",) if generated else ()))},
-        curves=curves, num_devices=job.key.nproc, telemetry=telemetry_series(hosts, load_span(log.loads)),
-        num_samples=num_items, inference=inference, serving=generated,
-    )  # fmt: skip
+        curves=curves,
+        num_devices=job.key.nproc,
+        telemetry=telemetry_series(hosts, load_span(log.loads)),
+        num_samples=num_items,
+        inference=inference,
+        serving=generated,
+    )
 
 
 def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -> Figures:
@@ -237,14 +259,18 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
     absent = _absent(log, InferStep.INFER)
     not_checked = absent if settings.repeat_check else "repeat_check is false"
     figures: Figures = {
-        F.INFERENCE_CORE: inference.core, F.INFERENCE_WHOLE: inference.whole, F.VALIDATION_CORE: validation.core,
-        F.VALIDATION_WHOLE: validation.whole, F.INFERENCE_METRIC: _metric(log, infer, "inference"),
+        F.INFERENCE_CORE: inference.core,
+        F.INFERENCE_WHOLE: inference.whole,
+        F.VALIDATION_CORE: validation.core,
+        F.VALIDATION_WHOLE: validation.whole,
+        F.INFERENCE_METRIC: _metric(log, infer, "inference"),
         F.VALIDATION_METRIC: _metric(log, infer, "validation"),
         F.FIRST_CALL: value(warm_up.first_call_ms if warm_up else None, absent),
         F.FLOPS_PER_ITEM: value(settings.flops, "the case states no flops"),
         F.REPEAT_SPEEDUP: value(check.speedup if check else None, (check.reason if check else None) or not_checked),
-        F.DECLARED_SHARE: inference.declared, F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
-    }  # fmt: skip
+        F.DECLARED_SHARE: inference.declared,
+        F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
+    }
     figures |= _compared(log, infer) | {name: inference.latency_ms[share] for name, share in _LATENCIES.items()}
     for name, step in _STEP_TIMES.items():
         stage = log.stage(step)
@@ -265,9 +291,10 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
     why_not = computed.core.reason or "the case states no flops"
     achieved = None if rate is None or flops is None else rate * flops / 1e12
     figures |= {
-        F.ACHIEVED_TFLOPS: value(achieved, why_not), F.MFU: mfu(computed.core, flops, peak),
+        F.ACHIEVED_TFLOPS: value(achieved, why_not),
+        F.MFU: mfu(computed.core, flops, peak),
         F.MFU_MEASURED: ratio(achieved, ceiling, why_not if achieved is None else why_no_ceiling),
-    }  # fmt: skip
+    }
     return figures | _memory(job, log, hosts)
 
 

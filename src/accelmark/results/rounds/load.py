@@ -229,14 +229,23 @@ def measured_stage(
     begins_s, ends_s = (np.clip(times, window.begin_s, window.end_s) for times in (requests.due_s, requests.end_s))
     reasons = [] if output_rate is not None else ["neither a tokenizer nor the server's usage counts the tokens"]
     return ServingStage(
-        **fields, window_s=window, num_measured=len(due), latencies=latencies, offered_rate=offered,
-        request_rate=int(ended.sum()) / window.length_s, output_token_rate=output_rate, total_token_rate=total_rate,
+        **fields,
+        window_s=window,
+        num_measured=len(due),
+        latencies=latencies,
+        offered_rate=offered,
+        request_rate=int(ended.sum()) / window.length_s,
+        output_token_rate=output_rate,
+        total_token_rate=total_rate,
         token_rate_per_device=None if output_rate is None else output_rate / num_devices,
-        token_rate_per_user=1000 / tpot_ms if tpot_ms else None, tokens_per_output=tokens_per_output,
-        is_saturated=is_saturated, mean_concurrency=float((ends_s - begins_s).sum()) / window.length_s,
+        token_rate_per_user=1000 / tpot_ms if tpot_ms else None,
+        tokens_per_output=tokens_per_output,
+        is_saturated=is_saturated,
+        mean_concurrency=float((ends_s - begins_s).sum()) / window.length_s,
         littles_concurrency=offered * float((due.end_s - due.due_s).mean()) if len(due) else None,
-        reasons=tuple(reasons), **_service_level(due, window, settings.slo, is_saturated=is_saturated),
-    )  # fmt: skip
+        reasons=tuple(reasons),
+        **_service_level(due, window, settings.slo, is_saturated=is_saturated),
+    )
 
 
 def time_per_token(requests: Requests) -> Floats:

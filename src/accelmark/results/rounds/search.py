@@ -210,22 +210,35 @@ def load_search(path: Path) -> LoadedRun:
     values = {name: value for name, value in flatten(config).items() if name not in _NOT_COMPARED}
     host = {"host": str(session.get("host") or "")}
     result = RoundResult(
-        **facts, round=1, case_version=report.judgement.version, vendor=vendor, figures=_figures(report),
+        **facts,
+        round=1,
+        case_version=report.judgement.version,
+        vendor=vendor,
+        figures=_figures(report),
         reason=None if state == "succeeded" else f"the search was {report.status} ({report.ended_because or 'no end'})",
         precision=str((training.get("precision") if isinstance(training, dict) else None) or "unknown"),
         started_at=str(session.get("at") or ""),
         environment=Environment(hosts=(host,), started={"device_name": device} if device else {}),
         settings={name: Provenance(value=value, layer=CONFIG_FILE) for name, value in values.items()},
-    )  # fmt: skip
+    )
     case = CaseResult(
-        **facts, variant=_variant(report, config), verdict=report.judgement.verdict, reasons=report.judgement.reasons,
-        figures={name: spread([figure]) for name, figure in result.figures.items()}, rounds=(_ROUND,),
+        **facts,
+        variant=_variant(report, config),
+        verdict=report.judgement.verdict,
+        reasons=report.judgement.reasons,
+        figures={name: spread([figure]) for name, figure in result.figures.items()},
+        rounds=(_ROUND,),
         warnings=(*report.judgement.disclosures, *report.failures),
-    )  # fmt: skip
+    )
     summary = Summary(
-        accelmark_version=str(session.get("accelmark_version") or "unknown"), run=path.resolve().name,
-        started_at=result.started_at, finished_at="", state=state, vendor=vendor, cases=(case,),
-    )  # fmt: skip
+        accelmark_version=str(session.get("accelmark_version") or "unknown"),
+        run=path.resolve().name,
+        started_at=result.started_at,
+        finished_at="",
+        state=state,
+        vendor=vendor,
+        cases=(case,),
+    )
     return LoadedRun(path, summary, {_ROUND: result})
 
 

@@ -58,9 +58,14 @@ class MeasuredStage(NamedTuple):
 
 
 def stage_of(
-    job: JobSpec, settings: ServeSettings, requests: Requests, ended: EndedStage, num_devices: int, hosts: HostSamples,
+    job: JobSpec,
+    settings: ServeSettings,
+    requests: Requests,
+    ended: EndedStage,
+    num_devices: int,
+    hosts: HostSamples,
     no_telemetry: str,
-) -> MeasuredStage:  # fmt: skip
+) -> MeasuredStage:
     """Return the figures of one stage, with the energy in its window."""
     begin_s = ended.load.begin_mono_s
     stage = measured_stage(requests, ended.load, settings, num_devices, ended.mono_s - begin_s)
@@ -93,22 +98,35 @@ def headline_of(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tupl
 
 
 def serving_round(
-    settings: ServeSettings, recorded: tuple[Requests, int], node_dir: Path | None,
-    stages: Sequence[schema.ServingStage], scenarios: Sequence[TokenScenarioResult], *, has_slo: bool,
-    min_agreement: float, **own: Any,
-) -> schema.ServingRound:  # fmt: skip
+    settings: ServeSettings,
+    recorded: tuple[Requests, int],
+    node_dir: Path | None,
+    stages: Sequence[schema.ServingStage],
+    scenarios: Sequence[TokenScenarioResult],
+    *,
+    has_slo: bool,
+    min_agreement: float,
+    **own: Any,
+) -> schema.ServingRound:
     """Return the stages of a load with the answers, prompts and scores; ``recorded`` has the malformed requests."""
     requests, malformed = recorded
     answers, scores, unread = read_comparisons(node_dir)
     headline, why = headline_of(stages, has_slo=has_slo)
     return schema.ServingRound(
-        api=settings.api, output_length="pinned" if settings.is_pinned else "natural", slo=settings.slo,
-        stages=tuple(stages), headline=headline, headline_why=why,
-        answers=compared_answers(answers, requests, settings.num_compared, min_agreement), prompts=prompt_use(requests),
-        scores=tuple(scores), scenarios=tuple(scenarios),
+        api=settings.api,
+        output_length="pinned" if settings.is_pinned else "natural",
+        slo=settings.slo,
+        stages=tuple(stages),
+        headline=headline,
+        headline_why=why,
+        answers=compared_answers(answers, requests, settings.num_compared, min_agreement),
+        prompts=prompt_use(requests),
+        scores=tuple(scores),
+        scenarios=tuple(scenarios),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
-        malformed_lines=malformed + unread, **own,
-    )  # fmt: skip
+        malformed_lines=malformed + unread,
+        **own,
+    )
 
 
 def stage_figures(serving: schema.ServingRound, absent: str, num_compared: str) -> Figures:
@@ -180,14 +198,22 @@ def serve_round(
     unknown: dict[str, Any] = {"served_model": settings.served_model, "has_tokenizer": False}
     options = settings.server_options
     serving = serving_round(
-        settings, (requests, lines.malformed), node.path if node else None, stages, log.scenarios,
-        has_slo=settings.slo.has_limits, min_agreement=serve.min_agreement, num_devices=num_devices,
-        server=serve.server.name if serve.server else None, endpoint=settings.endpoint,
+        settings,
+        (requests, lines.malformed),
+        node.path if node else None,
+        stages,
+        log.scenarios,
+        has_slo=settings.slo.has_limits,
+        min_agreement=serve.min_agreement,
+        num_devices=num_devices,
+        server=serve.server.name if serve.server else None,
+        endpoint=settings.endpoint,
         load=log.finished.load if log.finished else None,
         facts={fact: options.get(option) for fact, option in serve.server.facts.items()} if serve.server else {},
-        highest_rate=rate, highest_rate_note=note,
+        highest_rate=rate,
+        highest_rate_note=note,
         **({name: getattr(log.started, name) for name in reported} if log.started else unknown),
-    )  # fmt: skip
+    )
     findings += [finding("warning", "rank-warning", "", warning) for warning in dict.fromkeys(log.warnings)]
     if log.malformed:
         findings.append(finding("warning", "log-unreadable", "", f"{log.malformed} malformed PerfLog lines"))
@@ -200,11 +226,19 @@ def serve_round(
     findings += contention_findings(nodes, {0: log.finished})
     figures, num_tokens = _figures(job, serving, log, measured, hosts, findings)
     return round_of(
-        job, (state, reason), nodes, findings, {"started": log.started}, task="serve",
-        figures={name: figures[name] for name in figures_of("serve")}, telemetry=telemetry_series(hosts, span),
-        curves=curves_of([stage.load for stage in ended], requests), num_samples=num_tokens, num_devices=num_devices,
+        job,
+        (state, reason),
+        nodes,
+        findings,
+        {"started": log.started},
+        task="serve",
+        figures={name: figures[name] for name in figures_of("serve")},
+        telemetry=telemetry_series(hosts, span),
+        curves=curves_of([stage.load for stage in ended], requests),
+        num_samples=num_tokens,
+        num_devices=num_devices,
         serving=serving,
-    )  # fmt: skip
+    )
 
 
 def _highest_rate(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tuple[float | None, str]:
@@ -224,9 +258,13 @@ def _highest_rate(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tu
 
 
 def _figures(
-    job: JobSpec, serving: schema.ServingRound, log: ServeLog, measured: Sequence[MeasuredStage], hosts: HostSamples,
+    job: JobSpec,
+    serving: schema.ServingRound,
+    log: ServeLog,
+    measured: Sequence[MeasuredStage],
+    hosts: HostSamples,
     findings: list[Finding],
-) -> tuple[Figures, int]:  # fmt: skip
+) -> tuple[Figures, int]:
     stage = serving.headline_stage
     absent = log.finished.message if log.finished and log.finished.message else serving.headline_why
     used, tokens = consumption_figures({}, 0, job.device_type, absent)[0], 0
@@ -270,9 +308,13 @@ def has_shapes(details: Mapping[str, Scalar]) -> bool:
 
 
 def generation_stage(
-    stage: schema.ServingStage, requests: Requests, details: Mapping[str, Scalar], precision: str,
-    peak_tflops: float | None, bandwidth_gb_s: float | None,
-) -> schema.ServingStage:  # fmt: skip
+    stage: schema.ServingStage,
+    requests: Requests,
+    details: Mapping[str, Scalar],
+    precision: str,
+    peak_tflops: float | None,
+    bandwidth_gb_s: float | None,
+) -> schema.ServingStage:
     """Return ``stage`` with the figures of generation.
 
     ``requests`` are the stage's, in batches; ``details`` has the shapes of the model. The dense peak in
@@ -326,10 +368,20 @@ def generation_round(
         measured = stage_of(job, settings, chosen, ended, job.key.nproc, hosts, no_telemetry).stage
         stages.append(generation_stage(measured, chosen, details, precision, peak, bandwidth))
     serving = serving_round(
-        settings, (requests, lines.malformed), node_dir, stages, log.token_scenarios, has_slo=False,
-        min_agreement=infer.min_agreement, num_devices=job.key.nproc, server=None, engine=infer.settings.compiler,
-        endpoint=None, served_model=None, has_tokenizer=True,
-    )  # fmt: skip
+        settings,
+        (requests, lines.malformed),
+        node_dir,
+        stages,
+        log.token_scenarios,
+        has_slo=False,
+        min_agreement=infer.min_agreement,
+        num_devices=job.key.nproc,
+        server=None,
+        engine=infer.settings.compiler,
+        endpoint=None,
+        served_model=None,
+        has_tokenizer=True,
+    )
     stage = serving.headline_stage
     absent = (log.finished.message if log.finished is not None else None) or serving.headline_why
     unknown = absent if stage is None else "the step create did not report the model's shapes"

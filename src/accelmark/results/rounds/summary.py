@@ -207,20 +207,27 @@ def gather(
     with contextlib.suppress(KeyError, ValidationError):
         tuning = TuningSpec.model_validate(plan["tuning"])
     summary = Summary(
-        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__), run=run_dir.resolve().name,
+        accelmark_version=str(plan.get("accelmark_version") or accelmark.__version__),
+        run=run_dir.resolve().name,
         started_at=min((result.started_at for result in rounds.values() if result.started_at), default=""),
         finished_at=max((_finished_at(result) for result in rounds.values()), default=""),
         state=worst([case.state for case in cases if case.role != "trial"]),
-        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"), cases=tuple(cases), tuning=tuning,
+        vendor=vendors[0] if vendors else str(plan.get("vendor") or "unknown"),
+        cases=tuple(cases),
+        tuning=tuning,
         problems=tuple(problems),
-    )  # fmt: skip
+    )
     return summary, rounds
 
 
 def _case(
-    run_dir: Path, audit: Audit, rounds: Mapping[str, RoundResult], directories: Sequence[str], problems: Sequence[str],
+    run_dir: Path,
+    audit: Audit,
+    rounds: Mapping[str, RoundResult],
+    directories: Sequence[str],
+    problems: Sequence[str],
     planned: Sequence[Mapping[str, Any]],
-) -> schema.CaseResult | None:  # fmt: skip
+) -> schema.CaseResult | None:
     """Summarise the rounds of one key; None where neither a round nor the plan states the key."""
     results = list(rounds.values())
     first = results[0] if results else None
@@ -252,14 +259,22 @@ def _case(
     answers = {result.converged for result in results}
     roles = {job.get("role") for job in planned}
     return schema.CaseResult(
-        key=key, task=first.task if first else task, unit=first.unit if first else "sample", variant=variant,
+        key=key,
+        task=first.task if first else task,
+        unit=first.unit if first else "sample",
+        variant=variant,
         role=first.role if first else next((role for role in get_args(TrialRole) if role in roles), None),
-        state=worst(states), converged=False if False in answers else True if answers == {True} else None,
+        state=worst(states),
+        converged=False if False in answers else True if answers == {True} else None,
         verdict="INVALID" if problems else verdict.verdict,
         reasons=(*verdict.reasons, *problems, *dict.fromkeys(reason for _, reason in not_started if reason)),
-        marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)), figures=figures,
-        rounds=tuple(rounds), warnings=tuple(warnings), findings=verdict.findings, adaptation=verdict.adaptation,
-    )  # fmt: skip
+        marks=tuple(dict.fromkeys(mark for result in results for mark in result.marks)),
+        figures=figures,
+        rounds=tuple(rounds),
+        warnings=tuple(warnings),
+        findings=verdict.findings,
+        adaptation=verdict.adaptation,
+    )
 
 
 def _variant(result: RoundResult) -> str | None:

@@ -169,15 +169,24 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         for at_ms, evaluation in attempt.evaluations
     )
     return Timeline(
-        lead=lead, ranks=tuple(ends), attempts=tuple(attempt for attempt, _, _ in begun), evaluations=evaluations,
+        lead=lead,
+        ranks=tuple(ends),
+        attempts=tuple(attempt for attempt, _, _ in begun),
+        evaluations=evaluations,
         e2e_s=sum(attempt.last_ms - attempt.begin_ms for attempt in lead.attempts) / 1e3,
         init_s=sum(start_ms - attempt.begin_ms for attempt, start_ms, _ in begun) / 1e3 if begun else None,
         train_s=sum(attempt.train_ms for attempt, _, _ in begun) / 1e3,
         eval_s=sum(attempt.eval_s for attempt, _, _ in begun),
         warm_ups=tuple(warm_up(np.asarray(attempt.step_ms, dtype=np.float64)) for attempt, _, _ in begun),
-        compute_s=compute_ms / 1e3, data_wait_s=data_wait_ms / 1e3 / len(ends),
-        num_steps=int(windows["steps"][-1:].sum()), num_samples=int(windows["samples"][-1:].sum()),
-        step_ms=np.concatenate(step_ms), losses=mean_losses,
+        compute_s=compute_ms / 1e3,
+        data_wait_s=data_wait_ms / 1e3 / len(ends),
+        num_steps=int(windows["steps"][-1:].sum()),
+        num_samples=int(windows["samples"][-1:].sum()),
+        step_ms=np.concatenate(step_ms),
+        losses=mean_losses,
         nonfinite_step=int(nonfinite[0]) + 1 if len(nonfinite) else None,
-        windows=windows, train_spans=spans, times=times, own=own,
-    )  # fmt: skip
+        windows=windows,
+        train_spans=spans,
+        times=times,
+        own=own,
+    )

@@ -60,17 +60,19 @@ def time_figures(timeline: Timeline, units: int, num_devices: int) -> Figures:
     bounded = "a third of the steps: until then, step time did not settle"
     is_bounded = any(part.is_bounded for part in timeline.warm_ups)
     figures: Figures = {
-        F.E2E_TIME: value(timeline.e2e_s, why), F.INIT_TIME: value(timeline.init_s, why),
+        F.E2E_TIME: value(timeline.e2e_s, why),
+        F.INIT_TIME: value(timeline.init_s, why),
         F.WARMUP_TIME: Figure(value=warmup_s, reason=bounded if is_bounded else None) if units else value(None, why),
         F.RAW_TRAIN_TIME: value(timeline.train_s if began else None, why),
         F.TRAIN_NO_EVAL_TIME: value(training_s if began else None, why),
         F.PURE_COMPUTE_TIME: value(timeline.compute_s or None, why_steps),
         F.THROUGHPUT_WHOLE: ratio(units or None, timeline.train_s, why),
-        F.THROUGHPUT_TRAIN: ratio(units or None, training_s, why), F.THROUGHPUT_STEADY: steady,
+        F.THROUGHPUT_TRAIN: ratio(units or None, training_s, why),
+        F.THROUGHPUT_STEADY: steady,
         F.THROUGHPUT_CORE: ratio(units or None, timeline.compute_s, why_steps),
         F.THROUGHPUT_PER_DEVICE: ratio(steady.value, num_devices, why),
         F.DATA_WAIT_SHARE: ratio(timeline.data_wait_s if units else None, training_s, why),
-    }  # fmt: skip
+    }
     steps = (F.STEP_P50, F.STEP_P90, F.STEP_P99)
     percentiles = np.percentile(timeline.step_ms, (50, 90, 99)) if len(timeline.step_ms) else (None,) * 3
     why_steps = "a step's time is not finite" if len(timeline.step_ms) else why_steps
@@ -253,10 +255,15 @@ def times_of_ranks(timeline: Timeline, nodes: Iterable[NodeDir]) -> tuple[schema
     for rank, own in sorted(timeline.own.items()):
         data_wait_ms = own.data_wait_ms / max(1, own.num_waits)
         rank_time = schema.RankTime(
-            rank=rank, host=hosts[rank], step_ms=own.step_ms / own.num_steps + data_wait_ms, data_wait_ms=data_wait_ms,
-            own_ms=own.own_ms / own.num_steps, wait_ms=rest_ms[rank] - least_ms, longest_s=own.longest_ms / 1e3,
+            rank=rank,
+            host=hosts[rank],
+            step_ms=own.step_ms / own.num_steps + data_wait_ms,
+            data_wait_ms=data_wait_ms,
+            own_ms=own.own_ms / own.num_steps,
+            wait_ms=rest_ms[rank] - least_ms,
+            longest_s=own.longest_ms / 1e3,
             num_steps=own.num_steps,
-        )  # fmt: skip
+        )
         ranks.append(rank_time)
     return schema.RankTimes(ranks=tuple(ranks), straggler=find_straggler(tuple(ranks))), None
 
@@ -413,9 +420,13 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
 
 
 def train_round(
-    round_dir: Path, job: JobSpec, work: TrainingWork, nodes: list[NodeDir], ledger: LedgerState | None,
+    round_dir: Path,
+    job: JobSpec,
+    work: TrainingWork,
+    nodes: list[NodeDir],
+    ledger: LedgerState | None,
     checked: Reevaluation | None,
-) -> schema.RoundResult:  # fmt: skip
+) -> schema.RoundResult:
     """Compute the result of a training round, even if it failed, was lost or is incomplete."""
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
     earlier = earlier_attempts(round_dir)
@@ -467,17 +478,29 @@ def train_round(
             findings.append(finding("info", "stragglers", expected, slow))
     findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
     return round_of(
-        job, (state, reason), nodes, findings, {"started": lead.started, "compiled": lead.compiled} if lead else {},
-        synthetic=work.settings.loader.synthetic, partial_evaluation=work.settings.evaluate.max_batches is not None,
-        resumed=timeline is not None and len(timeline.lead.attempts) > 1, task="train",
-        converged=converged(timeline, work, per_step, checked), target=work.target, precision=precision,
+        job,
+        (state, reason),
+        nodes,
+        findings,
+        {"started": lead.started, "compiled": lead.compiled} if lead else {},
+        synthetic=work.settings.loader.synthetic,
+        partial_evaluation=work.settings.evaluate.max_batches is not None,
+        resumed=timeline is not None and len(timeline.lead.attempts) > 1,
+        task="train",
+        converged=converged(timeline, work, per_step, checked),
+        target=work.target,
+        precision=precision,
         started_at=min((node.exit.started_at for node in (*before, *nodes) if node.exit), default=""),
         figures={name: figures[name] for name in figures_of("train")},
         curves=curves_of(timeline, work.units_per_sample, per_step) if timeline else {},
-        step_ms_histogram=histogram(timeline.step_ms) if timeline else (), telemetry=telemetry_series(hosts),
-        num_steps=timeline.num_steps if timeline else 0, num_samples=timeline.num_samples if timeline else 0,
-        num_devices=job.key.world_size, rank_times=rank_times, rank_times_unknown=rank_times_unknown,
-    )  # fmt: skip
+        step_ms_histogram=histogram(timeline.step_ms) if timeline else (),
+        telemetry=telemetry_series(hosts),
+        num_steps=timeline.num_steps if timeline else 0,
+        num_samples=timeline.num_samples if timeline else 0,
+        num_devices=job.key.world_size,
+        rank_times=rank_times,
+        rank_times_unknown=rank_times_unknown,
+    )
 
 
 def _log_findings(job: JobSpec, work: TrainingWork, timeline: Timeline) -> Iterable[Finding]:
