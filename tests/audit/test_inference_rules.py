@@ -19,7 +19,7 @@ from accelmark.spec.job import InferJob, JobSpec, NodeExit, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.settings.inference import InferSettings
-from tests.audit.adversary.records import add_event, edit_events
+from tests.audit.adversary.attack import add_event, edit_events
 from tests.audit.test_rules import judged
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from accelmark.results.store.bundle import Trust, unpack, write_bundle
 from accelmark.run.record.directory import measure_run
 from accelmark.run.record.registry import register, register_end
 from accelmark.spec.log.records import ClockReading
-from tests.audit.adversary.records import edit_events
+from tests.audit.adversary.attack import edit_events
 from tests.audit.test_rules import LOG, judged
 from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
 from tests.run.fakes import make_plan

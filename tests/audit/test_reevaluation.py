@@ -26,7 +26,7 @@ from accelmark.spec.log.perflog import encode_line
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
 from accelmark.spec.plugins.catalog import load_case
-from tests.audit.adversary.records import edit_events
+from tests.audit.adversary.attack import edit_events
 from tests.audit.test_rules import LOG, SLUG, change_job, judged
 from tests.made_run import Made, make_run
 

@@ -21,7 +21,7 @@ from accelmark.results.schema import CaseResult, Figure
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.plugins.case import ReferenceLoss
 from accelmark.spec.plugins.catalog import case_hash, tree_files, tree_hash
-from tests.audit.adversary.records import edit_events
+from tests.audit.adversary.attack import edit_events
 from tests.made_run import Made, make_run
 
 SLUG = "toy-pytorch-X1x1x1"

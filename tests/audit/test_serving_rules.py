@@ -15,7 +15,7 @@ from accelmark.results.schema import CaseResult
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.log.serving import BenchmarkScore, RequestRecord, StartTimes
 from accelmark.spec.settings.inference import Reference
-from tests.audit.adversary.records import add_event
+from tests.audit.adversary.attack import add_event
 from tests.served_run import COMPLETED, Queue, Served, Stage, make_served_run
 
 QUEUE = Queue(slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16)

@@ -19,7 +19,7 @@ from accelmark.cli.main import app
 from accelmark.results.store.bundle import check_manifest, unpack, write_bundle, write_manifest
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
-from tests.audit.adversary.records import add_event
+from tests.audit.adversary.attack import add_event
 from tests.audit.test_rules import LOG
 from tests.made_run import Made, make_run
 

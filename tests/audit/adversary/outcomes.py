@@ -14,9 +14,8 @@ from typing import Final
 
 import yaml
 
-from tests.audit.adversary.attack import FOLDER, Attack, read_attacks
+from tests.audit.adversary.attack import FOLDER, Attack, Edit, read_attacks
 from tests.audit.adversary.bench import ROOT
-from tests.audit.adversary.records import Edit
 
 AREAS: Final = ("evaluation", "work", "replay", "numbers", "data", "clock", "inference", "code", "identity")
 HONEST: Final = "honest"

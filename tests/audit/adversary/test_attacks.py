@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.adversary.attack import Attack, read_attacks
+from tests.audit.adversary.attack import Attack, Edit, read_attacks
 from tests.audit.adversary.bench import Bench
 from tests.audit.adversary.outcomes import AREAS, HONEST, PAGE, RECORDING, page, read_edits, record, recorded
-from tests.audit.adversary.records import Edit
 
 pytestmark = pytest.mark.adversary
 
