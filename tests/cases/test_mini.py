@@ -17,7 +17,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 
 from accelmark.cases.detection_mini.pytorch import BACKGROUND, Canvases, point_loss
-from accelmark.cases.llama_mini._plays import HELD_OUT, read_plays, read_windows
 from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune.pytorch import KINDS, read_passages, split_passages
 from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, words
@@ -28,6 +27,7 @@ from accelmark.cases.translation_mini.pytorch import CATALOGUE, characters, read
 from accelmark.spec.errors import DataError
 from accelmark.tasks.conversation.pytorch import IMAGE, PLACEHOLDER, Answers
 from accelmark.tasks.detection.pytorch import Scene, overlaps
+from accelmark.tasks.language.data import HELD_OUT, read_plays, read_windows
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.text.pytorch import Encoder, EncoderConfig
 from tests.cases import tiny_data

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from accelmark.cases.llama_mini._plays import VOCAB, read_windows
 from accelmark.tasks.language.arrays import NextToken
+from accelmark.tasks.language.data import BYTE_VALUES, read_windows
 from accelmark.train.batches import Arrays
 from accelmark.train.case import decoder_flops, nn
 
@@ -46,10 +46,10 @@ class LlamaMini(nn.Module):
 
     def __init__(self, *, hidden: int, intermediate: int, layers: int, heads: int, length: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCAB, hidden, nn.normal(_STD))
+        self.embedding = nn.Embedding(BYTE_VALUES, hidden, nn.normal(_STD))
         std = _STD / math.sqrt(2 * layers)
         self.layers = nn.List([Layer(hidden, intermediate, heads, std) for _ in range(layers)])
-        self.norm, self.head = nn.RmsNorm(hidden), nn.Linear(hidden, VOCAB, nn.normal(_STD))
+        self.norm, self.head = nn.RmsNorm(hidden), nn.Linear(hidden, BYTE_VALUES, nn.normal(_STD))
         self.rotary = nn.Rotary(hidden // heads, length)
 
     def forward(self, tokens: Any) -> Any:
@@ -67,7 +67,7 @@ class Case(NextToken):
     tokens = "bytes"
     token_type = np.uint8
     reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = VOCAB
+    vocab_size = BYTE_VALUES
 
     def build_model(self) -> Any:
         """Build the decoder with random weights."""
@@ -87,4 +87,4 @@ class Case(NextToken):
     def flops_per_sample(self) -> float:
         """Return 6 x matrix weights x tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
         feed = 3 * self.number("hidden_size") * self.number("intermediate_size")
-        return decoder_flops({**self.sizes, "vocab_size": VOCAB}, feed)
+        return decoder_flops({**self.sizes, "vocab_size": BYTE_VALUES}, feed)

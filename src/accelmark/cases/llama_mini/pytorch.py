@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from accelmark.cases.llama_mini._plays import VOCAB, read_windows
 from accelmark.frameworks.pytorch.case import PipelineParts
+from accelmark.tasks.language.data import BYTE_VALUES, read_windows
 from accelmark.tasks.language.pytorch import NextToken
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Case(NextToken):
     tokens = "bytes"
     dtype = torch.uint8
     reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
-    vocab_size = VOCAB
+    vocab_size = BYTE_VALUES
     block_class = "Layer"
 
     def build_model(self) -> nn.Module:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from accelmark.cases.llama_mini._plays import read_plays
 from accelmark.spec.backports import zip_strict
+from accelmark.tasks.language.data import read_plays
 
 _WEIGHTS: Final = Path(__file__).with_name("weights.safetensors")
 """Weights from a round of ``accelmark train llama_mini``, rounded to bf16, recorded in ``weights.json``."""

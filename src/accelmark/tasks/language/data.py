@@ -1,4 +1,4 @@
-"""Token shards: token numbers in flat files, memory-mapped and read in windows, which may be masked.
+"""Token shards: token numbers in flat files, memory-mapped and read in windows, which may be masked; bytes of plays.
 
 The layout is ``<directory>/train/*`` and ``<directory>/val/*``, each file either ``.npy`` (one dimension, an unsigned
 or signed integer type) or ``.bin``: the data of an indexed data set of Megatron-LM if an ``.idx`` of the same name is
@@ -190,3 +190,33 @@ def masked_tokens(directory: Path, split: str, length: int, max_predictions: int
         return MaskedSamples(directory / split, length, max_predictions, vocab_size)
     shards = TokenShards(directory, split, length - 2, length - 2, vocab_size)
     return MaskedWindows(shards, max_predictions, vocab_size)
+
+
+BYTE_VALUES: Final = 256
+HELD_OUT: Final = ("macbeth", "richard-ii", "twelfth-night")
+"""Plays held out from training: a tragedy, a history, a comedy."""
+
+
+def read_plays(directory: Path, *, held_out: bool) -> npt.NDArray[np.uint8]:
+    """Return the concatenated bytes of the plays in ``HELD_OUT`` or of all others.
+
+    Raises DataError: there are no plays, or a held-out one is missing.
+    """
+    plays = {path.stem: path for path in directory.rglob("*.md")}
+    missing = [name for name in HELD_OUT if name not in plays]
+    if missing:
+        raise DataError(f"{directory}: expected the plays as *.md here; {', '.join(missing)} not found")
+    chosen = [plays[name] for name in sorted(plays) if (name in HELD_OUT) == held_out]
+    return np.frombuffer(b"\n".join(path.read_bytes() for path in chosen), np.uint8)
+
+
+def read_windows(directory: Path, length: int, count: int | None) -> npt.NDArray[np.uint8]:
+    """Return windows of ``length + 1`` bytes of the training plays, or ``count`` of the held-out plays, spread evenly.
+
+    Each window starts at the last byte of the one before. Shape (windows, length + 1).
+    """
+    plays = read_plays(directory, held_out=count is not None)
+    windows = np.lib.stride_tricks.sliding_window_view(plays, length + 1)[::length]
+    if count is not None:
+        windows = windows[np.linspace(0, len(windows) - 1, count).astype(int)]
+    return np.ascontiguousarray(windows)

@@ -28,7 +28,7 @@ from accelmark.frameworks.pytorch.model.pretrained import (
     load_pretrained,
 )
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.language.data import TokenShards, masked_tokens
+from accelmark.tasks.language.data import TokenShards, masked_tokens, read_windows
 from accelmark.tasks.language.pytorch import NextToken
 from accelmark.tasks.metrics import IGNORED, Classified
 from accelmark.tasks.text.pytorch import JsonLines, read_tokenizer
@@ -229,6 +229,22 @@ class Pretraining(NextToken):
         if not train and self.settings.model.get("eval_samples") is not None:
             limit = self.number("eval_samples")
         return FromArrays(TokenShards(self.data_dirs[self.shards], split, length + 1, length, self.vocab_size, limit))
+
+
+class PlayPretraining(Pretraining):
+    """Pretraining on the bytes of Shakespeare's plays in consecutive windows, evenly spread ones in evaluation."""
+
+    tokens = "bytes"
+    dtype = torch.uint8
+    reported: ClassVar = {"eval_loss": "eval_loss", "bits_per_byte": "bits_per_token"}
+    samples: ClassVar[str]
+    """Name of the data set."""
+
+    def dataset(self, *, train: bool) -> dict[str, Tensor]:
+        """Return the training plays' windows, or ``eval_samples`` windows of the held-out plays."""
+        count = None if train else self.number("eval_samples")
+        windows = read_windows(self.data_dirs[self.samples], self.number("seq_length"), count)
+        return {"bytes": torch.from_numpy(windows)}
 
 
 class LowRankTuning(Pretraining):
