@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Final, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -169,11 +169,6 @@ _OUTSIDE_PX: Final = 5.0
 """Boxes of COCO reach over the edge by fractions of a pixel, which is cut off; more than this is an error."""
 
 
-def _without_outlines(values: dict[str, Any]) -> dict[str, Any]:
-    values.pop("segmentation", None)
-    return values
-
-
 @final
 class BoxedImages:
     """The images of a split with their boxes.
@@ -190,7 +185,8 @@ class BoxedImages:
         self._file = directory / "annotations" / f"instances_{split}.json"
         with raising(DataError, f"{self._file}: is not in COCO's format", OSError, KeyError, TypeError, ValueError):
             # Outlines of objects are dropped while the file is read: of all of COCO's they would take gigabytes.
-            content = json.loads(self._file.read_bytes(), object_hook=_without_outlines)
+            drop = lambda values: {name: value for name, value in values.items() if name != "segmentation"}  # noqa: E731
+            content = json.loads(self._file.read_bytes(), object_hook=drop)
             images = {image["id"]: image for image in content["images"]}
             sizes = {each: (image["width"], image["height"]) for each, image in images.items()}
             labels = self._labels([each["id"] for each in content["categories"]], num_classes)

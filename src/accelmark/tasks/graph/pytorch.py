@@ -266,8 +266,33 @@ class NodeClassification(Classification):
     relations: ClassVar[Sequence[str]]
 
     def graph(self) -> LabelledGraph:
-        """Return the graph, memory-mapped, in MLPerf's layout."""
-        return read_graph(self.data_dirs[self.samples], self.relations, self.kind, self.number("num_features"))
+        """Return the graph in MLPerf's layout, memory-mapped; raises DataError where files are damaged or do not fit.
+
+        For each relation it has ``CSC/<relation>/indptr.pt`` and ``indices.pt``, for each type of nodes
+        ``<type>/node_feat_fp16.pt``, and ``<kind>/node_label_2K.npy``: fp32 numbers of classes, with or without header.
+        """
+        directory, width = self.data_dirs[self.samples], self.number("num_features")
+        parsed = [Relation.parse(each) for each in self.relations]
+        kinds = sorted({end for relation in parsed for end in (relation.source, relation.target)})
+        features = {each: read_array(directory / each / "node_feat_fp16.pt", 2) for each in kinds}
+        path = directory / self.kind / "node_label_2K.npy"
+        with raising(DataError, f"{path}: cannot be read as an array", OSError, ValueError):
+            with path.open("rb") as file:
+                has_header = file.read(6) == b"\x93NUMPY"
+            labels: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
+        edges, sizes = {}, [(path, len(labels), len(features[self.kind]), "nodes")]
+        for each, rows in features.items():
+            sizes.append((directory / each / "node_feat_fp16.pt", rows.shape[1], width, "features of the model"))
+        for relation in parsed:
+            folder = directory / "CSC" / str(relation)
+            incoming = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
+            num_starts = len(features[relation.target]) + 1
+            sizes.append((folder / "indptr.pt", len(incoming.starts), num_starts, "nodes and 1"))
+            sizes.append((folder / "indices.pt", len(incoming.sources), int(incoming.starts[-1]), "edges of indptr.pt"))
+        for path, found, expected, what in sizes:
+            if found != expected:
+                raise DataError(f"{path}: has {found} entries; expected {expected}, as many as {what}")
+        return LabelledGraph(str(directory), edges, features, labels)
 
     def seeds(self, *, train: bool) -> Ids:
         """Return the ids of the nodes that are classified in training or in evaluation, of ``split_seeds.py``."""
@@ -309,31 +334,3 @@ def read_array(path: Path, dimensions: int = 1) -> npt.NDArray[Any]:
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != dimensions:
         raise DataError(f"{path}: expected a tensor of {dimensions} dimensions")
     return tensor.numpy()
-
-
-def read_graph(directory: Path, relations: Sequence[str], kind: str, num_features: int) -> LabelledGraph:
-    """Return the graph in ``directory``, memory-mapped; raises DataError where a file is damaged or fits no other.
-
-    For each relation it has ``CSC/<relation>/indptr.pt`` and ``indices.pt``, for each type of nodes
-    ``<type>/node_feat_fp16.pt``, and ``<kind>/node_label_2K.npy``: fp32 numbers of classes, with or without a header.
-    """
-    parsed = [Relation.parse(each) for each in relations]
-    kinds = sorted({end for relation in parsed for end in (relation.source, relation.target)})
-    features = {each: read_array(directory / each / "node_feat_fp16.pt", 2) for each in kinds}
-    path = directory / kind / "node_label_2K.npy"
-    with raising(DataError, f"{path}: cannot be read as an array", OSError, ValueError):
-        with path.open("rb") as file:
-            has_header = file.read(6) == b"\x93NUMPY"
-        labels: npt.NDArray[Any] = np.load(path, mmap_mode="r") if has_header else np.memmap(path, np.float32, "r")
-    edges, sizes = {}, [(path, len(labels), len(features[kind]), "nodes")]
-    for each, rows in features.items():
-        sizes.append((directory / each / "node_feat_fp16.pt", rows.shape[1], num_features, "features of the model"))
-    for relation in parsed:
-        folder = directory / "CSC" / str(relation)
-        incoming = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
-        sizes.append((folder / "indptr.pt", len(incoming.starts), len(features[relation.target]) + 1, "nodes and 1"))
-        sizes.append((folder / "indices.pt", len(incoming.sources), int(incoming.starts[-1]), "edges of indptr.pt"))
-    for path, found, expected, what in sizes:
-        if found != expected:
-            raise DataError(f"{path}: has {found} entries; expected {expected}, as many as {what}")
-    return LabelledGraph(str(directory), edges, features, labels)

@@ -40,7 +40,8 @@ class ClickLog:
     def __init__(
         self, directory: Path, num_dense: int, rows: Sequence[int], num_ids: Sequence[int], share: float = 1.0
     ) -> None:
-        labels = sorted(directory.glob(f"*{_LABELS}"), key=_day)
+        paths = sorted(directory.glob(f"*{_LABELS}"))
+        labels = sorted(paths, key=lambda path: int("".join(filter(str.isdigit, path.name)) or 0))
         if not labels:
             raise DataError(f"{directory}: expected <day>{_LABELS} here, found none")
         self._paths = [path.with_name(path.name.removesuffix(_LABELS) + "_sparse_multi_hot.npz") for path in labels]
@@ -69,10 +70,6 @@ class ClickLog:
                 parts.append((np.array(dense[chosen], np.float32), ids, label[chosen, 0].astype(np.float32)))
         joined = [np.concatenate(each) for each in zip_strict(*parts)]
         return dict(zip_strict(("dense", "ids", "label"), joined))
-
-
-def _day(path: Path) -> tuple[int, str]:
-    return int("".join(filter(str.isdigit, path.name)) or 0), path.name
 
 
 def _opened(labels: Path, num_dense: int, num_ids: Sequence[int]) -> list[Any]:
