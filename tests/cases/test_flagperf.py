@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from transformers import BertConfig, BertForMaskedLM, GPT2Config
 from typer.testing import CliRunner
 
-from accelmark.cases.glm.pytorch import Choices, Glm
 from accelmark.cli.main import app
 from accelmark.datasets.prepare import texts
 from accelmark.datasets.shards import write_records
@@ -24,7 +23,7 @@ from accelmark.frameworks.pytorch.model.pretrained import load_megatron_gpt2
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.language.data import MaskedSamples
-from accelmark.tasks.language.pytorch_decoder import Cpm, MaskedLm
+from accelmark.tasks.language.pytorch_decoder import Choices, Cpm, Glm, MaskedLm
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, run, value_of
