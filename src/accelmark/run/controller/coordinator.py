@@ -414,10 +414,7 @@ def _with_spares(plan: Plan, error: SpecError) -> tuple[Plan, list[str]]:
 
 
 def add_next_jobs(directory: RunDirectory, statuses: Mapping[str, JobStatus]) -> bool:
-    """Add the next jobs of a search to the plan of its run, and register it; returns whether there are new jobs.
-
-    Does nothing for other runs.
-    """
+    """Add the next jobs of a search, if the run is one, to its plan, and register it; returns whether there are any."""
     if directory.plan.tuning is None:
         return False
     earlier = directory.plan

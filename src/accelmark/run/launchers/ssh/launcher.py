@@ -439,8 +439,11 @@ class _SshLauncher(Launcher):
                 self._present.add((host.name, "code"))
 
     async def _prepare(self, node: NodeJob) -> None:
-        host = self.host(node.host)
-        await self._clear(node)
+        host, node_dir = self.host(node.host), self._remote_dir(node)
+        async with self._locks[host.name]:
+            argv = self._clear_command(str(node_dir))
+            await host.require(argv, "an earlier attempt cannot be removed", timeout_s=_CLEAR_TIMEOUT_S)
+            self._lost = {lost for lost in self._lost if lost[0] != host.name}
         await self.deliver(node.host)
         async with self._locks[host.name]:
             image = self.sandbox(node).image
@@ -449,19 +452,11 @@ class _SshLauncher(Launcher):
                 self._present.add((host.name, image.name))
         task = self._remote_task(node).model_dump_json(indent=2)
         job = self._remote_job(node).model_dump_json(indent=2)
-        files = {self._remote_job_file(node): job, self._remote_dir(node) / TASK_FILE: task}
-        await delivery.put_files(host, self.python, files)
+        await delivery.put_files(host, self.python, {self._remote_job_file(node): job, node_dir / TASK_FILE: task})
         if self._is_shared_run:
             written = hashlib.sha256(task.encode()).hexdigest()
             await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
         await self._fetch_data(node)
-
-    async def _clear(self, node: NodeJob) -> None:
-        host = self.host(node.host)
-        async with self._locks[host.name]:
-            argv = self._clear_command(str(self._remote_dir(node)))
-            await host.require(argv, "an earlier attempt cannot be removed", timeout_s=_CLEAR_TIMEOUT_S)
-            self._lost = {lost for lost in self._lost if lost[0] != host.name}
 
     async def _fetch_data(self, node: NodeJob) -> None:
         argv, host = self._data_command(node), self.host(node.host)
