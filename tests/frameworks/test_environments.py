@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.run.agent.rank_environment import environment_variables
+from accelmark.run.agent.host import environment_variables
 from accelmark.run.environments.create import FrameworkEnvironment, register, registered
 from tests.frameworks.environments import SOURCE, run_accelmark
 

@@ -22,7 +22,7 @@ import pytest
 
 import accelmark
 from accelmark.run.agent.file_watch import BytecodeCheck, FileWatch, LogEvents
-from accelmark.run.agent.rank_environment import UNWATCHED, environment_record, start_files
+from accelmark.run.agent.host import UNWATCHED, environment_record, start_files
 from accelmark.run.agent.task import AgentTask
 from accelmark.run.controller.data import DataFetcher
 from accelmark.spec.errors import DataError

@@ -22,7 +22,7 @@ from accelmark.results.figures import FigureName
 from accelmark.results.schema import RoundResult
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import load_run
-from accelmark.run.agent.rank_environment import package_directories
+from accelmark.run.agent.host import package_directories
 from accelmark.run.agent.rank_exit import error_lines
 from accelmark.run.record.registry import registry_file
 from accelmark.spec.cluster import environment_python

@@ -27,11 +27,9 @@ import accelmark
 from accelmark.results.store.files import write_atomic
 from accelmark.results.store.secret_list import SECRETS_FILE, secrets_of, write_secret_hashes
 from accelmark.run import processes
-from accelmark.run.agent import rank_exit
+from accelmark.run.agent import host, rank_exit
 from accelmark.run.agent.adaptation import SITE_DIRECTORY, apply_adaptation, keep_ours_first
 from accelmark.run.agent.file_watch import BytecodeCheck, FileWatch, LogEvents
-from accelmark.run.agent.host import clear_caches, host_lock, others_cpu_s, reported_prefixes, route, system_information
-from accelmark.run.agent.rank_environment import CODE_DIRECTORY, environment_record, environment_variables, watch_code
 from accelmark.run.agent.stall import LimitChecker, diagnose, rank_log, size_of
 from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_FILE, STOP_FILES, TASK_FILE, AgentTask
 from accelmark.run.onhost.program import KILLED_FOR_MEMORY, kernel_messages
@@ -144,9 +142,9 @@ class Agent:
         self._sandbox = processes.descendants(os.getpid())
         self._limits = LimitChecker(task.limits, node_dir, task.ranks, task.launcher_log)
         self._environment: dict[str, str] = {}
-        self._others_began_s = others_cpu_s()
+        self._others_began_s = host.others_cpu_s()
         self._warnings: list[str] = []
-        self._temporary = [node_dir / SITE_DIRECTORY, node_dir / CODE_DIRECTORY]
+        self._temporary = [node_dir / SITE_DIRECTORY, node_dir / host.CODE_DIRECTORY]
         self._ranks: subprocess.Popen[bytes] | None = None
         self._recorder = _RecorderProcess(node_dir, self._warnings.append)
         self._ending: rank_exit.Termination | None = None
@@ -166,7 +164,7 @@ class Agent:
         """Run the job to its end; call :meth:`handle_signals` first."""
         exit_code: int | None = None
         try:
-            locked = host_lock(self._task.run, self._waits_for_host) if self._task.locks_host else None
+            locked = host.host_lock(self._task.run, self._waits_for_host) if self._task.locks_host else None
             with locked or contextlib.nullcontext():
                 self._prepare()
                 exit_code = self._supervise()
@@ -180,7 +178,7 @@ class Agent:
         clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._log_events.seen)
         ranks = self._rank_exits(exit_code)
         state, reason = rank_exit.classify_node(ranks, self._ending)
-        began_s, now_s = self._others_began_s, others_cpu_s()
+        began_s, now_s = self._others_began_s, host.others_cpu_s()
         return NodeExit(
             host=self._task.host,
             noderank=self._task.noderank,
@@ -208,18 +206,17 @@ class Agent:
     def _prepare(self) -> None:
         framework = load_framework(self._task.framework)
         self._temporary = [self._dir / name for name in temporary_directories(self._task)]
-        if self._task.clear_caches and (problem := clear_caches()) is not None:
+        if self._task.clear_caches and (problem := host.clear_caches()) is not None:
             self._warnings.append(f"the page cache could not be dropped: {problem}")
         if self._task.nnodes > 1:
-            self._task = route(self._task)
+            self._task = host.route(self._task)
         task = self._task
-        self._data, self._code = FileWatch(task.data_dirs), watch_code(task)
+        self._data, self._code = FileWatch(task.data_dirs), host.watch_code(task)
         self._warnings += filter(None, (self._data.problem, self._code.problem))
         self._environment = rank_environment(task, self._dir, os.environ)
         python = task.python or sys.executable
-        prefixes = reported_prefixes(task, framework)
-        information = system_information(self._dir, self._environment, task.host, prefixes)
-        write_atomic(self._dir / "sys_info.json", json.dumps({**information, "rank_python": python}, indent=2))
+        information = host.system_information(task, self._dir, self._environment, framework)
+        write_atomic(self._dir / "sys_info.json", json.dumps(information, indent=2))
         self._list_secrets()
         if task.telemetry is not None:  # before the vendor's script, which is for the ranks: its figures are evidence
             request = task.telemetry.model_dump(mode="json") | {"pids": [os.getpid()]}
@@ -231,7 +228,7 @@ class Agent:
                 task.adaptation, task.requirements, self._dir, self._environment, framework, python
             )
             self._list_secrets()
-        record = environment_record(task, self._dir, self._environment, os.environ, script, framework)
+        record = host.environment_record(task, self._dir, self._environment, os.environ, script, framework)
         write_atomic(self._dir / ENVIRONMENT_FILE, record.model_dump_json(indent=1))
 
     def _code_folders(self) -> Iterator[Path]:
@@ -377,7 +374,7 @@ class Agent:
 
 def temporary_directories(task: AgentTask) -> list[str]:
     """Return the names of the directories in a node directory that the agent removes at the end."""
-    return [SITE_DIRECTORY, CODE_DIRECTORY, *load_framework(task.framework).caches.values()]
+    return [SITE_DIRECTORY, host.CODE_DIRECTORY, *load_framework(task.framework).caches.values()]
 
 
 def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
@@ -425,7 +422,7 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     }
     keep_ours_first(environment, ambient)
     if task.python is not None:
-        environment |= environment_variables(Path(task.python), environment, node_dir)
+        environment |= host.environment_variables(Path(task.python), environment, node_dir)
     return environment | {processes.RUN_MARKER: task.run, processes.NODE_MARKER: str(node_dir), **launch.environment}
 
 
