@@ -260,7 +260,8 @@ class Coordinator:
     async def _run_all(self, from_checkpoint: Sequence[str]) -> Summary:
         while True:
             if not self.stop and await asyncio.to_thread(add_next_jobs, self.directory, self._event_log.jobs):
-                self._event_log.add(job.directory for job in self.directory.plan.jobs)
+                known = {job.directory: JobStatus() for job in self.directory.plan.jobs}
+                self._event_log.jobs = known | self._event_log.jobs
                 self.observer.planned(self.directory.plan)
             if not (queued := self._in_state("queued")):
                 break

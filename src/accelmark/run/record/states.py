@@ -106,11 +106,6 @@ class RunEventLog:
             if written and not written.endswith(b"\n"):
                 os.write(self._descriptor, b"\n")
 
-    def add(self, jobs: Iterable[str]) -> None:
-        """Add new jobs, as queued."""
-        for job in jobs:
-            self.jobs.setdefault(job, JobStatus())
-
     def move(self, job: str, state: JobState, reason: str | None = None) -> None:
         """Change the state of ``job``. Raises RunError: the log cannot be written."""
         attempt = self.jobs[job].attempt + (state == "queued")
