@@ -78,12 +78,9 @@ async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Prob
     Nothing is written, downloaded or started; warnings are left out unless the run is strict.
     """
     plan, is_here = directory.plan, launcher.spec.is_localhost
-    programs = {argv[0]: "run it on a machine of the cluster" for argv in launcher.allocation_commands()}
-    problems = [
-        Problem(checks.HERE, "", f"{name} is not on the PATH", hint)
-        for name, hint in programs.items()
-        if shutil.which(name) is None
-    ]
+    programs = [argv[0] for argv in launcher.allocation_commands() if shutil.which(argv[0]) is None]
+    hint = "run it on a machine of the cluster"
+    problems = [Problem(checks.HERE, "", f"{name} is not on the PATH", hint) for name in programs]
     needs = [Need(requirement=text, needed_by=f"launcher {launcher.spec.name}") for text in launcher.spec.requires]
     problems += checks.missing_packages([*needs, *page_needs()])
     if is_here:
