@@ -31,9 +31,13 @@ DEFAULTS = {"inference_duration_s": 0, "batch_size": 4, "log_freq": 5, "warmup_b
 
 def job(directory: Path, **settings: Any) -> JobSpec:
     infer = InferJob(
-        unit="image", metric="top1", tolerance=0.02, reference=None,
-        settings=InferSettings.model_validate(DEFAULTS | settings), parameters={"items": 100},
-    )  # fmt: skip
+        unit="image",
+        metric="top1",
+        tolerance=0.02,
+        reference=None,
+        settings=InferSettings.model_validate(DEFAULTS | settings),
+        parameters={"items": 100},
+    )
     key = CaseKey(model="tiny", framework="pytorch", hardware="cpu")
     case = FolderRef(name="tiny", path=TINY, sha256="0")
     return JobSpec(

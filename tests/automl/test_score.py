@@ -22,12 +22,25 @@ COST = OperationCost(forward=10, backward=20, evaluation=5, update=100)
 
 def trial(number: int, started_s: float, ended_s: float | None, held_out: float | None = None) -> TrialRecord:
     return TrialRecord(
-        trial=number, individual=number, round=1, attempt=1, worker=0, parent=None, morphs=(),
-        hyperparameters=Hyperparameters(batch_size=8, learning_rate=0.1), tuned=False, weights="from-scratch",
-        epochs_planned=2, cost=COST, parameters=25, started_s=started_s, ended_s=ended_s,
+        trial=number,
+        individual=number,
+        round=1,
+        attempt=1,
+        worker=0,
+        parent=None,
+        morphs=(),
+        hyperparameters=Hyperparameters(batch_size=8, learning_rate=0.1),
+        tuned=False,
+        weights="from-scratch",
+        epochs_planned=2,
+        cost=COST,
+        parameters=25,
+        started_s=started_s,
+        ended_s=ended_s,
         status="finished" if ended_s is not None else "running",
-        held_out_accuracy=held_out, held_out_s=1.0 if held_out is not None else 0.0,
-    )  # fmt: skip
+        held_out_accuracy=held_out,
+        held_out_s=1.0 if held_out is not None else 0.0,
+    )
 
 
 def epoch(number: int, begun_s: float, ended_s: float, accuracy: float | None, **changes: object) -> EpochRecord:
@@ -42,10 +55,17 @@ def epoch(number: int, begun_s: float, ended_s: float, accuracy: float | None, *
 
 def state(trials: list[TrialRecord], epochs: list[EpochRecord], workers: int = 2) -> SearchState:
     session = SessionBegan(
-        at="2026-11-21T00:00:00+00:00", clock_s=0.0, monotonic_s=0.0, host="h", pid=1, experiment="e",
-        dataset_fingerprint="f", dataset_identity="arrays", workers=workers,
+        at="2026-11-21T00:00:00+00:00",
+        clock_s=0.0,
+        monotonic_s=0.0,
+        host="h",
+        pid=1,
+        experiment="e",
+        dataset_fingerprint="f",
+        dataset_identity="arrays",
+        workers=workers,
         splits=Splits(training=100, validation=20, held_out=20, classes=4),
-    )  # fmt: skip
+    )
     known = SearchState(sessions=[session], individuals=[Individual(id=0, network=tiny_network())] * 2)
     for one in trials:
         known.apply(TrialEvent(trial=one))
@@ -144,12 +164,15 @@ def judged(
     recorded = state(trials, [epoch(0, 0.0, duration_s, search)])
     session = recorded.sessions[0].model_copy(update={"dataset_identity": dataset})
     config = AutomlConfig(
-        rules=rules, network=network, counting="aiperf-v1", schedule=ScheduleConfig(max_trials=3),
+        rules=rules,
+        network=network,
+        counting="aiperf-v1",
+        schedule=ScheduleConfig(max_trials=3),
         search=SearchConfig(
             initial_weights=Path("weights.npz") if pretrained else None, morphs=("deepen", "widen", "add-skip")
         ),
         dataset=DatasetConfig.model_validate(changes),
-    )  # fmt: skip
+    )
     return verdict(config, replace(recorded, sessions=[session, session]))
 
 

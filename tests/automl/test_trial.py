@@ -50,9 +50,14 @@ def data(dataset: DatasetConfig) -> Dataset:
 
 def order(hyperparameters: Hyperparameters = PLAIN, **changes: object) -> TrialOrder:
     plain = TrialOrder(
-        round=1, network=hyperparameters.applied_to(tiny_network()), hyperparameters=hyperparameters,
-        training=TrainingConfig(batch_size=32), epochs=2, early_stop=False, seed=3,
-    )  # fmt: skip
+        round=1,
+        network=hyperparameters.applied_to(tiny_network()),
+        hyperparameters=hyperparameters,
+        training=TrainingConfig(batch_size=32),
+        epochs=2,
+        early_stop=False,
+        seed=3,
+    )
     return plain.model_copy(update=changes)
 
 

@@ -169,13 +169,16 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
         if not any(LEFT_OUT.encode() in content for _, content in contents):
             copies[folder.name] = files_hash(contents)
     return Evidence(
-        rounds=sorted(entries, key=lambda entry: entry.number), num_planned=num_planned, reference=reference,
+        rounds=sorted(entries, key=lambda entry: entry.number),
+        num_planned=num_planned,
+        reference=reference,
         source=records.SourceRecord.stored(run_dir / records.SOURCE_FILE),
         planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
         not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
         registration=records.Registration.stored(run_dir / records.REGISTRATION_FILE),
-        plan=plan.read_bytes() if plan.is_file() else None, vendor_copies=copies,
-    )  # fmt: skip
+        plan=plan.read_bytes() if plan.is_file() else None,
+        vendor_copies=copies,
+    )
 
 
 def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) -> RoundEvidence:
@@ -190,10 +193,15 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
     files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{records.ENVIRONMENT_FILE}")))
     environments = map(records.EnvironmentRecord.stored, files)
     return RoundEvidence(
-        result=result, job=JobSpec.stored(round_dir / "job.json"), reference=reference, started=started, data=data,
-        reevaluation=read_reevaluation(round_dir), adaptations=tuple(filter(None, adaptations)),
+        result=result,
+        job=JobSpec.stored(round_dir / "job.json"),
+        reference=reference,
+        started=started,
+        data=data,
+        reevaluation=read_reevaluation(round_dir),
+        adaptations=tuple(filter(None, adaptations)),
         environments=tuple(filter(None, environments)),
-    )  # fmt: skip
+    )
 
 
 def _standard(result: RoundResult) -> Standard | None:

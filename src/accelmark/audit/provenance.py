@@ -185,11 +185,16 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
             engines[str(details["engine_code"])] = int(str(details.get("engine_code_lines", 0)))
     names = {name for entry in evidence.rounds for record in entry.adaptations for name in record.environment}
     return AdaptationCost(
-        keys=tuple(keys), hooks=tuple(_hooks(evidence)), extern=files.extern if files else {},
-        kernels=files.kernels if files else {}, engines=engines, requirements=files.requirements if files else (),
-        environment=tuple(sorted(names)), vendor_environment=tuple(sorted(_not_shipped(entry))),
+        keys=tuple(keys),
+        hooks=tuple(_hooks(evidence)),
+        extern=files.extern if files else {},
+        kernels=files.kernels if files else {},
+        engines=engines,
+        requirements=files.requirements if files else (),
+        environment=tuple(sorted(names)),
+        vendor_environment=tuple(sorted(_not_shipped(entry))),
         framework_module=None if entry.reference.module(entry.job.framework) == module else module,
-    )  # fmt: skip
+    )
 
 
 def _not_shipped(entry: RoundEvidence) -> set[str]:

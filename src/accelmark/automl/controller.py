@@ -137,12 +137,17 @@ class SearchController:
         reports = list(self._workers.ready.values())
         self._began = time.monotonic()
         began = journal.SessionBegan(
-            at=datetime.now(UTC).isoformat(timespec="seconds"), clock_s=self._base_s, monotonic_s=self._began,
-            host=platform.node(), pid=os.getpid(), experiment=self._directory.name,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            clock_s=self._base_s,
+            monotonic_s=self._began,
+            host=platform.node(),
+            pid=os.getpid(),
+            experiment=self._directory.name,
             dataset_fingerprint=reports[0].fingerprint,
-            dataset_identity=" or ".join(sorted({report.identity for report in reports})), splits=reports[0].splits,
+            dataset_identity=" or ".join(sorted({report.identity for report in reports})),
+            splits=reports[0].splits,
             workers=self._workers.size,
-        )  # fmt: skip
+        )
         self._write(began)
         for record in list(self._state.trials.values()):
             if record.status == "running":
@@ -330,11 +335,19 @@ class SearchController:
         weights, parent_network = self._initial_weights(one, network)
         counted, now = count(network, config.counting), self._now()
         record = records.TrialRecord(
-            **assignment._asdict(), round=number, epochs_planned=epochs, tuned=is_tuned, worker=worker,
-            parent=one.parent, morphs=one.morphs, hyperparameters=hyper,
-            weights="from-scratch" if weights is None else "carried", cost=records.OperationCost.of(counted),
-            parameters=counted.parameters, started_s=now,
-        )  # fmt: skip
+            **assignment._asdict(),
+            round=number,
+            epochs_planned=epochs,
+            tuned=is_tuned,
+            worker=worker,
+            parent=one.parent,
+            morphs=one.morphs,
+            hyperparameters=hyper,
+            weights="from-scratch" if weights is None else "carried",
+            cost=records.OperationCost.of(counted),
+            parameters=counted.parameters,
+            started_s=now,
+        )
         # The trial first: a kill between the two lines leaves no network with hyperparameters that no trial explains.
         self._write(journal.TrialEvent(trial=record))
         if network != one.network:
@@ -345,11 +358,17 @@ class SearchController:
         self._committed += planned
         self._running[worker] = _Running(record, now, planned)
         order = records.TrialOrder(
-            round=number, network=network, parent_network=parent_network, morphs=one.morphs, hyperparameters=hyper,
-            training=config.training, epochs=epochs, early_stop=config.schedule.early_stop and one.epochs is None,
+            round=number,
+            network=network,
+            parent_network=parent_network,
+            morphs=one.morphs,
+            hyperparameters=hyper,
+            training=config.training,
+            epochs=epochs,
+            early_stop=config.schedule.early_stop and one.epochs is None,
             seed=(config.seed * 1_000_003 + record.trial * 101 + record.attempt) % 2**31,
             limit_s=self._scheduler.remaining_s(now),
-        )  # fmt: skip
+        )
         self._workers.start(worker, order, weights)
 
     def _initial_weights(

@@ -130,9 +130,14 @@ class Scoreboard:
         error = 1 - best.held_out_accuracy if best is not None and best.held_out_accuracy is not None else None
         search_error = None if accuracy == _NONE else 1 - accuracy
         return search.SearchPoint(
-            time_h=elapsed_s / 3600, operations=operations, score=score, error=error, search_error=search_error,
-            regulated_score=regulated(score, error), regulated_search_score=regulated(score, search_error),
-        )  # fmt: skip
+            time_h=elapsed_s / 3600,
+            operations=operations,
+            score=score,
+            error=error,
+            search_error=search_error,
+            regulated_score=regulated(score, error),
+            regulated_search_score=regulated(score, search_error),
+        )
 
     def series(self, step_s: float) -> tuple[search.SearchPoint, ...]:
         """Return the figures every ``step_s`` and at the end."""
@@ -157,10 +162,13 @@ def utilisation(state: SearchState) -> search.SearchUtilisation:
         running = [record for record in records if record.status == "running"]
         worked_s += sum(end_s - max(record.started_s, state.totals_of(record).ended_s) for record in running)
     return search.SearchUtilisation(
-        workers=workers, available_s=available_s, training_s=training_s, evaluating_s=evaluating_s,
+        workers=workers,
+        available_s=available_s,
+        training_s=training_s,
+        evaluating_s=evaluating_s,
         data_wait_s=waited_s,
         idle_share=max(0.0, 1 - worked_s / available_s) if worked_s > 0 and available_s > 0 else None,
-    )  # fmt: skip
+    )
 
 
 def _consumption(directory: SearchDirectory, state: SearchState, board: Scoreboard) -> search.SearchConsumption:
@@ -188,21 +196,29 @@ def summarise(
     failed = [record for record in known.attempts.values() if record.status not in ("running", "finished", "cut")]
     return search.SearchSummary(
         run=directory.name,
-        status="over" if ended and ended.over
-        else "stopped" if ended
-        else "running" if directory.is_running() else "interrupted",
-        ended_because=None if ended is None else ended.reason, duration_s=board.ended_s - board.started_s,
-        counting=config.counting, dataset=config.dataset.name, method=config.search.method,
-        trials=dict(Counter(record.status for record in known.trials.values())), trials_started=len(known.trials),
+        status=("over" if ended.over else "stopped")
+        if ended
+        else ("running" if directory.is_running() else "interrupted"),
+        ended_because=None if ended is None else ended.reason,
+        duration_s=board.ended_s - board.started_s,
+        counting=config.counting,
+        dataset=config.dataset.name,
+        method=config.search.method,
+        trials=dict(Counter(record.status for record in known.trials.values())),
+        trials_started=len(known.trials),
         epochs=sum(totals.epochs for totals in useful),
-        trained_images=sum(totals.trained_images for totals in useful), final=board.final(),
-        series=board.series(config.rules.sample_s) if series else (), utilisation=utilisation(known),
-        consumption=_consumption(directory, known, board), best_trial=best.trial if best is not None else None,
-        judgement=verdict(config, known), interruptions=known.interruptions,
+        trained_images=sum(totals.trained_images for totals in useful),
+        final=board.final(),
+        series=board.series(config.rules.sample_s) if series else (),
+        utilisation=utilisation(known),
+        consumption=_consumption(directory, known, board),
+        best_trial=best.trial if best is not None else None,
+        judgement=verdict(config, known),
+        interruptions=known.interruptions,
         failures=tuple(f"trial {one.trial}, attempt {one.attempt}: {one.status}: {one.reason}" for one in failed),
         notes=tuple(f"{note.clock_s:.1f} s: {note.text}" for note in known.notes),
         journal_bytes=directory.journal_bytes,
-    )  # fmt: skip
+    )
 
 
 def _rule_checks(config: AutomlConfig, state: SearchState, board: Scoreboard) -> Iterator[Check]:
@@ -255,9 +271,13 @@ def verdict(config: AutomlConfig, state: SearchState, checks: Iterable[Check] = 
     if state.interruptions:
         disclosures.append(f"the run was interrupted and resumed {counted(state.interruptions, 'time')}")
     return search.SearchVerdict(
-        rules=rules.name, version=rules.version, rules_sha256=rules.sha256, verdict=verdict_of(findings),
-        reasons=tuple(dict.fromkeys(map(str, findings))), disclosures=tuple(disclosures),
-    )  # fmt: skip
+        rules=rules.name,
+        version=rules.version,
+        rules_sha256=rules.sha256,
+        verdict=verdict_of(findings),
+        reasons=tuple(dict.fromkeys(map(str, findings))),
+        disclosures=tuple(disclosures),
+    )
 
 
 class Verified(search.SearchVerdict):

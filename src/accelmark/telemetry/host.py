@@ -217,12 +217,14 @@ class HostSampler:
         return HostSample(
             cpu=self._try("cpu", self._cpu.busy),
             mem_used_mib=None if memory is None else (memory.total - memory.available) / _MIB,
-            mem_total_mib=None if memory is None else memory.total / _MIB, load1=None if load is None else load[0],
+            mem_total_mib=None if memory is None else memory.total / _MIB,
+            load1=None if load is None else load[0],
             power_w=self._power_w.pop() if self._power_w else None,
             rapl_j=None if self._rapl is None else self._try("rapl_j", self._rapl.energy_j),
-            rank_rss_mib=self._rank_rss(now_s), **{f"psi_{name}": stall and stall[0] for name, stall in stalls.items()},
+            rank_rss_mib=self._rank_rss(now_s),
+            **{f"psi_{name}": stall and stall[0] for name, stall in stalls.items()},
             **self._rates(now_s),
-        )  # fmt: skip
+        )
 
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
         try:
@@ -402,14 +404,19 @@ def _cpu(fields: dict[str, str]) -> dict[str, Any]:
         "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16",
     )  # fmt: skip
     return {
-        "model": cpu_model(), "logical_cores": psutil.cpu_count(), "physical_cores": psutil.cpu_count(logical=False),
-        "usable_cores": len(os.sched_getaffinity(0)), "microcode": fields.get("microcode"),
-        "features": [flag for flag in wanted if flag in flags], "governor": text_of(policy / "scaling_governor"),
-        "max_mhz": thousandths(policy / "cpuinfo_max_freq"), "limit_mhz": thousandths(policy / "scaling_max_freq"),
+        "model": cpu_model(),
+        "logical_cores": psutil.cpu_count(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "microcode": fields.get("microcode"),
+        "features": [flag for flag in wanted if flag in flags],
+        "governor": text_of(policy / "scaling_governor"),
+        "max_mhz": thousandths(policy / "cpuinfo_max_freq"),
+        "limit_mhz": thousandths(policy / "scaling_max_freq"),
         "turbo": no_turbo == "0" if no_turbo is not None else boost and boost == "1",
         "smt": text_of(cpus / "smt/control"),
         "numa_nodes": len(list((_SYS / "devices/system/node").glob("node[0-9]*"))) or None,
-    }  # fmt: skip
+    }
 
 
 def thousandths(path: Path) -> float | None:

@@ -199,11 +199,18 @@ class Recorder:
     def _write_header(self, start: float, wall: float) -> None:
         infos = self._poller.infos
         header = {
-            "schema_version": 1, "t": start, "wall": wall, "vendor": self._config.vendor,
-            "interval_s": self._config.interval_s, "devices": [asdict(info) for info in infos],
-            "devices_are_cpus": self._devices_are_cpus, "reasons": self._reasons(), "pid": os.getpid(),
-            "cpus": sorted(os.sched_getaffinity(0)), "clock": "CLOCK_MONOTONIC",
-        }  # fmt: skip
+            "schema_version": 1,
+            "t": start,
+            "wall": wall,
+            "vendor": self._config.vendor,
+            "interval_s": self._config.interval_s,
+            "devices": [asdict(info) for info in infos],
+            "devices_are_cpus": self._devices_are_cpus,
+            "reasons": self._reasons(),
+            "pid": os.getpid(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "clock": "CLOCK_MONOTONIC",
+        }
         lines, self._held = self._held or [], None
         self._emit(header=header)
         for line in lines:
@@ -217,12 +224,16 @@ class Recorder:
     def _write_footer(self) -> None:
         usage, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         footer = {
-            "t": time.monotonic(), "wall": time.time(),
+            "t": time.monotonic(),
+            "wall": time.time(),
             "cpu_time_s": usage.ru_utime + usage.ru_stime + children.ru_utime + children.ru_stime,
-            "samples": self._num_samples, "missed": self._num_missed, "lost_lines": self._file.num_lost,
-            "sha256": self._file.digest.hexdigest(), "reasons": self._reasons(),
+            "samples": self._num_samples,
+            "missed": self._num_missed,
+            "lost_lines": self._file.num_lost,
+            "sha256": self._file.digest.hexdigest(),
+            "reasons": self._reasons(),
             "notes": [{"t": t, "what": what, "count": count} for what, (t, count) in self._notes.items()],
-        }  # fmt: skip
+        }
         self._emit(footer=footer)
 
     def _note(self, text: str) -> None:

@@ -149,9 +149,14 @@ class Bench:
         }
         variables |= {name: text.replace("{{directory}}", str(directory)) for name, text in (environment or {}).items()}
         return subprocess.run(
-            [python, "-c", _MAIN, *arguments], cwd=directory, env=variables, capture_output=True, text=True,
-            check=False, timeout=_TIMEOUT_S,
-        )  # fmt: skip
+            [python, "-c", _MAIN, *arguments],
+            cwd=directory,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
 
     def start(self, directory: Path, command: Sequence[str], **options: Any) -> Outcome:
         """Run a case to its end in ``directory``/run, and read its verdict."""

@@ -64,9 +64,12 @@ class Search:
     def begin(self, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [*self.launcher, sys.executable, "-c", PROGRAM, *words, "--runs", str(self.folder / "runs")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.started.append(process)
         return process
 

@@ -88,19 +88,25 @@ def parts_of(port: int) -> set[int]:
 
 def cluster(ssh_config: Path, *hosts: str) -> SshCluster:
     return SshCluster(
-        kind="ssh", hosts=hosts, head_address="127.0.0.1", python=sys.executable, port=free_port(),
+        kind="ssh",
+        hosts=hosts,
+        head_address="127.0.0.1",
+        python=sys.executable,
+        port=free_port(),
         ssh_config=ssh_config,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.heavy
 def test_a_search_runs_on_ssh_hosts_and_leaves_nothing_behind(tmp_path: Path, ssh_config: Path) -> None:
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     config = AutomlConfig(
-        network=str(tmp_path / "net.json"), dataset=tiny_dataset(tmp_path),
-        schedule=ScheduleConfig(concurrency=1, max_trials=1, round_epochs=(1,)), training=TrainingConfig(batch_size=32),
+        network=str(tmp_path / "net.json"),
+        dataset=tiny_dataset(tmp_path),
+        schedule=ScheduleConfig(concurrency=1, max_trials=1, round_epochs=(1,)),
+        training=TrainingConfig(batch_size=32),
         cluster=(nodes := cluster(ssh_config, "node1")),
-    )  # fmt: skip
+    )
     seen: set[int] = set()
     variables = dict(os.environ)
     state = start_search(config, tmp_path / "runs", lambda run: seen.update(parts_of(nodes.port))).state()

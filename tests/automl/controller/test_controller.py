@@ -34,10 +34,12 @@ from tests.automl.threads import thread_pool
 def config(folder: Path, schedule: ScheduleConfig, **changes: object) -> AutomlConfig:
     folder.mkdir(exist_ok=True)
     plain = AutomlConfig(
-        network="net.json", dataset=tiny_dataset(folder), schedule=schedule,
+        network="net.json",
+        dataset=tiny_dataset(folder),
+        schedule=schedule,
         training=TrainingConfig(batch_size=32, learning_rate=0.05),
         tuning=TuningConfig(kernel=(3, 5), dropout=(0.0, 0.5)),
-    )  # fmt: skip
+    )
     return plain.model_copy(update=changes)
 
 

@@ -113,11 +113,12 @@ SPLITS = {"training": 256, "validation": 64, "held_out": 80, "classes": 4}
 
 def made_config(**changes: object) -> AutomlConfig:
     plain = AutomlConfig(
-        network="net.json", dataset=DatasetConfig(name="arrays", directory=Path("images.npz"), validation_share=0.2),
+        network="net.json",
+        dataset=DatasetConfig(name="arrays", directory=Path("images.npz"), validation_share=0.2),
         search=SearchConfig(method="none"),
         schedule=ScheduleConfig(max_trials=2, max_duration=100.0, round_epochs=(2,), tuning_round=None),
         training=TrainingConfig(batch_size=32, learning_rate=0.05),
-    )  # fmt: skip
+    )
     return plain.model_copy(update=changes)
 
 

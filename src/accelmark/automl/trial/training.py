@@ -279,11 +279,16 @@ def run_trial(
     )
     # Without a limit in time: the driver would evaluate a trial that reaches one once more.
     settings = TrainSettings(
-        batch_size=max(1, hyper.batch_size // place.ranks.world_size), eval_batch_size=_EVALUATION_BATCH,
-        precision=training.precision, seed=order.seed, threads=place.threads, optimizer=optimizer,
-        end=EndSettings(max_epochs=order.epochs), evaluate=EvaluateSettings(every_epochs=1),
+        batch_size=max(1, hyper.batch_size // place.ranks.world_size),
+        eval_batch_size=_EVALUATION_BATCH,
+        precision=training.precision,
+        seed=order.seed,
+        threads=place.threads,
+        optimizer=optimizer,
+        end=EndSettings(max_epochs=order.epochs),
+        evaluate=EvaluateSettings(every_epochs=1),
         schedule=ScheduleSettings(name="linear", final_lr_ratio=training.final_learning_rate / hyper.learning_rate),
-    )  # fmt: skip
+    )
     work = TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
     return _Trial(data, place, order, weights, listener, work).run()
 
@@ -334,12 +339,18 @@ class _Trial:
         """Open the driver's backend; network and digest replace the case's folder and its hash."""
         network, kind, folder = self.order.network, self.place.device_type, Path(__file__).parent
         job = JobSpec(
-            key=CaseKey(model="trial", framework="pytorch", hardware=kind, nproc=self.place.ranks.world_size), round=1,
+            key=CaseKey(model="trial", framework="pytorch", hardware=kind, nproc=self.place.ranks.world_size),
+            round=1,
             case=FolderRef(name=network.name, path=folder, package="accelmark.automl.trial", sha256=network.digest),
-            case_version=1, vendor=kind, device_type=kind, framework_module=None,
-            collective_backend=dist.get_default_backend_for_device(torch.device(kind)), data_dirs={},
-            checkpoint_dir=Path("checkpoints"), work=self.work,
-        )  # fmt: skip
+            case_version=1,
+            vendor=kind,
+            device_type=kind,
+            framework_module=None,
+            collective_backend=dist.get_default_backend_for_device(torch.device(kind)),
+            data_dirs={},
+            checkpoint_dir=Path("checkpoints"),
+            work=self.work,
+        )
 
         def make_case(*args: Any) -> TrialCase:
             self.case = TrialCase(self, *args)
@@ -392,12 +403,20 @@ class _Trial:
         if in_step and self.backend is not None:
             (train_loss,) = self.backend.mean([train_loss])
         report = records.EpochReport(
-            epoch=self.epoch, begun_s=self.since - self.began, ended_s=now - self.began,
-            trained_images=event.num_trained_samples - self.images, evaluated_images=round(metrics.get("count") or 0),
-            steps=event.global_steps - self.steps, training_s=training_s, data_wait_s=min(self.data_wait_s, training_s),
-            evaluating_s=evaluating_s, train_loss=_finite(train_loss), validation_loss=_finite(metrics.get("loss")),
-            validation_accuracy=metrics.get("accuracy"), complete=evaluation is not None,
-        )  # fmt: skip
+            epoch=self.epoch,
+            begun_s=self.since - self.began,
+            ended_s=now - self.began,
+            trained_images=event.num_trained_samples - self.images,
+            evaluated_images=round(metrics.get("count") or 0),
+            steps=event.global_steps - self.steps,
+            training_s=training_s,
+            data_wait_s=min(self.data_wait_s, training_s),
+            evaluating_s=evaluating_s,
+            train_loss=_finite(train_loss),
+            validation_loss=_finite(metrics.get("loss")),
+            validation_accuracy=metrics.get("accuracy"),
+            complete=evaluation is not None,
+        )
         self.images, self.steps = event.num_trained_samples, event.global_steps
         self.epoch, self.losses, self.data_wait_s, self.since = self.epoch + 1, [], 0.0, now
         self.listener.report(report)
@@ -430,10 +449,16 @@ class _Trial:
             precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
             facts |= {"precision": precision, "device": started.device_name}
         return records.TrialResult(
-            **outcome, **facts, trained_images=finished.num_trained_samples, flops_per_image=finished.flops_per_sample,
-            computing_s=finished.pure_training_computing_time, peak_memory_mib=finished.peak_device_memory_mib,
-            host=platform.node(), ranks=self.place.ranks.world_size, seconds=time.monotonic() - self.began,
-        )  # fmt: skip
+            **outcome,
+            **facts,
+            trained_images=finished.num_trained_samples,
+            flops_per_image=finished.flops_per_sample,
+            computing_s=finished.pure_training_computing_time,
+            peak_memory_mib=finished.peak_device_memory_mib,
+            host=platform.node(),
+            ranks=self.place.ranks.world_size,
+            seconds=time.monotonic() - self.began,
+        )
 
 
 def _finite(value: float | None) -> float | None:
