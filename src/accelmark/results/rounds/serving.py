@@ -26,7 +26,7 @@ from accelmark.results.rounds.hosts import agreement_findings, contention_findin
 from accelmark.results.rounds.load import compared_answers, counted, curves_of, measured_stage, prompt_use, timeline_of
 from accelmark.results.schema import Figure, Figures, Finding, finding, value
 from accelmark.spec.job import InferJob, JobSpec, ServeJob
-from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason, TokenScenarioResult
+from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario, generation_load
 from accelmark.spec.settings.training import Scalar
@@ -57,18 +57,10 @@ class MeasuredStage(NamedTuple):
     num_tokens: int
 
 
-def stage_of(
-    job: JobSpec,
-    settings: ServeSettings,
-    requests: Requests,
-    ended: EndedStage,
-    num_devices: int,
-    hosts: HostSamples,
-    no_telemetry: str,
+def with_energy(
+    job: JobSpec, stage: schema.ServingStage, begin_s: float, hosts: HostSamples, no_telemetry: str
 ) -> MeasuredStage:
-    """Return the figures of one stage, with the energy in its window."""
-    begin_s = ended.load.begin_mono_s
-    stage = measured_stage(requests, ended.load, settings, num_devices, ended.mono_s - begin_s)
+    """Return a stage, which began at ``begin_s`` of the hosts' clock, with the energy in its window."""
     if stage.window_s is None:
         tokens, (used, notes) = 0, consumption_figures({}, 0, job.device_type, stage.reasons[0])
     else:
@@ -102,7 +94,6 @@ def serving_round(
     recorded: tuple[Requests, int],
     node_dir: Path | None,
     stages: Sequence[schema.ServingStage],
-    scenarios: Sequence[TokenScenarioResult],
     *,
     has_slo: bool,
     min_agreement: float,
@@ -122,7 +113,6 @@ def serving_round(
         answers=compared_answers(answers, requests, settings.num_compared, min_agreement),
         prompts=prompt_use(requests),
         scores=tuple(scores),
-        scenarios=tuple(scenarios),
         timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
         malformed_lines=malformed + unread,
         **own,
@@ -190,8 +180,9 @@ def serve_round(
     num_devices = log.started.num_devices if log.started else job.key.nproc
     measured = []
     for stage in ended:
-        chosen = requests.where(requests.stage == stage.load.stage)
-        measured.append(stage_of(job, settings, chosen, stage, num_devices, hosts, no_telemetry))
+        chosen, begin_s = requests.where(requests.stage == stage.load.stage), stage.load.begin_mono_s
+        timed = measured_stage(chosen, stage.load, settings, num_devices, stage.mono_s - begin_s)
+        measured.append(with_energy(job, timed, begin_s, hosts, no_telemetry))
     stages = [stage for stage, *_ in measured]
     rate, note = _highest_rate(stages, has_slo=settings.slo.has_limits)
     reported = ("served_model", "command", "start_s", "start", "server_cores", "client_cores", "has_tokenizer")
@@ -202,7 +193,7 @@ def serve_round(
         (requests, lines.malformed),
         node.path if node else None,
         stages,
-        log.scenarios,
+        scenarios=tuple(log.scenarios),
         has_slo=settings.slo.has_limits,
         min_agreement=serve.min_agreement,
         num_devices=num_devices,
@@ -224,7 +215,9 @@ def serve_round(
     times = {str(node.path): log.times} if node is not None else {}
     findings += agreement_findings(round_dir, job, nodes, times, hosts)
     findings += contention_findings(nodes, {0: log.finished})
-    figures, num_tokens = _figures(job, serving, log, measured, hosts, findings)
+    headline = next((one for one in measured if one.stage.stage == serving.headline), None)
+    findings += [finding("warning", "telemetry-note", "", note) for note in (headline.notes if headline else ())]
+    figures = _figures(job, serving, log, headline.used if headline else {}, hosts)
     return round_of(
         job,
         (state, reason),
@@ -235,7 +228,7 @@ def serve_round(
         figures={name: figures[name] for name in figures_of("serve")},
         telemetry=telemetry_series(hosts, span),
         curves=curves_of([stage.load for stage in ended], requests),
-        num_samples=num_tokens,
+        num_samples=headline.num_tokens if headline else 0,
         num_devices=num_devices,
         serving=serving,
     )
@@ -257,21 +250,10 @@ def _highest_rate(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tu
     return highest, f"at {max(missed):.4g} requests/s the SLO was missed" if missed else ""
 
 
-def _figures(
-    job: JobSpec,
-    serving: schema.ServingRound,
-    log: ServeLog,
-    measured: Sequence[MeasuredStage],
-    hosts: HostSamples,
-    findings: list[Finding],
-) -> tuple[Figures, int]:
+def _figures(job: JobSpec, serving: schema.ServingRound, log: ServeLog, used: Figures, hosts: HostSamples) -> Figures:
     stage = serving.headline_stage
     absent = log.finished.message if log.finished and log.finished.message else serving.headline_why
-    used, tokens = consumption_figures({}, 0, job.device_type, absent)[0], 0
-    for one in measured:
-        if stage is not None and one.stage.stage == stage.stage:
-            used, tokens = one.used, one.num_tokens
-            findings += [finding("warning", "telemetry-note", "", note) for note in one.notes]
+    used = used or consumption_figures({}, 0, job.device_type, absent)[0]
     num_requests = sum(planned.num_requests for planned in serving.planned_stages)
     failed = sum(planned.num_failed for planned in serving.planned_stages)
     e2e_s = (log.last_ms - log.begin_ms) / 1000 if log.begin_ms is not None else None
@@ -282,7 +264,7 @@ def _figures(
     else:
         memory_mib, note = device_memory(hosts, job.device_type)
         memory = Figure(value=memory_mib, reason="telemetry has no device memory" if memory_mib is None else note)
-    figures: Figures = {
+    return {
         **stage_figures(serving, absent, "num_compared"),
         F.GOODPUT: value(stage.goodput if stage else None, _NO_LIMITS if stage else absent),
         F.SLO_SHARE: value(stage.slo_share if stage else None, _NO_LIMITS if stage else absent),
@@ -292,8 +274,7 @@ def _figures(
         F.E2E_TIME: value(e2e_s, "no rank wrote an event"),
         F.PEAK_DEVICE_MEMORY: memory,
         **used,
-    }  # fmt: skip
-    return figures, tokens
+    }
 
 
 _BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
@@ -364,15 +345,16 @@ def generation_round(
     peak, bandwidth = (of_one * job.key.nproc if of_one else None for of_one in peaks)
     stages = []
     for ended in log.loads:
-        chosen = requests.where(requests.stage == ended.load.stage)
-        measured = stage_of(job, settings, chosen, ended, job.key.nproc, hosts, no_telemetry).stage
+        chosen, begin_s = requests.where(requests.stage == ended.load.stage), ended.load.begin_mono_s
+        timed = measured_stage(chosen, ended.load, settings, job.key.nproc, ended.mono_s - begin_s)
+        measured = with_energy(job, timed, begin_s, hosts, no_telemetry).stage
         stages.append(generation_stage(measured, chosen, details, precision, peak, bandwidth))
     serving = serving_round(
         settings,
         (requests, lines.malformed),
         node_dir,
         stages,
-        log.token_scenarios,
+        scenarios=tuple(log.token_scenarios),
         has_slo=False,
         min_agreement=infer.min_agreement,
         num_devices=job.key.nproc,
