@@ -25,7 +25,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 def source_tree(evidence: Evidence) -> Findings:
-    """Check that AccelMark ran as released or committed."""
+    """Check that AccelMark ran as released or committed, and as the verifying AccelMark where that can be compared."""
     source = evidence.source
     if source is None:
         if evidence.rounds:
@@ -36,14 +36,9 @@ def source_tree(evidence: Evidence) -> Findings:
         # Releases should not be edited. Edited checkouts are usual in development, and the finding lists the files.
         severity: Severity = "open" if source.kind == "wheel" else "warning"
         yield finding(severity, "source-tree", f"the files of {origin}", f"modified files: {_listed(source.modified)}")
-    elif source.reason is not None:
+        return
+    if source.reason is not None:
         yield finding("warning", "source-tree", "a wheel or a git checkout", source.reason)
-    if not source.modified:
-        yield from _compare_source(source)
-
-
-def _compare_source(source: SourceRecord) -> Findings:
-    """Compare a source that is recorded as unmodified with the verifying AccelMark, where that is possible."""
     if source.sha256 == own_hash():
         return
     ran = f"{source.kind} {source.version}" + (f" at commit {source.commit[:12]}" if source.commit else "")

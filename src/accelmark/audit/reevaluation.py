@@ -145,7 +145,15 @@ def replay_findings(entry: RoundEvidence, work: TrainingWork, found: Reevaluatio
 
 
 def _loss_findings(entry: RoundEvidence, replay: ReplayedSteps, tolerance: ReplayTolerance) -> Findings:
-    difference = loss_difference(replay.steps)
+    last = min((step.step for step in replay.steps), default=0) + NUM_CLOSE_STEPS
+    differences = [
+        abs(step.replayed - step.reported) / max(abs(step.reported), 1e-12)
+        if step.replayed is not None and step.reported is not None
+        else math.nan
+        for step in replay.steps
+        if step.step < last
+    ]
+    difference = sum(differences) / len(differences) if differences else math.nan
     if not difference <= tolerance.loss:
         actual = f"the losses of the first of {replay.what} differ by {percent(difference, 3)} on average in the replay"
         expected = f"equal within {limit_percent(tolerance.loss)} ({tolerance.origin})"
@@ -191,20 +199,6 @@ def _state_findings(entry: RoundEvidence, replay: ReplayedSteps) -> Findings:
         if not difference <= limit:
             actual = f"{kind} after {replay.what} differ by {percent(difference, 3)} from the replay's"
             yield deviation(entry, "replayed-update", f"equal within {limit_percent(limit)}", actual)
-
-
-def loss_difference(steps: Iterable[ReplayedStep]) -> float:
-    """Return the mean relative difference of the first steps' losses; NaN where one is missing."""
-    listed = list(steps)
-    last = min((step.step for step in listed), default=0) + NUM_CLOSE_STEPS
-    differences = [
-        abs(step.replayed - step.reported) / max(abs(step.reported), 1e-12)
-        if step.replayed is not None and step.reported is not None
-        else math.nan
-        for step in listed
-        if step.step < last
-    ]
-    return sum(differences) / len(differences) if differences else math.nan
 
 
 def loss_correlation(steps: Iterable[ReplayedStep]) -> float | None:

@@ -332,7 +332,14 @@ class SearchController:
                 instead = "its network keeps its own" if hyper.kernel is None else f"it takes {hyper.kernel}"
                 limits = f"kernel {proposed.kernel} exceeds the limits of the search"
                 self._note(f"trial {assignment.trial}: {limits}; {instead}")
-        weights, parent_network = self._initial_weights(one, network)
+        weights: records.TrainedWeights = None
+        parent_network: Network | None = None
+        if one.parent is None:
+            if config.search.initial_weights is not None:
+                weights, parent_network = seed_weights(config.search.initial_weights), network
+        elif one.epochs is not None or config.search.weights == "carried":  # a last training goes on with its network
+            weights = self._directory.load_weights(one.parent)
+            parent_network = None if weights is None else self._state.individuals[one.parent].network
         counted, now = count(network, config.counting), self._now()
         record = records.TrialRecord(
             **assignment._asdict(),
@@ -370,17 +377,6 @@ class SearchController:
             limit_s=self._scheduler.remaining_s(now),
         )
         self._workers.start(worker, order, weights)
-
-    def _initial_weights(
-        self, one: records.Individual, network: Network
-    ) -> tuple[records.TrainedWeights, Network | None]:
-        """Return the weights that a trial starts from, and their network; None: from scratch."""
-        search = self._config.search
-        if one.parent is None:
-            return (None, None) if search.initial_weights is None else (seed_weights(search.initial_weights), network)
-        is_carried = one.epochs is not None or search.weights == "carried"  # a last training goes on with its network
-        weights = self._directory.load_weights(one.parent) if is_carried else None
-        return (None, None) if weights is None else (weights, self._state.individuals[one.parent].network)
 
     def _end_trial(self, worker: int, message: records.TrialEnded) -> None:
         record, result = self._running[worker].record, message.result
