@@ -205,30 +205,6 @@ def read_ledger(root: Path) -> Ledger:
     return ledger
 
 
-def recorded_cases(run: LoadedRun) -> tuple[RecordedCase, ...]:
-    """Return the cases of a run that have a round."""
-    cases = []
-    for case in run.without_trials:
-        first, result = case.first, case.result
-        if first is None:
-            continue
-        figures = {
-            name: Measured(value=spread.mean, low=spread.ci95 and spread.ci95[0], high=spread.ci95 and spread.ci95[1])
-            for name in _KEPT
-            if (spread := result.figures.get(name)) is not None and spread.mean is not None
-        }
-        device = first.environment.started.get("device_name") or (first.chip.title if first.chip else "unknown")
-        recorded = RecordedCase(
-            key=result.key, task=result.task, unit=result.unit, variant=result.variant,
-            case_version=first.case_version, precision=first.precision, vendor=first.vendor, device=str(device),
-            num_devices=first.num_devices, verdict=result.verdict, reasons=result.reasons, marks=result.marks,
-            num_rounds=len(case.succeeded), work=_work(case, first), figures=figures,
-            units_per_epoch=units_per_epoch(first), changed=changes_of(result.adaptation),
-        )  # fmt: skip
-        cases.append(recorded)
-    return tuple(cases)
-
-
 def _work(case: LoadedCase, first: RoundResult) -> dict[str, str]:
     key, marks = case.result.key, case.result.marks
     work = {
@@ -388,13 +364,31 @@ def _recomputed(
 def _record(
     run: LoadedRun, evidence: Evidence, run_id: str, signed_by: str | None, registered: str, by: str, note: str
 ) -> Record:
-    cases = recorded_cases(run)
+    cases: list[RecordedCase] = []
+    for case in run.without_trials:
+        first, result = case.first, case.result
+        if first is None:
+            continue
+        figures = {
+            name: Measured(value=spread.mean, low=spread.ci95 and spread.ci95[0], high=spread.ci95 and spread.ci95[1])
+            for name in _KEPT
+            if (spread := result.figures.get(name)) is not None and spread.mean is not None
+        }
+        device = first.environment.started.get("device_name") or (first.chip.title if first.chip else "unknown")
+        recorded = RecordedCase(
+            key=result.key, task=result.task, unit=result.unit, variant=result.variant,
+            case_version=first.case_version, precision=first.precision, vendor=first.vendor, device=str(device),
+            num_devices=first.num_devices, verdict=result.verdict, reasons=result.reasons, marks=result.marks,
+            num_rounds=len(case.succeeded), work=_work(case, first), figures=figures,
+            units_per_epoch=units_per_epoch(first), changed=changes_of(result.adaptation),
+        )  # fmt: skip
+        cases.append(recorded)
     if not cases:
         raise RunError(f"{run.path}: has no round that could be read")
-    first = next(result for case in run.cases for result in case.rounds)
-    host: Mapping[str, Any] = next(iter(first.environment.hosts), {})
-    started, cpu = first.environment.started, host.get("cpu") or {}
-    environment = {
+    environment = next(result for case in run.cases for result in case.rounds).environment
+    host: Mapping[str, Any] = next(iter(environment.hosts), {})
+    started, cpu = environment.started, host.get("cpu") or {}
+    stated = {
         "os": host.get("os"), "python": host.get("python"), "cpu": cpu.get("model"), "cores": cpu.get("usable_cores"),
         "drivers": ", ".join(map(str, host.get("drivers") or ())), "framework": started.get("framework"),
         "framework version": started.get("framework_version"),
@@ -403,8 +397,8 @@ def _record(
     return Record(
         added_at=_now(), by=by, note=note, run=summary.run, run_id=run_id, started_at=summary.started_at,
         accelmark_version=summary.accelmark_version, evidence=evidence, signed_by=signed_by, registered=registered,
-        cases=cases,
-        environment={name: str(value) for name, value in environment.items() if value not in (None, "")},
+        cases=tuple(cases),
+        environment={name: str(value) for name, value in stated.items() if value not in (None, "")},
     )  # fmt: skip
 
 

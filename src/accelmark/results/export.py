@@ -266,38 +266,40 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default is to retry silently for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     require("the MLflow export", "accelmark[mlflow]")
+    from mlflow.entities import Metric, Param
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
+    ids: list[str] = []
+    secrets = set(secrets_in(run.files.json("plan.json")))
     with raising(RunError, f"MLflow at {tracking_uri.rpartition('@')[2]}", MlflowException, OSError):
         client = MlflowClient(tracking_uri=tracking_uri)
         known = client.get_experiment_by_name(experiment)
         experiment_id = known.experiment_id if known else client.create_experiment(experiment)
-        return [_log(client, experiment_id, run, contents) for contents in contents_of(run)]
-
-
-def _log(client: Any, experiment_id: str, run: LoadedRun, contents: RoundContents) -> str:
-    from mlflow.entities import Metric, Param
-
-    name = f"{run.summary.run}/{contents.name}"
-    made = client.create_run(experiment_id, run_name=name, tags=contents.tags)
-    run_id = str(made.info.run_id)
-    parameters = [
-        Param(_UNSAFE.sub("_", key), value[:_MAX_PARAMETER_LENGTH]) for key, value in contents.parameters.items()
-    ]
-    begin_ms = made.info.start_time
-    metrics = [
-        Metric(_UNSAFE.sub("_", f"figures/{key}"), value, begin_ms, 0) for key, value in contents.figures.items()
-    ]
-    for curve, points in contents.curves.items():
-        metrics += [Metric(_UNSAFE.sub("_", curve), value, int(at * 1000), step) for step, at, value in points]
-    for kind, entries in (("params", parameters), ("metrics", metrics)):
-        for begin in range(0, len(entries), _MAX_IN_REQUEST[kind]):
-            client.log_batch(run_id, **{kind: entries[begin : begin + _MAX_IN_REQUEST[kind]]})
-    secrets = set(secrets_in(run.files.json("plan.json")))
-    for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
-        if run.files.has(name):
-            text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
-            client.log_text(run_id, text, name.rpartition("/")[2])
-    client.set_terminated(run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED")
-    return run_id
+        for contents in contents_of(run):
+            run_name = f"{run.summary.run}/{contents.name}"
+            made = client.create_run(experiment_id, run_name=run_name, tags=contents.tags)
+            run_id = str(made.info.run_id)
+            parameters = [
+                Param(_UNSAFE.sub("_", key), value[:_MAX_PARAMETER_LENGTH])
+                for key, value in contents.parameters.items()
+            ]
+            begin_ms = made.info.start_time
+            metrics = [
+                Metric(_UNSAFE.sub("_", f"figures/{key}"), value, begin_ms, 0)
+                for key, value in contents.figures.items()
+            ]
+            for curve, points in contents.curves.items():
+                metrics += [Metric(_UNSAFE.sub("_", curve), value, int(at * 1000), step) for step, at, value in points]
+            for kind, entries in (("params", parameters), ("metrics", metrics)):
+                for begin in range(0, len(entries), _MAX_IN_REQUEST[kind]):
+                    client.log_batch(run_id, **{kind: entries[begin : begin + _MAX_IN_REQUEST[kind]]})
+            for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
+                if run.files.has(name):
+                    text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
+                    client.log_text(run_id, text, name.rpartition("/")[2])
+            client.set_terminated(
+                run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED"
+            )
+            ids.append(run_id)
+    return ids
