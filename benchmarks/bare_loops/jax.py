@@ -12,7 +12,6 @@ import optax
 from flax import nnx
 
 from accelmark.frameworks.jax.backend import JaxBackend
-from accelmark.frameworks.jax.hooks import direction
 from benchmarks.bare_loops import SCHEDULED_STEPS
 
 
@@ -23,7 +22,7 @@ def bare_loop(backend: JaxBackend, batches: Iterator[Any]) -> None:
     schedule = optax.warmup_cosine_decay_schedule(0.0, settings.optimizer.lr, 100, SCHEDULED_STEPS)
     optimizer = optax.chain(
         optax.identity() if clip is None else optax.clip_by_global_norm(clip),
-        direction(settings.optimizer),
+        backend.hooks.create_optimizer(),
         optax.scale_by_learning_rate(schedule),
     )
     graph = backend._compiled._graph

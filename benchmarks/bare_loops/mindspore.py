@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import Tensor
 
 from accelmark.frameworks.mindspore.backend import MindSporeBackend
-from accelmark.frameworks.mindspore.hooks import clipped, set_learning_rate
+from accelmark.frameworks.mindspore.hooks import clipped
 from benchmarks.bare_loops import SCHEDULED_STEPS
 
 
@@ -37,5 +37,7 @@ def bare_loop(backend: MindSporeBackend, batches: Iterator[Any]) -> None:
         _, gradients = graph(*(Tensor(array) for array in batch.values()))
         if clip is not None:
             gradients = clipped(gradients, clip)
-        set_learning_rate(optimizer, peak * (1 + math.cos(math.pi * step / SCHEDULED_STEPS)) / 2)
+        rate = Tensor(peak * (1 + math.cos(math.pi * step / SCHEDULED_STEPS)) / 2, ms.float32)
+        for group in optimizer.param_groups:
+            ms.ops.assign(group["lr"], rate)
         optimizer(gradients)

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,10 +273,14 @@ def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypat
     assert provenance.hash_at.__wrapped__(commit) == tree_hash(package)
 
 
+def _set_case_hash(sha256: str, job: dict[str, Any]) -> None:
+    job["case"]["sha256"] = sha256
+
+
 def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
     for sha256, severity in ((case_hash(plugins / "cases" / "toy", "train"), None), ("ab" * 32, "open")):
         for number in (1, 2):
-            change_job(run, number, lambda job, sha256=sha256: job["case"].update(sha256=sha256))
+            change_job(run, number, partial(_set_case_hash, sha256))
         found = [finding for finding in judged(run).findings if "files on this machine" in finding.expected]
         assert [finding.severity for finding in found] == ([severity] if severity else [])
 

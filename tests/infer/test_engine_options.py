@@ -119,7 +119,7 @@ def _onnx(
         for each in (inputs, outputs)
     ]
     made = [helper.make_node(kind, names, [output]) for kind, names, output in nodes]
-    graph = helper.make_graph(made, "graph", *tensors, *more)
+    graph = helper.make_graph(made, "graph", tensors[0], tensors[1], *more)
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "graph.onnx")
     return tmp_path / "graph.onnx"
 

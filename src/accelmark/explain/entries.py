@@ -46,7 +46,8 @@ def all_terms() -> dict[str, dict[str, Term]]:
     reasons = "The page and 'accelmark verify RUN' list each reason."
     terms = TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
     remedies = {word: "" if word == "VALID" else reasons for word in VERDICTS}
-    return {"verdict": {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}} | terms
+    terms["verdict"] = {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}
+    return terms
 
 
 SETTINGS: Final[Mapping[str, type[BaseModel]]] = {

@@ -254,6 +254,7 @@ class TensorFlowBackend(ArrayBackend):
     traces_hook = True
     layer_module: ClassVar = layers
     hooks_module: ClassVar = hooks
+    _ready: Any
 
     def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""

@@ -317,7 +317,7 @@ def generation_stage(
         "decode_token_rate": batch * (answer - 1) / decode_s if decode_s > 0 else None,
     }
     if has_shapes(details):
-        body, head, step, attention, cache = (int(details[name]) for name in _SHAPES)
+        body, head, step, attention, cache = (int(details[name] or 0) for name in _SHAPES)
         bytes_per_number, context, steps = _BYTES[precision], prompt + answer / 2, answer - 1
         decodes = decode_s > 0 and steps > 0
         figures["kv_cache_mib"] = bytes_per_number * cache * (batch * (prompt + answer)) / 2**20

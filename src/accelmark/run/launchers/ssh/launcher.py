@@ -427,7 +427,7 @@ class _SshLauncher(Launcher):
             module="accelmark.run.controller.data",
             arguments=(str(self._remote_job_file(node)), *offline),
             name=f"{agent.name}-data",
-            writable=(Path(self.self._work), *places),
+            writable=(Path(self._work), *places),
             readable=(),
         )
         return self.sandbox(node).command(self.python, inside)
