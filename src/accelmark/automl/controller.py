@@ -26,6 +26,7 @@ from accelmark.automl.search.schedule import Assignment, Scheduler
 from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
 from accelmark.automl.search.surrogate import predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
+from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError
 
 _HEARTBEAT_S: Final = 1.0
@@ -203,17 +204,21 @@ class SearchController:
     def _report(self) -> None:
         """Write the status, which readers of a running search show, and call the observer: a twentieth of the time."""
         began = self._now()
-        self._directory.write_status(summarise(self._directory, state=self._state, series=False))
+        summary = summarise(self._directory, state=self._state, series=False)
+        write_atomic(self._directory.path / journal.STATUS_FILE, summary.to_json())
         if self._observer is not None:
             self._observer(self._state, self._scheduler)
         ended = self._now()
         self._next_report_s = ended + max(_HEARTBEAT_S, _REPORT_SPACING * (ended - began))
 
     def _keep_weights(self) -> None:
-        """Keep the weights of possible parents, parents of pending networks, and the best network."""
+        """Remove weights but those of possible parents, parents of pending networks and the best; also incomplete ones."""
         population = self._population()
         needed = {one.parent for one in population.pending} | {one.id for one in population.parents}
-        self._directory.keep_weights(needed | self._possible_parents | {self._state.best_individual})
+        kept = needed | self._possible_parents | {self._state.best_individual}
+        for path in self._directory.path.glob("weights/*.npz"):
+            if not path.stem.isdecimal() or int(path.stem) not in kept:
+                path.unlink(missing_ok=True)
 
     def _population(self) -> Population:
         return Population(self._config.seed, list(self._state.individuals))

@@ -11,7 +11,6 @@ import numpy as np
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.model.network import Network
-from accelmark.automl.records import Splits
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.images import READERS, Images, imagenet_identity, read_imagenet
 from accelmark.datasets.spec import known_dataset
@@ -36,11 +35,6 @@ class Dataset:
     deviation: tuple[float, ...]
     fingerprint: str
     identity: str
-
-    def splits(self, classes: int) -> Splits:
-        """Return the sizes of the splits."""
-        sizes = {name: len(getattr(self, name)) for name in ("training", "validation", "held_out")}
-        return Splits(**sizes, classes=classes)
 
 
 def open_dataset(config: DatasetConfig, network: Network) -> Dataset:

@@ -7,7 +7,7 @@ Each line has the SHA-256 of the line before, the first line that of configurati
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,6 @@ from accelmark.automl.model.weights import Array, Weights
 from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegative, Splits, Totals, TrialRecord
 from accelmark.datasets.images import read_weights
 from accelmark.results.rounds.search import CONFIG_FILE, SEARCH_REPORT, SearchSummary
-from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import is_in_progress
 from accelmark.run.record.directory import default_path, lock_directory
 from accelmark.spec.errors import RequestError, RunError, raising
@@ -340,10 +339,6 @@ class SearchDirectory:
         path = self.path / JOURNAL_FILE
         return path.stat().st_size if path.is_file() else 0
 
-    def write_status(self, summary: SearchSummary) -> None:
-        """Write the figures of a running search, as its controller knows them."""
-        write_atomic(self.path / STATUS_FILE, summary.to_json())
-
     def status(self) -> SearchSummary | None:
         """Return the figures that the controller or the report wrote last; None where the journal has gone on since."""
         runs = self.is_running()
@@ -378,12 +373,6 @@ class SearchDirectory:
         """Return an individual's weights; None where it has none."""
         path = self._weights(individual)
         return read_weights(path) if path.is_file() else None
-
-    def keep_weights(self, individuals: Collection[int | None]) -> None:
-        """Remove the weights of all others, and incomplete files of killed processes."""
-        for path in self.path.glob("weights/*.npz"):
-            if not path.stem.isdecimal() or int(path.stem) not in individuals:
-                path.unlink(missing_ok=True)
 
 
 def find_search(name: str, root: Path) -> SearchDirectory:

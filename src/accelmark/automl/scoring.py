@@ -313,7 +313,15 @@ def _consistency(config: AutomlConfig, events: Sequence[journal.Event], state: S
     yield len(splits) <= 1, "data", "equal splits in all sessions", "the sessions have different splits"
     known = splits.pop() if len(splits) == 1 else None
     if known is not None:
-        yield from _splits(config, state, known)
+        given, limit = known.training + known.validation, config.dataset.limit
+        share = round(given * config.dataset.validation_share)
+        actual = f"{known.validation} of {given} images are the validation split"
+        yield known.validation == share, "data", f"{share} validation images, the configured share", actual
+        within = limit is None or max(given, known.held_out) <= limit
+        yield within, "data", f"at most {limit} images", f"the splits have {given} and {known.held_out} images"
+        for one in state.individuals:
+            fits, actual = one.network.classes == known.classes, f"network {one.id} has {one.network.classes} classes"
+            yield fits, "data", f"{known.classes} classes, as the data", actual
     for record in state.attempts.values():
         epochs = state.epochs_of(record)
         yield from _counts(config, record, epochs, state)
@@ -412,18 +420,6 @@ def _counts(config: AutomlConfig, record: TrialRecord, epochs: Epochs, state: Se
         yield equal, "operations", "the operations of its network", f"{trial}: other operations are recorded"
         actual = f"{trial}: the driver counted {flops or 0:.0f} FLOPs per image"
         yield flops in (None, again.matrix), "operations", f"{again.matrix} FLOPs per image", actual
-
-
-def _splits(config: AutomlConfig, state: SearchState, splits: Splits) -> Iterator[Check]:
-    given, limit = splits.training + splits.validation, config.dataset.limit
-    share = round(given * config.dataset.validation_share)
-    actual = f"{splits.validation} of {given} images are the validation split"
-    yield splits.validation == share, "data", f"{share} validation images, the configured share", actual
-    within = limit is None or max(given, splits.held_out) <= limit
-    yield within, "data", f"at most {limit} images", f"the splits have {given} and {splits.held_out} images"
-    for one in state.individuals:
-        fits, actual = one.network.classes == splits.classes, f"network {one.id} has {one.network.classes} classes"
-        yield fits, "data", f"{splits.classes} classes, as the data", actual
 
 
 def _work(config: AutomlConfig, record: TrialRecord, epochs: Epochs, splits: Splits) -> Iterator[Check]:

@@ -36,7 +36,8 @@ class TrialWorker:
 
         data = open_dataset(dataset, network)
         self._execute: Callable[[records.TrialOrder, records.TrainedWeights, records.TrialListener], records.TrialEnded]
-        splits = data.splits(network.classes)
+        sizes = {name: len(getattr(data, name)) for name in ("training", "validation", "held_out")}
+        splits = records.Splits(**sizes, classes=network.classes)
         self._ready = records.WorkerReady(data.fingerprint, data.identity, splits, platform.node())
         if devices > 1:
             self._execute = RankGroup(dataset, network, devices=devices, threads=threads).run
