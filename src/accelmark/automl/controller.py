@@ -212,7 +212,7 @@ class SearchController:
         self._next_report_s = ended + max(_HEARTBEAT_S, _REPORT_SPACING * (ended - began))
 
     def _keep_weights(self) -> None:
-        """Remove weights but those of possible parents, parents of pending networks and the best; also incomplete ones."""
+        """Remove weights but those of possible parents, parents of pending networks and the best network."""
         population = self._population()
         needed = {one.parent for one in population.pending} | {one.id for one in population.parents}
         kept = needed | self._possible_parents | {self._state.best_individual}
