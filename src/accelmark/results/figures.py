@@ -266,7 +266,6 @@ RATES: Final = {
     "automl": FigureName.SEARCH_SCORE,
 }  # fmt: skip
 WARNED_FIGURES: Final = tuple(name for name in HEADLINES if name.info.warns)
-_NUM_FIRST: Final = 3
 
 
 def figures_of(*measurements: Measurement) -> tuple[FigureName, ...]:
@@ -276,7 +275,7 @@ def figures_of(*measurements: Measurement) -> tuple[FigureName, ...]:
 
 def in_groups(names: Collection[FigureName]) -> dict[str, list[FigureName]]:
     """Return figures by title of their group, as a comparison shows them: first the three that say most."""
-    first = [name for name in HEADLINES if name in names][:_NUM_FIRST]
+    first = [name for name in HEADLINES if name in names][:3]
     left = set(names) - set(first)
     groups = {"Headline figures": first} | {
         title: [name for name in group if name in left] for title, group in FIGURE_GROUPS.items()

@@ -37,7 +37,6 @@ COLUMNS: Final[dict[str, type]] = ATTRIBUTES | {
 }
 TABLE: Final = "results"
 _TYPES: Final = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
-_MEMORY_LIMIT: Final = "1GB"
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _LIST_COLUMN: Final = "marks"
 _ALIASES: Final = {"hardware": "chip", "node": "nnodes", "ranks_per_host": "nproc"}
@@ -151,7 +150,7 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
     import duckdb
 
     with _connect(rows) as connection:
-        connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
+        connection.execute("SET memory_limit = '1GB'")
         connection.execute("SET temp_directory = ''")  # do not spill into the working directory
         connection.execute("SET enable_external_access = false")
         connection.execute("SET autoload_known_extensions = false")

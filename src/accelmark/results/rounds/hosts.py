@@ -18,12 +18,12 @@ from accelmark.results.read.round_dir import LedgerState, NodeDir, ledger_events
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.rounds.timeline import Timeline
-from accelmark.results.schema import Environment, Finding, JobState, Mark, RoundResult, finding
+from accelmark.results.schema import Environment, Finding, JobState, Mark, RoundResult, Severity, finding
 from accelmark.spec.backports import pairwise
 from accelmark.spec.job import ExternalJob, JobSpec, TrainingWork
 from accelmark.spec.log.events import FinishedBase
 from accelmark.spec.log.perflog import event_names
-from accelmark.spec.log.records import HostClocks, LogSeal
+from accelmark.spec.log.records import LogSeal
 from accelmark.spec.model import Spec
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.secret import LEFT_OUT
@@ -284,8 +284,17 @@ def clock_findings(
                 for name, other_s in others.items()
                 if _differ(mono_s, other_s)
             )
-            for is_large, what in _seen(node.host, own, clocks, is_translated=is_translated):
-                yield finding("error" if is_large else "open", _CLOCKS_RULE, expected, what)
+            for begin, end, first, last in _spans(own):
+                if begin in clocks.seen and end in clocks.seen and not (is_translated and begin == "TRAIN_START"):
+                    logged_s = last.mono_s - first.mono_s
+                    seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
+                    is_late = 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S
+                    if _differ(logged_s, seen_s, _SEEN_S) and not is_late:
+                        clocks_s = f"{logged_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
+                        severity: Severity = "error" if _differ(logged_s, seen_s) else "open"  # a busy machine
+                        yield finding(
+                            severity, _CLOCKS_RULE, expected, f"{node.host}: from {begin} to {end} {clocks_s}"
+                        )
         contradictions += _of_coordinator(round_dir, node.host, node.exit.duration_s)
     yield from (finding("error", _CLOCKS_RULE, expected, what) for what in dict.fromkeys(contradictions))
 
@@ -316,19 +325,6 @@ def _spans(times: EventTimes) -> Iterator[tuple[str, str, EventTime, EventTime]]
     for begin, end in _SPANS:
         if begin in times and end in times:
             yield begin, end, times[begin][0], times[end][1]
-
-
-def _seen(host: str, times: EventTimes, clocks: HostClocks, *, is_translated: bool) -> Iterator[tuple[bool, str]]:
-    """Yield whether a difference of the rank's clock from the agent's is too large for a busy machine, and its text."""
-    for begin, end, first, last in _spans(times):
-        if is_translated and begin == "TRAIN_START":
-            continue
-        if begin in clocks.seen and end in clocks.seen:
-            logged_s = last.mono_s - first.mono_s
-            seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
-            if _differ(logged_s, seen_s, _SEEN_S) and not 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S:
-                clocks_s = f"{logged_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
-                yield _differ(logged_s, seen_s), f"{host}: from {begin} to {end} {clocks_s}"
 
 
 def _of_coordinator(round_dir: Path, host: str, duration_s: float) -> Iterator[str]:

@@ -116,9 +116,6 @@ _WORST_FIRST: Final[tuple[JobState, ...]] = (
     "failed", "timed_out", "lost", "cancelled", "running", "preparing", "queued",
 )  # fmt: skip
 
-_TASKS: Final[tuple[schema.Task, ...]] = ("infer", "serve")
-"""Tasks that a plan names; without a name, it trains."""
-
 Audit = Callable[[Path, Mapping[str, RoundResult], int], schema.CaseVerdict]
 """Returns the verdict on the rounds of one key.
 
@@ -237,7 +234,7 @@ def _case(
         with contextlib.suppress(KeyError, TypeError, ValidationError):
             key = CaseKey.model_validate(job["key"])
             kind = job["work"]["kind"]
-            task = kind if kind in _TASKS else "train"
+            task = kind if kind in ("infer", "serve") else "train"
             variant = InferSettings.model_validate(job["work"]["settings"]).title if kind == "infer" else None
     if key is None:
         return None
