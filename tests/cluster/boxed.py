@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster.bed import Bed
+from tests.run.fakes import FAKE_RANK
 
 _DIRECTORIES: Final = ("usr", "tmp", "var/tmp", "proc", "sys", "dev", "run", "root", "etc", "home")
 _LINKS: Final = ("bin", "sbin", "lib", "lib64")
@@ -58,10 +59,10 @@ def _text(archive: tarfile.TarFile, name: str, content: str | bytes) -> None:
 
 
 def mounts() -> list[str]:
-    """Return the mounts that make this machine's Python run inside, read-only."""
+    """Return the mounts that make this machine's Python and fake ranks run inside, read-only."""
     prefixes = {"/usr", sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("site-packages"))}
     outer = {path for path in prefixes if not any(path != other and path.startswith(f"{other}/") for other in prefixes)}
-    return [f"{path}:{path}:ro" for path in sorted(outer)]
+    return [f"{path}:{path}:ro" for path in (*sorted(outer), FAKE_RANK.parent)]
 
 
 def podman(bed: Bed, *arguments: str, number: int = 1) -> str:

@@ -15,11 +15,10 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import mounts, write_rootfs
+from tests.cluster.boxed import write_rootfs
 from tests.cluster.conftest import done, drive, signalled, statuses, stepping
 from tests.cluster.test_containers import in_container, tiny, train_adapted
-from tests.cluster.test_images import FAKES
-from tests.run.fakes import left_running, make_plan, wait_for
+from tests.run.fakes import FAKE_RANK, left_running, make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 __all__ = ["tiny"]
@@ -77,8 +76,7 @@ def sqsh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def container(image: Path) -> dict[str, object]:
     engine, options = ("enroot", []) if image.suffix == ".sqsh" else ("apptainer", ["--userns"])
-    changed = {"options": options, "image_file": str(image), "mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]}
-    return in_container(engine) | changed
+    return in_container(engine) | {"options": options, "image_file": str(image)}
 
 
 def fakes_here(image: Path, *cases: tuple[str, ...]) -> Plan:
@@ -99,7 +97,7 @@ def test_a_job_runs_in_an_image_and_ends_with_ctrl_c(
     second_log = "toy1*/round1/*/rank0.out.log"
     wait_for(lambda: list(run.glob(second_log)) or process.poll() is not None, "the second job", 120)
     assert process.poll() is None, f"{done(process)}{statuses(run)}{logs(run)}"
-    ranks = [pid for pid in left_running(run) if str(FAKES / "fake_rank.py") in psutil.Process(pid).cmdline()]
+    ranks = [pid for pid in left_running(run) if str(FAKE_RANK) in psutil.Process(pid).cmdline()]
     assert ranks
     assert all("OF_THE_HOST" not in psutil.Process(pid).environ() for pid in ranks)
     code, out, err = signalled(process)

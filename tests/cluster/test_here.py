@@ -21,7 +21,7 @@ from tests.cluster.bed import Bed, podman_environment
 from tests.cluster.boxed import dockerd, mounts
 from tests.cluster.conftest import done, drive, signalled, statuses, stepping
 from tests.cluster.test_containers import in_container
-from tests.cluster.test_images import FAKES, recipe
+from tests.cluster.test_images import recipe
 from tests.run.fakes import make_plan, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -55,8 +55,8 @@ def engine(request: pytest.FixtureRequest, bed: Bed, monkeypatch: pytest.MonkeyP
 
 
 def fakes_here(engine: str, *modes: str, clear_caches: bool = False, **container: object) -> Plan:
-    values = in_container(engine) | {"mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]} | container
-    spec = ClusterSpec.model_validate({"container": values, "clear_caches": clear_caches})
+    values = {"container": in_container(engine) | container, "clear_caches": clear_caches}
+    spec = ClusterSpec.model_validate(values)
     return make_plan(modes, cluster=spec)
 
 
@@ -81,7 +81,7 @@ def test_a_local_container_gets_the_settings_of_cluster_file_and_vendor_only(
     run = tmp_path / "run"
     wishes: dict[str, Any] = {
         "shm_size": "96m", "options": ["--label", "asked=yes"],
-        "mounts": [*mounts(), f"{FAKES}:{FAKES}:ro", f"{extra}:/extra:ro"],
+        "mounts": [*mounts(), f"{extra}:/extra:ro"],
     }  # fmt: skip
     (extra / "file").read_bytes()
     assert cached_bytes(extra / "file") > 0

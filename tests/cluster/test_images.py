@@ -14,14 +14,13 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import folders
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import mounts, podman, write_rootfs
+from tests.cluster.boxed import podman, write_rootfs
 from tests.cluster.conftest import done, drive, record_fault, statuses
 from tests.cluster.test_containers import in_container
 from tests.run.fakes import make_plan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 MakeCluster = Callable[..., ClusterSpec]
-FAKES = Path(__file__).parents[1] / "run"
 
 
 @pytest.fixture
@@ -34,8 +33,7 @@ def recipe(plugins: Path) -> Path:
 
 
 def fakes_in(cluster: MakeCluster, version: str | None = None, **container: object) -> Plan:
-    values = in_container("podman") | {"mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]} | container
-    plan = make_plan((), hosts=("n1",), cluster=cluster(1, container=values))
+    plan = make_plan((), hosts=("n1",), cluster=cluster(1, container=in_container("podman") | container))
     (job,) = plan.jobs
     key = job.job.key.model_copy(update={"framework_version": version})
     return plan.model_copy(update={"jobs": (job.model_copy(update={"job": job.job.model_copy(update={"key": key})}),)})

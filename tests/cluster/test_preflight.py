@@ -26,8 +26,9 @@ from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
 from accelmark.spec.plugins.requirements import Need
 from tests.cluster.bed import Bed
-from tests.cluster.boxed import mounts, write_rootfs
+from tests.cluster.boxed import write_rootfs
 from tests.cluster.conftest import done, drive, signalled, statuses, stepping
+from tests.cluster.test_containers import in_container
 from tests.run.fakes import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -265,7 +266,7 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     (recipe / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nLABEL made.for=devices\n")  # by no other test
     wheel.cache_clear()
     (bed.work(1) / "devices.json").write_text(json.dumps([{"driver": "1.0", "busy": 0.75}]))
-    container = {"engine": "podman", "mounts": mounts(), "python": sys.executable}
+    container = in_container("podman")
     busy = "device 0 (Acme X1) is not idle: 75\u202f% busy, 0 MiB used"
 
     def seen(python: str) -> list[str]:
@@ -277,7 +278,7 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     python = str(bare / "bin" / "python")
     assert seen(python) == ["devices of acme cannot be read before the image is there"]
     run = tmp_path / "run"
-    spec = {"container": {**container, "mounts": [*mounts(), *mounted_tests()]}, "python": python}
+    spec = {"container": container, "python": python}
     code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image
     assert code == 0, out + err
     assert seen(python) == [busy]
@@ -287,11 +288,6 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     assert lacking.what == "case toy needs made-up>=1, which is not installed"
     assert "install it in the image accelmark-acme-pytorch:" in lacking.hint
     wheel.cache_clear()
-
-
-def mounted_tests() -> list[str]:
-    fakes = Path(__file__).parents[1] / "run"
-    return [f"{fakes}:{fakes}:ro"]
 
 
 def test_a_refused_run_leaves_nothing_and_resume_repeats_preflight(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import pytest
 
 from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
-from tests.cluster.boxed import mounts
 from tests.cluster.conftest import done, drive, statuses
 from tests.cluster.test_apptainer import container, directory, logs, sif, sqsh
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_here import asked, podman_here
-from tests.cluster.test_images import FAKES, recipe
+from tests.cluster.test_images import recipe
 from tests.cluster.test_slurm import in_slurm, slurm_conf
 from tests.run.fakes import make_plan
 
@@ -33,9 +32,9 @@ def podman(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fakes_on(hosts: tuple[str, ...], *cases: tuple[str, ...]) -> Plan:
-    container = in_container("podman") | {"mounts": [*mounts(), f"{FAKES}:{FAKES}:ro"]}
     values = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": host} for host in hosts]}
-    return make_plan(*cases, hosts=hosts, cluster=ClusterSpec.model_validate(values | {"container": container}))
+    spec = ClusterSpec.model_validate(values | {"container": in_container("podman")})
+    return make_plan(*cases, hosts=hosts, cluster=spec)
 
 
 def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path, tmp_path: Path) -> None:
