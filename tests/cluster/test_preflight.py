@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -18,9 +17,7 @@ import pytest
 import yaml
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.ssh.delivery import wheel
-from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
@@ -29,22 +26,14 @@ from tests.cluster.bed import Bed
 from tests.cluster.boxed import write_rootfs
 from tests.cluster.conftest import done, drive, signalled, statuses, stepping
 from tests.cluster.test_containers import in_container
-from tests.run.fakes import wait_for
+from tests.run.fakes import problems, wait_for
 
 pytestmark = pytest.mark.cluster
 MakePlan = Callable[..., Plan]
 
 
 def look(plan: Plan, *given: Path) -> list[Problem]:
-    directory = RunDirectory(Path("/nowhere/run"), plan)
-
-    async def body() -> list[Problem]:
-        async with create_launcher(plan, directory.path) as launcher:
-            return await Preflight(directory, launcher, plan.jobs).run()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])
-        return [problem for problem in asyncio.run(body()) if "busy: load" not in problem.what]
+    return problems(plan, Path("/nowhere/run"), *given)
 
 
 def test_healthy_hosts_have_no_problem(plan: MakePlan) -> None:

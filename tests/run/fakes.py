@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -12,8 +13,12 @@ import pytest
 
 import accelmark
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
+from accelmark.run.launchers import create_launcher
+from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.processes import RUN_MARKER
+from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
+from accelmark.spec.errors import Problem
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.plugins.catalog import FolderRef, folders, tree_hash
@@ -87,6 +92,18 @@ def make_plan(
 def _vendor_hash() -> str:
     folder = folders("vendors").get("acme")
     return tree_hash(folder.path) if folder is not None else "0" * 64
+
+
+def problems(plan: Plan, run: Path, *given: Path) -> list[Problem]:
+    """Check the hosts of a plan, with directories of data; returns the problems except other load on this machine."""
+
+    async def check() -> list[Problem]:
+        async with create_launcher(plan, run) as launcher:
+            return await Preflight(RunDirectory(run, plan), launcher, plan.jobs).run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])
+        return [problem for problem in asyncio.run(check()) if "busy: load" not in problem.what]
 
 
 def left_running(run: Path) -> list[int]:

@@ -13,12 +13,11 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.preflight.hosts import Preflight, check_cluster, preflight_commands
+from accelmark.run.preflight.hosts import check_cluster, preflight_commands
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
-from accelmark.spec.errors import Problem
-from tests.run.fakes import make_plan
+from tests.run.fakes import make_plan, problems
 from tests.run.test_session import done, drive, statuses
 
 THERE, GONE = "registry.example.com/there:1", "registry.example.com/gone:1"
@@ -61,12 +60,6 @@ def store(plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def plan_in(image: str, engine: Engine = "podman") -> Plan:
     container = {"engine": engine, "image": image, "python": sys.executable}
     return make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
-
-
-def problems(plan: Plan, run: Path) -> list[Problem]:
-    run.mkdir(exist_ok=True)
-    found = asyncio.run(Preflight(RunDirectory(run, plan), create_launcher(plan, run), plan.jobs).run())
-    return [problem for problem in found if "busy: load" not in problem.what]
 
 
 def asked(store: Path, verb: str) -> list[str]:

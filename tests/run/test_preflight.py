@@ -18,7 +18,7 @@ import yaml
 
 from accelmark.plan.plan import Plan
 from accelmark.run.host import SubprocessHost
-from accelmark.run.launchers import create_launcher, plan_of_hosts
+from accelmark.run.launchers import plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
 from accelmark.run.preflight.checks import (
@@ -33,14 +33,13 @@ from accelmark.run.preflight.checks import (
     problems_of_host,
     require_here,
 )  # fmt: skip
-from accelmark.run.preflight.hosts import Preflight, check_cluster, require_ready
-from accelmark.run.record.directory import RunDirectory
+from accelmark.run.preflight.hosts import check_cluster, require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
 from accelmark.spec.errors import Problem, RequestError
 from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 from tests.cli.test_main import accelmark
-from tests.run.fakes import make_plan
+from tests.run.fakes import make_plan, problems
 
 WORK = "/var/tmp/accelmark"
 CLUSTER = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]})
@@ -300,12 +299,7 @@ class Source:
 
 
 def look(plan: Plan, run: Path, *given: Path) -> list[str]:
-    run.mkdir()
-    directory = RunDirectory(run, plan)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])
-        found = asyncio.run(Preflight(directory, create_launcher(plan, run), plan.jobs).run())
-    return [problem.what for problem in found if "busy: load" not in problem.what]
+    return [problem.what for problem in problems(plan, run, *given)]
 
 
 def local(**values: object) -> ClusterSpec:
