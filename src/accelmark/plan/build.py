@@ -134,14 +134,17 @@ class _Planner:
             self.problems.append(Problem(where, request.key, str(error).removeprefix(f"{where}: ")))
 
     def _plan(self, key: CaseKey, request: CaseRequest) -> None:
-        chip = self._chip(key)
+        chip, capabilities = self._chip(key), dict(self.run.detected.capabilities if self.run.is_here else {})
+        if chip is not None:
+            named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else []))
+            capabilities |= dict.fromkeys(named, f"vendor.yaml, chip {chip.name}")
         asked = KeyRequest(
             run=self.run,
             key=key,
             request=request,
             folder=find("cases", key.model, self.run.where),
             case=load_case(key.model),
-            capabilities=self._capabilities(chip),
+            capabilities=capabilities,
             problems=self.problems,
             missing=self.missing,
         )
@@ -155,29 +158,10 @@ class _Planner:
         self.planned[planned.directory] = request.key
         self._check_version(key)
         self.warnings += [f"{key}: {warning}" for warning in planned.warnings]
-        first = _first_round(asked, planned, chip)
-        command = tuple(module_command("python", planned.work.rank_module, "job.json"))
-        hosts = enumerate(self.run.cluster.hosts[: key.nnodes])
-        file = planning.requirements_file(asked.adaptation, asked.folder.path)
-        job = PlannedJob(
-            directory="",
-            job=first,
-            requires=_needs(asked, planned, first.framework),
-            installs=tuple(requirement_names(file)) if file is not None else (),
-            layer_files=planned.layer_files,
-            nodes=tuple(PlannedNode(host=host.name, noderank=n, nproc=key.nproc, command=command) for n, host in hosts),
-        )
+        first = _first_job(asked, planned, chip)
         for number in range(1, key.repeat + 1):
-            spec = first.model_copy(update={"round": number, "work": planned.work.for_round(number)})
-            self.jobs.append(job.model_copy(update={"directory": f"{planned.directory}/round{number}", "job": spec}))
-
-    def _capabilities(self, chip: Chip | None) -> Mapping[str, str]:
-        """Return the device's capabilities from ``vendor.yaml`` and from detection on this machine."""
-        detected = self.run.detected.capabilities if self.run.is_here else {}
-        if chip is None:
-            return detected
-        named = (*chip.capabilities, *(["fp8"] if chip.peaks.fp8 is not None else []))
-        return {**detected, **dict.fromkeys(named, f"vendor.yaml, chip {chip.name}")}
+            spec = first.job.model_copy(update={"round": number, "work": planned.work.for_round(number)})
+            self.jobs.append(first.model_copy(update={"directory": f"{planned.directory}/round{number}", "job": spec}))
 
     def _check_version(self, key: CaseKey) -> None:
         """Compare the framework's version with the key's; a container or an environment has its own."""
@@ -233,30 +217,17 @@ class _Planner:
             self.missing.append(Problem(where, written, what, "lower the fifth part of the key"))
 
 
-def _needs(asked: KeyRequest, planned: PlannedWork, framework: str) -> tuple[Need, ...]:
-    """Return the packages that case, framework and work need."""
-    device = framework_device(asked.run.vendor, framework)
-    declared = {
-        f"case {asked.key.model}": asked.case.requires_for(framework),
-        f"framework {framework}": (*load_framework(framework).requires, *device.requires),
-        **planned.requires,
-    }
-    return tuple(
-        Need(requirement=requirement, needed_by=needed_by, sdk=planned.sdks.get(requirement, ""))
-        for needed_by, requirements in declared.items()
-        for requirement in requirements
-    )
-
-
-def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> JobSpec:
+def _first_job(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> PlannedJob:
+    """Return the first round of a key, without its directory."""
     run, adaptation, key, work = asked.run, asked.adaptation, asked.key, planned.work
-    extern = FolderRef(name=adaptation.name, path=adaptation, sha256=tree_hash(adaptation, whole=True))
     framework = work.trainer.framework if isinstance(work, ExternalJob) else key.framework
-    device = framework_device(run.vendor, framework)
-    return JobSpec(
+    spec, device = load_framework(framework), framework_device(run.vendor, framework)
+    files, listed = planning.adaptation_files(adaptation), planning.requirements_file(adaptation, asked.folder.path)
+    extern = FolderRef(name=adaptation.name, path=adaptation, sha256=files.sha256) if files is not None else None
+    job = JobSpec(
         work=work,
         key=key,
-        ranks_per_host=1 if work.is_single_process else load_framework(framework).ranks_per_host(key.nproc),
+        ranks_per_host=1 if work.is_single_process else spec.ranks_per_host(key.nproc),
         round=1,
         case=asked.folder.ref(work.task),
         case_version=asked.case.version,
@@ -266,7 +237,7 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
         vendor_environment=run.vendor.environment,
         collective_backend=device.collective_backend,
         extern=extern if (adaptation / "extern").is_dir() else None,
-        adaptation=planning.adaptation_files(adaptation),
+        adaptation=files,
         ceilings=run.detected.ceilings if run.is_detected_vendor else None,
         chip=chip,
         data_dirs=dict(planned.data_dirs),
@@ -274,4 +245,23 @@ def _first_round(asked: KeyRequest, planned: PlannedWork, chip: Chip | None) -> 
         open=run.options.open,
         rules=run.options.rules,
         provenance=dict(planned.provenance),
+    )
+    declared = {
+        f"case {key.model}": asked.case.requires_for(framework),
+        f"framework {framework}": (*spec.requires, *device.requires),
+        **planned.requires,
+    }
+    command = tuple(module_command("python", work.rank_module, "job.json"))
+    hosts = enumerate(run.cluster.hosts[: key.nnodes])
+    return PlannedJob(
+        directory="",
+        job=job,
+        requires=tuple(
+            Need(requirement=requirement, needed_by=needed_by, sdk=planned.sdks.get(requirement, ""))
+            for needed_by, requirements in declared.items()
+            for requirement in requirements
+        ),
+        installs=tuple(requirement_names(listed)) if listed is not None else (),
+        layer_files=planned.layer_files,
+        nodes=tuple(PlannedNode(host=host.name, noderank=n, nproc=key.nproc, command=command) for n, host in hosts),
     )
