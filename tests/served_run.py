@@ -18,7 +18,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.log import serving
 from accelmark.spec.log.serving import Answer, BenchmarkScore, LoadStage, RequestRecord, ServeFinished, ServeStarted
 from accelmark.spec.plugins.catalog import FolderRef
-from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.plugins.programs import ServerSpec
 from accelmark.spec.settings.inference import Benchmark, Reference
 from accelmark.spec.settings.serving import ServeSettings
 from tests.made_run import BOOT_MS, CHIP, INIT_MS, Made, perflog, write_surroundings, write_telemetry

@@ -17,7 +17,7 @@ from accelmark.run.sandboxes.sandbox import recipe_of
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.job import ExternalJob, TrainJob
 from accelmark.spec.log.perflog import PerfLogReader
-from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.programs import TrainerSpec
 from tests.external.conftest import COMMAND, HERE, Accelmark, result_of
 from tests.run.fakes import make_plan, wait_for
 

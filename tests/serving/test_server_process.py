@@ -21,8 +21,7 @@ from accelmark.spec.job import JobSpec
 from accelmark.spec.log.serving import Answer, RequestRecord
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
-from accelmark.spec.plugins.server import PLACEHOLDERS, ServerSpec
-from accelmark.spec.plugins.trainer import fill
+from accelmark.spec.plugins.programs import SERVER_PLACEHOLDERS, ServerSpec, fill
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import Scalar
 
@@ -100,7 +99,7 @@ def test_a_program_that_does_not_exist_is_named(start: Start) -> None:
 
 
 def test_every_declaration_gives_a_command() -> None:
-    values = {name: name for name in PLACEHOLDERS}
+    values = {name: name for name in SERVER_PLACEHOLDERS}
     for name in folders("servers"):
         server = load_server(name)
         command = server.arguments(values, {"precision": "bf16", "threads": None})

@@ -20,7 +20,7 @@ from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
 from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, folders, load_server, readable
 from accelmark.spec.plugins.launcher import launcher_options
-from accelmark.spec.plugins.server import ServerSpec
+from accelmark.spec.plugins.programs import ServerSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.spec.settings.training import TrainSettings

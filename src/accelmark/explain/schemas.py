@@ -24,7 +24,7 @@ from accelmark.spec.plugins.case import MUTABLE_GROUPS, CaseSpec, TrainCaseSpec
 from accelmark.spec.plugins.catalog import folders
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.launcher import launcher_options
-from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.programs import TrainerSpec
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.spec.runfile import CaseRequest, RunSpec
 from accelmark.spec.settings.inference import InferCaseSpec, InferSettings

@@ -14,7 +14,7 @@ from accelmark.spec.job import ServeJob
 from accelmark.spec.layers import Layer, Resolved, resolve
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import find, load_server, readable
-from accelmark.spec.plugins.server import ServerAdaptation, ServerSpec
+from accelmark.spec.plugins.programs import ServerAdaptation, ServerSpec
 from accelmark.spec.settings.serving import SLO_PRESETS, ServeSettings
 
 MODEL_FILE: Final = "serve.py"

@@ -13,7 +13,7 @@ from accelmark.spec.layers import REFINES, Layer, Provenance, Resolved, resolve,
 from accelmark.spec.parallelism import AXES, NAMES, Mesh, fitting, has_part
 from accelmark.spec.plugins.case import TrainCaseSpec
 from accelmark.spec.plugins.catalog import folders, frameworks_of, hooks_file, load_framework, load_trainer
-from accelmark.spec.plugins.trainer import TrainerSpec, placeholders
+from accelmark.spec.plugins.programs import TrainerSpec, placeholders
 from accelmark.spec.settings.training import NEEDED_NAME, TrainSettings
 
 _KEY = "parallelism"

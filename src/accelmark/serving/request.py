@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeEndReason
-from accelmark.spec.plugins.server import REQUEST_PLACEHOLDER
+from accelmark.spec.plugins.programs import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
 
 Api = Literal["completions", "chat"]
@@ -147,7 +147,7 @@ class Endpoint:
     model: str
     api: Api = "completions"
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of requests; see :class:`accelmark.spec.plugins.server.ServerSpec`."""
+    """Further fields of requests; see :class:`accelmark.spec.plugins.programs.ServerSpec`."""
 
     def url(self, api: Api | None = None) -> str:
         """Return the URL of requests to ``api``, by default the endpoint's own. Raises RequestError: it is none."""

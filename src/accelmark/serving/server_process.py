@@ -21,8 +21,7 @@ import psutil
 from accelmark.serving.request import ServeError
 from accelmark.spec.errors import DataError, raising
 from accelmark.spec.log.serving import StartTimes
-from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.plugins.trainer import fill
+from accelmark.spec.plugins.programs import ServerSpec, fill
 from accelmark.spec.settings.training import Scalar
 
 

@@ -14,8 +14,7 @@ from accelmark.spec.log.records import AdaptationFiles, Ceilings, HostClocks, Lo
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import ReferenceLoss, Target, Unit
 from accelmark.spec.plugins.catalog import FolderRef
-from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.programs import ServerSpec, TrainerSpec
 from accelmark.spec.plugins.vendor import Chip
 from accelmark.spec.rules import RunRules
 from accelmark.spec.settings.inference import Benchmark, InferPrecision, InferSettings, Note, Reference

@@ -36,7 +36,7 @@ from accelmark.spec.layers import flatten
 from accelmark.spec.log.records import DATA_FILE
 from accelmark.spec.number_format import counted, duration, limit_percent, percent
 from accelmark.spec.plugins.case import ReferenceLoss, Target
-from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.programs import TrainerSpec
 
 FLOPS_TOLERANCE: Final = 0.05
 """Relative difference of the counted FLOPs from the case's formula that causes a warning."""

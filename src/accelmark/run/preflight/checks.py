@@ -28,8 +28,8 @@ from accelmark.spec.number_format import counted, percent
 from accelmark.spec.plugins.catalog import framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.launcher import load_launcher
+from accelmark.spec.plugins.programs import placeholders
 from accelmark.spec.plugins.requirements import Missing, Need, install_command, missing, missing_text, pip_install
-from accelmark.spec.plugins.trainer import placeholders
 from accelmark.spec.plugins.vendor import FrameworkDevice
 from accelmark.telemetry.inventory import default_vendor
 

@@ -24,8 +24,7 @@ from accelmark.spec.errors import Problem, RequestError, SpecError, closest, nea
 from accelmark.spec.model import Spec, parse, read_value, read_yaml
 from accelmark.spec.plugins.case import REFERENCE_FILE, CaseSpec, ReferenceLoss
 from accelmark.spec.plugins.framework import FrameworkLaunch, FrameworkSpec
-from accelmark.spec.plugins.server import ServerSpec
-from accelmark.spec.plugins.trainer import TrainerSpec
+from accelmark.spec.plugins.programs import ServerSpec, TrainerSpec
 from accelmark.spec.plugins.vendor import FrameworkDevice, VendorSpec
 from accelmark.spec.settings.inference import InferPrecision
 from accelmark.spec.settings.training import Scalar

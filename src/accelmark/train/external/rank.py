@@ -26,7 +26,7 @@ from accelmark.spec.log.perflog import PERFLOG_PREFIX, EventLog
 from accelmark.spec.parallelism import mesh_of
 from accelmark.spec.plugins.catalog import find
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.plugins.trainer import fill
+from accelmark.spec.plugins.programs import fill
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
 from accelmark.train.loop.rank import end_process, main
