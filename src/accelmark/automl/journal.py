@@ -322,13 +322,6 @@ class SearchDirectory:
         """Return the seed network."""
         return load_network(self.path / NETWORK_FILE)
 
-    def check_unchanged(self) -> None:
-        """Raise RequestError where configuration or seed network are not those with which the journal begins."""
-        first = next(read_journal(self.path), None)
-        if first is not None and first.after != _sha256_of_request(self.path):
-            changed = f"{CONFIG_FILE} or {NETWORK_FILE} changed since the search began"
-            raise RequestError(f"{self.path}: {changed}: restore it, or start another search")
-
     def state(self, *, keeps_epochs: bool = True) -> SearchState:
         """Return the state that the journal gives; the initial state where there is none yet."""
         return SearchState.of(read_journal(self.path), keeps_epochs=keeps_epochs)

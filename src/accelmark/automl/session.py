@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -16,12 +17,12 @@ from accelmark.automl.cluster import WorkerPool, cluster_address, ray_workers, w
 from accelmark.automl.config import AutomlConfig, LocalCluster, SearchName, check_capacity
 from accelmark.automl.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
-from accelmark.automl.journal import SearchDirectory
+from accelmark.automl.journal import NETWORK_FILE, SearchDirectory, first_broken_line, read_journal
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import WorkerReady
-from accelmark.results.rounds.search import why_ended
+from accelmark.results.rounds.search import CONFIG_FILE, why_ended
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.model import parse, read_yaml
 from accelmark.spec.plugins.catalog import load_vendor
@@ -117,7 +118,9 @@ def resume_search(directory: SearchDirectory, observer: Observer | None = None) 
     """Continue a search that was stopped or killed; raises RequestError where it is complete or its data changed."""
     config, network = directory.config(), directory.network()
     with _on_signals(_interrupt), directory.held():
-        directory.check_unchanged()
+        if first_broken_line(directory.path, islice(read_journal(directory.path), 1)):
+            changed = f"{CONFIG_FILE} or {NETWORK_FILE} changed since the search began"
+            raise RequestError(f"{directory.path}: {changed}: restore it, or start another search")
         state = directory.state(keeps_epochs=False)
         if state.ended is not None and state.ended.over:
             why = why_ended(state.ended.reason)
