@@ -48,11 +48,6 @@ class ReferenceFolders(NamedTuple):
         """Size of the case; ``mini`` where this machine does not have it."""
         return self.case.spec.size if self.case is not None else "mini"
 
-    def module(self, framework: str) -> str | None:
-        """Return the module that registers the vendor's device with ``framework``, as AccelMark ships the vendor."""
-        device = self.vendor.frameworks.get(framework) if self.vendor is not None else None
-        return device.module if device is not None else None
-
 
 class RoundEvidence(NamedTuple):
     """One round."""

@@ -167,6 +167,8 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     if entry is None or entry.job is None:
         return None
     files, module = entry.job.adaptation, entry.job.framework_module
+    vendor = entry.reference.vendor
+    device = vendor.frameworks.get(entry.job.framework) if vendor is not None else None
     of_vendor, keys = f"vendors/{entry.result.vendor}/", list[ChangedKey]()
     for name, setting in sorted(entry.result.settings.items()):
         weaker = [value for layer, value in setting.replaced if not layer.startswith(of_vendor)]
@@ -188,7 +190,7 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
         requirements=files.requirements if files else (),
         environment=tuple(sorted(names)),
         vendor_environment=tuple(sorted(_not_shipped(entry))),
-        framework_module=None if entry.reference.module(entry.job.framework) == module else module,
+        framework_module=None if device is not None and device.module == module else module,
     )
 
 
