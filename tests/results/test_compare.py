@@ -37,10 +37,6 @@ def test_the_interval_is_welchs() -> None:
     assert interval == pytest.approx((-3.3654832, 0.2054832), abs=1e-7)
 
 
-def test_a_single_round_has_no_interval() -> None:
-    assert mean_difference([1.0], [2.0, 3.0]) == (1.5, None)
-
-
 def with_figure(run: LoadedRun, name: FigureName, values: tuple[float, ...]) -> LoadedRun:
     """The run with another value of a figure in each round."""
     rounds = {

@@ -43,6 +43,7 @@ from accelmark.spec.settings.inference import InferSettings, Reference
 from tests.made_run import Made, make_run
 
 RECORDED = Path(__file__).parent / "recorded"
+UNKNOWN = "is unknown: vendor nvidia does not describe this chip"
 
 
 def result_of(tmp_path: Path, made: Made) -> RoundResult:
@@ -147,12 +148,6 @@ def test_figures_agree_with_what_a_real_rank_counted_itself() -> None:
     assert "ranks-missing" not in {finding.rule for finding in both.findings}
 
 
-def test_an_unknown_chip_has_no_mfu_and_says_so(tmp_path: Path) -> None:
-    result = result_of(tmp_path, Made(chip=None))
-    assert "'Acme X1 Pod'" in reason(result, F.MFU)
-    assert result.figures[F.ACHIEVED_TFLOPS].value == pytest.approx(6.4)
-
-
 @pytest.mark.parametrize(
     ("changes", "figure", "value", "is_converged"),
     [
@@ -160,6 +155,8 @@ def test_an_unknown_chip_has_no_mfu_and_says_so(tmp_path: Path) -> None:
         ({"target": None}, F.FINAL_METRIC, "the case states no target", None),
         ({"synthetic": True}, F.FINAL_METRIC, "synthetic data has no accuracy", None),
         ({"precision": "fp32"}, F.MFU, 0.64, True),
+        ({"chip": None}, F.ACHIEVED_TFLOPS, 6.4, True),
+        ({"chip": None}, F.MFU, f"the peak of 'Acme X1 Pod' {UNKNOWN}", True),
     ],
 )
 def test_target_data_and_precision_decide_over_figures(
