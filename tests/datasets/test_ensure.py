@@ -276,12 +276,8 @@ def test_a_broken_archive_is_an_error_naming_the_file(kind: ArchiveKind, tmp_pat
 
 
 WHEEL: dict[str, Any] = {
-    "kind": "pypi",
-    "package": "iniconfig",
-    "version": "2.0.0",
+    **{"kind": "pypi", "package": "iniconfig", "version": "2.0.0", "root": "iniconfig", "bytes": 5892},
     "sha256": "b6a85871a79d2e3b22d2d1b94ac2824226a63c6b741c88f7ae975f18b6778374",
-    "root": "iniconfig",
-    "bytes": 5892,
 }
 WHEEL_FILE = {
     "path": "exceptions.py",
@@ -289,12 +285,8 @@ WHEEL_FILE = {
     "bytes": 501,
 }
 NPM: dict[str, Any] = {
-    "kind": "npm",
-    "package": "is-number",
-    "version": "7.0.0",
+    **{"kind": "npm", "package": "is-number", "version": "7.0.0", "root": "package", "bytes": 3730},
     "sha256": "7b75c1057198cf97696909a9bee176c9c5e9bcb5b03bf3ecef2f484defadd51e",
-    "root": "package",
-    "bytes": 3730,
 }
 NPM_FILE = {
     "path": "index.js",
