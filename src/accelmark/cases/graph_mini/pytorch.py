@@ -53,7 +53,7 @@ class Case(NodeClassification):
         """Return the graph of the first images of both splits; it does not depend on the seed."""
         return self._graph
 
-    def seeds(self, *, train: bool) -> Ids:
+    def dataset(self, *, train: bool) -> Ids:
         """Return the training images, or the images of the test split."""
         first = self.number("train_images")
         return np.arange(first) if train else np.arange(first, first + self.number("eval_images"))

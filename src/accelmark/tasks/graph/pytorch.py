@@ -294,7 +294,7 @@ class NodeClassification(Classification):
                 raise DataError(f"{path}: has {found} entries; expected {expected}, as many as {what}")
         return LabelledGraph(str(directory), edges, features, labels)
 
-    def seeds(self, *, train: bool) -> Ids:
+    def dataset(self, *, train: bool) -> Ids:
         """Return the ids of the nodes that are classified in training or in evaluation, of ``split_seeds.py``."""
         return read_array(self.data_dirs[self.samples] / f"{'train' if train else 'val'}_idx.pt")
 
@@ -306,10 +306,6 @@ class NodeClassification(Classification):
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(batch)
-
-    def dataset(self, *, train: bool) -> Ids:
-        """Return the seeds, in evaluation always with the same neighbourhoods."""
-        return self.seeds(train=train)
 
     def _batches(self, data: Any, size: int, *, train: bool) -> NeighbourhoodBatches:
         return NeighbourhoodBatches(self, self.graph(), data, size, train=train)
