@@ -19,8 +19,7 @@ NAMES = re.compile(
     r"|TORCHINDUCTOR|\b(NCCL|CUDA|GLOO|HCCL|JAX|XLA)_"
 )
 EXEMPT = (
-    "datasets/prepare/bert_tokens.py",
-    "datasets/prepare/weights.py",
+    "datasets/prepare/arrays.py",
     "cli/kit.py",
 )
 """Preparations of weights that are published in the format of a framework; the stand-in, which is built for one."""
