@@ -183,7 +183,7 @@ def test_the_framework_compares_answers_on_all_devices_and_not_silently(
     model = SimpleNamespace(tokens=lambda text: [ord(sign) for sign in text], directory=tmp_path)
     reports: list[int] = []
     times = compare_answers(
-        ServeSettings(), cast(JobSpec, job), cast(ServedModel, model), sample, tmp_path / "answers.jsonl",
+        ServeSettings(), cast(JobSpec, job), cast(ServedModel, model), sample, tmp_path,
         lambda: reports.append(1),
     )  # fmt: skip
     assert (times is not None and times.wall_s) == 2.0

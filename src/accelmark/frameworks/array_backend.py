@@ -32,8 +32,8 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
 from accelmark.spec.tensor_file import Array
-from accelmark.train.batches import Arrays, SyntheticBatches, log_bad_samples
-from accelmark.train.case import ArrayCase, Batch, Batches, case_class, use_layers
+from accelmark.train.batches import Arrays, Batches, SyntheticBatches, log_bad_samples
+from accelmark.train.case import ArrayCase, Batch, case_class, use_layers
 from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, reading
 from accelmark.train.loop.comparison import reference_name

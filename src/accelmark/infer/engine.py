@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import platform
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -28,9 +29,15 @@ from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, j
 from accelmark.infer.failures import InferenceError, shortened
 from accelmark.infer.slots import Rows, rows_of
 from accelmark.spec.errors import DataError, RequestError, raising
+from accelmark.spec.log.inference import InferStarted
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.inference import EngineOption, InferPrecision, OptimizeFor, switch_option
+from accelmark.spec.plugins.requirements import installed_versions
+from accelmark.spec.settings.inference import EngineOption, InferPrecision, InferSettings, OptimizeFor, switch_option
 
+_LIBRARIES: Final = (
+    "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",
+    "torch-tensorrt", "transformers", "timm", "mlcommons-loadgen",
+)  # fmt: skip
 Source = Literal["onnx", "model", "either"]
 CALIBRATION_ITEMS: Final = 32
 """Items that int8 is calibrated on, at least."""
@@ -90,6 +97,22 @@ class ComputeDevice:
                 remedy = "install its PyTorch support, or set no_validation with exist_onnx_path"
                 raise InferenceError(f"{problem}; {remedy}", "engine_missing") from error
 
+    def describe(self, settings: InferSettings) -> InferStarted:
+        """Return versions, device and effective settings."""
+        return InferStarted(
+            framework="pytorch",
+            framework_version=torch.__version__,
+            device_type=self.device_type,
+            device_name=None if settings.no_validation else device_name(self.device, self.device_type),
+            hostname=socket.gethostname(),
+            threads=self.threads,
+            precision=settings.precision,
+            compiler=settings.compiler,
+            isolated=True,
+            counts_own_memory=True,
+            library_versions={"python": platform.python_version()} | installed_versions(_LIBRARIES),
+        )
+
     def pin(self, memory: Tensor) -> None:
         """Page-lock memory that is mapped, for asynchronous copies to an accelerator."""
         if self.device.type != "cpu":
@@ -131,10 +154,9 @@ class EngineRequest:
     """Devices of the engine. With several, it is created in as many processes, which are the ranks of PyTorch's default
     process group and all get the same calls; ``device`` is the process's, and ``model`` is None."""
 
-
-def takes_model(reads: Source, request: EngineRequest) -> bool:
-    """Return whether an engine that reads ``reads`` compiles the PyTorch model of a request."""
-    return reads == "model" or (reads == "either" and request.onnx_path is None)
+    def gives_model(self, reads: Source) -> bool:
+        """Return whether an engine that reads ``reads`` compiles the PyTorch model."""
+        return reads == "model" or (reads == "either" and self.onnx_path is None)
 
 
 class Engine(ABC):

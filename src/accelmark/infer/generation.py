@@ -31,7 +31,7 @@ from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, LoadStage, RequestRecord
+from accelmark.spec.log.serving import REQUESTS_FILE, LoadStage, RequestRecord
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
 
@@ -66,7 +66,7 @@ def generate(
         plan.run(stages.run)
         TokenScenarios(load, plan, stages, node_dir, emit).run()
     stages.progress.begin("comparing answers")
-    compare_answers(load, job, model, sample, node_dir / ANSWERS_FILE, stages.progress.report)
+    compare_answers(load, job, model, sample, node_dir, stages.progress.report)
     return plan.seed
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import secrets
-import socket
 import sys
 import time
 import traceback
@@ -16,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +22,7 @@ from torch import Tensor, nn
 from accelmark.datasets.verify import DataReads
 from accelmark.frameworks.pytorch.model.identity import module_hash, num_parameters, structure_hash, weights_hash
 from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
-from accelmark.infer.engine import (
-    CALIBRATION_ITEMS,
-    ComputeDevice,
-    EngineRequest,
-    Source,
-    device_name,
-    file_hash,
-    takes_model,
-)
+from accelmark.infer.engine import CALIBRATION_ITEMS, ComputeDevice, EngineRequest, Source, file_hash
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.engines import eager
 from accelmark.infer.failures import Context, EngineExceptionError, InferenceError, classify, end_reason_of
@@ -43,38 +33,15 @@ from accelmark.infer.onnx_files import import_exporter
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.rounds.inference import invalid_reasons, phase_figures
 from accelmark.serving.model import ServedModel
-from accelmark.spec.errors import (
-    EXIT_CANCELLED,
-    EXIT_FAILED,
-    EXIT_OK,
-    AccelmarkError,
-    DataError,
-    RequestError,
-    RunError,
-    nearest,
-)
+from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError, nearest
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import DataRead, Event
-from accelmark.spec.log.inference import (
-    AnswerCheck,
-    InferEndReason,
-    InferFinished,
-    InferStarted,
-    RepeatCheck,
-    StageBegin,
-    StageEnd,
-)
+from accelmark.spec.log.inference import AnswerCheck, InferEndReason, InferFinished, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
-from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
-
-_LIBRARIES: Final = (
-    "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",
-    "torch-tensorrt", "transformers", "timm", "mlcommons-loadgen",
-)  # fmt: skip
 
 
 class EngineFacts(NamedTuple):
@@ -222,21 +189,7 @@ class InferenceRun:
                 facts = self._facts_if_importable()
                 if facts is not None:
                     check_engine(facts, self.infer, self.job.key.nproc)
-        settings, device = self.settings, self.device
-        started = InferStarted(
-            framework="pytorch",
-            framework_version=torch.__version__,
-            device_type=device.device_type,
-            device_name=None if settings.no_validation else device_name(device.device, device.device_type),
-            hostname=socket.gethostname(),
-            threads=device.threads,
-            precision=settings.precision,
-            compiler=settings.compiler,
-            isolated=True,
-            counts_own_memory=True,
-            library_versions={"python": platform.python_version()} | installed_versions(_LIBRARIES),
-        )
-        self.emit(Event.INIT_END, started)
+        self.emit(Event.INIT_END, self.device.describe(self.settings))
 
     def _engine_facts(self) -> EngineFacts:
         process = self._engine_process()
@@ -315,7 +268,7 @@ class InferenceRun:
             self.emit(Event.WARNING, Note(severity="warning", where="settings", key=key, what=problem))
         request = self._request(settings.precision)
         # The process reads a language model from its files, as several processes do.
-        if self.job.key.nproc > 1 or request.model_dir is not None or not takes_model(facts.reads, request):
+        if self.job.key.nproc > 1 or request.model_dir is not None or not request.gives_model(facts.reads):
             request = replace(request, model=None)
         modules = [] if self.infer.generates else [(self.job.case, f"infer_{self.job.key.framework}")]
         self.details |= process.compile(request, modules)
@@ -437,17 +390,17 @@ class InferenceRun:
 def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
     """Create the case of a language model, or else ``Case`` of the folder's ``infer_<framework>.py``.
 
-    A language model that the case packages is written below ``node_dir``. Raises RunError: there is no ``Case``.
+    A language model that the case packages is written below ``node_dir``. Raises InferenceError: there is no ``Case``.
     """
     if infer.generates:
         return LanguageModelCase(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
     name = f"infer_{job.key.framework}"
     path = job.case.path / f"{name}.py"
     if not path.is_file():
-        raise RunError(f"{path}: does not exist; the case has no inference in {job.key.framework}")
+        raise InferenceError(f"{path}: does not exist; the case has no inference in {job.key.framework}")
     case = getattr(folder_module(job.case, name), "Case", None)
     if not (isinstance(case, type) and issubclass(case, InferCase)):
-        raise RunError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
+        raise InferenceError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
     return case(infer.settings, infer.parameters, job.data_dirs)
 
 

@@ -29,15 +29,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from accelmark.infer.engine import (
-    ComputeDevice,
-    Engine,
-    EngineRequest,
-    check_outputs,
-    check_separate_memory,
-    file_hash,
-    takes_model,
-)
+from accelmark.infer.engine import ComputeDevice, Engine, EngineRequest, check_outputs, check_separate_memory, file_hash
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError, described
 from accelmark.infer.language_model import load_model
@@ -88,7 +80,7 @@ class Worker:
         device = self.device
         request = replace(request, device=device.device, threads=device.threads, num_devices=self.place.world_size)
         directory = request.model_dir
-        if directory is not None and self.place.world_size == 1 and takes_model(self.kind.reads, request):
+        if directory is not None and self.place.world_size == 1 and request.gives_model(self.kind.reads):
             request = replace(request, model=load_model(directory))
         self.engine = self.kind(request)
         self.engine.request = replace(request, model=None)  # an accelerator has its own copy

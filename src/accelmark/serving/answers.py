@@ -23,7 +23,7 @@ from accelmark.serving.server_process import run_reporting
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec
-from accelmark.spec.log.serving import Answer, RequestRecord, StartTimes
+from accelmark.spec.log.serving import ANSWERS_FILE, Answer, RequestRecord, StartTimes
 from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.train.loop.process import process_start
@@ -66,7 +66,7 @@ def compare_answers(
     job: JobSpec,
     model: ServedModel,
     sample: AnswerSample,
-    path: Path,
+    node_dir: Path,
     report: Callable[[], None],
 ) -> StartTimes | None:
     """Let the framework answer the sampled prompts in its own process; write an :class:`Answer` for each.
@@ -77,8 +77,7 @@ def compare_answers(
     tokens = model.tokens
     if tokens is None:
         return None
-    prompts = path.with_name("compared_prompts.jsonl")
-    answers = path.with_name("framework_answers.jsonl")
+    prompts, answers = node_dir / "compared_prompts.jsonl", node_dir / "framework_answers.jsonl"
     lines = (
         json.dumps({"text": answer.prompt, "max_tokens": answer.record.requested_tokens, "pinned": settings.is_pinned})
         for answer in sample.answers
@@ -93,7 +92,7 @@ def compare_answers(
     if done.returncode:
         last = " / ".join(done.stderr.splitlines()[-3:])
         raise RunError(f"the framework could not answer the sampled prompts: {last}")
-    with path.open("w", encoding="utf-8") as stream:
+    with (node_dir / ANSWERS_FILE).open("w", encoding="utf-8") as stream:
         expected = map(json.loads, answers.read_text(encoding="utf-8").splitlines())
         for answer, text in zip_strict(sample.answers, expected):
             wanted, record = tokens(text), answer.record

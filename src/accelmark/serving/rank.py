@@ -23,21 +23,12 @@ from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, ServeError
 from accelmark.serving.server_process import Cores, ServerProcess
-from accelmark.serving.stages import Stages
+from accelmark.serving.stages import LoadReporter, Stages
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.job import JobSpec, ServeJob
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.log.serving import (
-    ANSWERS_FILE,
-    REQUESTS_FILE,
-    LoadPhase,
-    LoadProgress,
-    ServeEndReason,
-    ServeFinished,
-    ServeStarted,
-    StartTimes,
-)
+from accelmark.spec.log.serving import REQUESTS_FILE, ServeEndReason, ServeFinished, ServeStarted, StartTimes
 from accelmark.spec.plugins.requirements import installed_version, installed_versions
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
@@ -59,7 +50,7 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
             end_reason=reason,
             message=message,
             e2e_time=time.monotonic() - process_start,
-            num_requests=run.num_requests,
+            num_requests=run.progress.num_requests,
             seed=run.seed,
             peak_memory_mib=run.server.peak_memory_mib if run.server is not None else None,
             load=run.load_times,
@@ -100,7 +91,6 @@ class _ServingRun:
     work: ServeJob
     node_dir: Path
     log: EventLog
-    stages: Stages | None = None
     server: ServerProcess | None = None
     cores: Cores | None = None
     """Cores of the server and of the client; None with an endpoint."""
@@ -109,9 +99,8 @@ class _ServingRun:
     load_times: StartTimes | None = None
     """Of the framework that compares answers."""
 
-    @property
-    def num_requests(self) -> int:
-        return self.stages.progress.num_requests if self.stages is not None else 0
+    def __post_init__(self) -> None:
+        self.progress = LoadReporter(self.log.event)
 
     def run(self) -> None:
         settings, spec = self.work.settings, self.work.server
@@ -130,16 +119,17 @@ class _ServingRun:
                 Client(target, settings.load.processes, self.cores.client if self.cores else None) as client,
             ):
                 check = server.check if server is not None else lambda: None
-                self.stages = Stages(client, model, self.log.event, stream, sample, check)
-                plan.run(self.stages.run)
-                TokenScenarios(settings, plan, self.stages, self.node_dir, self.log.event).run()
+                stages = Stages(client, model, self.log.event, stream, sample, check)
+                self.progress = stages.progress
+                plan.run(stages.run)
+                TokenScenarios(settings, plan, stages, self.node_dir, self.log.event).run()
             if settings.benchmarks:
 
                 def watch() -> None:
                     check()
-                    self._report("answering benchmarks")
+                    self.progress.report()
 
-                watch()
+                self.progress.begin("answering benchmarks")
                 arguments = {
                     "url": target.url("completions"),
                     "model": target.model,
@@ -148,11 +138,8 @@ class _ServingRun:
                 }
                 run_benchmarks(settings, arguments, self.job.data_dirs, self.node_dir, watch)
         if model.directory is not None and sample.answers:
-            self._report("comparing answers")
-            path = self.node_dir / ANSWERS_FILE
-            self.load_times = compare_answers(
-                settings, self.job, model, sample, path, lambda: self._report("comparing answers")
-            )
+            self.progress.begin("comparing answers")
+            self.load_times = compare_answers(settings, self.job, model, sample, self.node_dir, self.progress.report)
 
     @contextmanager
     def _server(self, model: ServedModel) -> Iterator[tuple[ServerProcess | None, ServeStarted]]:
@@ -165,6 +152,7 @@ class _ServingRun:
         options: dict[str, Scalar] = {"precision": settings.precision, "threads": settings.threads}
         options |= {f"server_options.{name}": value for name, value in settings.server_options.items()}
         self.cores = Cores.divided(settings.load.processes)
+        self.progress.begin("starting server")
         server = self.server = ServerProcess(
             spec,
             model.directory,
@@ -173,10 +161,10 @@ class _ServingRun:
             num_devices=self.job.key.nproc,
             settings=options,
             cores=self.cores.server,
-            report=self._report_start,
+            report=self.progress.report,
         )
         try:
-            start_s = server.wait_until_healthy(settings.start_timeout_s, self._report_start)
+            start_s = server.wait_until_healthy(settings.start_timeout_s, self.progress.report)
             yield server, self._started(model, server, start_s)
         finally:
             server.stop()
@@ -208,14 +196,8 @@ class _ServingRun:
             start_s=start_s,
             start=server.times(start_s) if server is not None and start_s is not None else None,
             num_devices=self.job.key.nproc,
-            weights_sha256=model.sha256(self._report_start) if server is not None else None,
+            weights_sha256=model.sha256(self.progress.report) if server is not None else None,
             has_tokenizer=model.tokens is not None,
             server_cores=divided.server if divided else (),
             client_cores=divided.client if divided else (),
         )
-
-    def _report_start(self) -> None:
-        self._report("starting server")
-
-    def _report(self, phase: LoadPhase) -> None:
-        self.log.event(Event.HEARTBEAT, LoadProgress(phase=phase, num_requests=self.num_requests))

@@ -58,6 +58,10 @@ class BatchSource(Protocol[B]):
         """
 
 
+Arrays = dict[str, npt.NDArray[Any]]
+Batches = BatchSource[Arrays]
+
+
 class DataSetCase:
     """A case with a data set; a case that builds its own batches overrides ``train_batches`` and ``eval_batches``."""
 
@@ -157,7 +161,6 @@ def _permutation(seed: int, count: int) -> Permutation:
     return chosen
 
 
-Arrays = dict[str, npt.NDArray[Any]]
 NUMPY: Final[ArrayKind[npt.NDArray[Any], np.random.Generator]] = ArrayKind(
     batch=lambda data, indices: {name: array[indices] for name, array in data.items()},
     permutation=_permutation,

@@ -26,15 +26,7 @@ from accelmark.spec.plugins.case import CaseClass
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Scalar, TrainSettings
-from accelmark.train.batches import (
-    ArrayPlace,
-    Arrays,
-    ArraySource,
-    BatchSource,
-    DataSetCase,
-    SampleBatches,
-    WholeBatches,
-)
+from accelmark.train.batches import ArrayPlace, Arrays, ArraySource, Batches, DataSetCase, SampleBatches, WholeBatches
 
 CaseT = TypeVar("CaseT")
 
@@ -118,9 +110,6 @@ class ModelSettings:
 
 Batch = Mapping[str, Any]
 """Named tensors with the samples along the first dimension."""
-
-
-Batches = BatchSource[Arrays]
 
 
 class ArrayCase(DataSetCase, ModelSettings, ABC):

@@ -256,10 +256,6 @@ _LATEST_NS: Final = 1_000_000_000
 """Greatest age of a time of the kernel; others are of a clock that was set meanwhile."""
 
 
-class NotSentError(Exception):
-    """No connection could be made."""
-
-
 @final
 @dataclass
 class Response:
@@ -471,7 +467,7 @@ class Connections:
         """Send a request and fill ``response`` as data arrive, also where the connection is lost.
 
         A kept connection that the server closes before it answers is replaced: closing idle connections is its right,
-        and no failure. Raises NotSentError: no connection could be made.
+        and no failure. Raises ConnectionError: no connection could be made.
         """
         request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
         while True:
@@ -488,7 +484,7 @@ class Connections:
 
     async def _connect(self) -> Connection:
         # refused, unknown or impossible host, no certificate
-        with raising(NotSentError, f"cannot connect to {self._host}:{self._port}", OSError, UnicodeError):
+        with raising(ConnectionError, f"cannot connect to {self._host}:{self._port}", OSError, UnicodeError):
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self._selector, self._buffer), self._host, self._port, ssl=self._tls
             )

@@ -24,15 +24,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, final
 
 from pydantic import Field, TypeAdapter
 
-from accelmark.serving.client.connection import (
-    Connections,
-    NotSentError,
-    Response,
-    Stream,
-    WakeSelector,
-    has_output,
-    read_stream,
-)
+from accelmark.serving.client.connection import Connections, Response, Stream, WakeSelector, has_output, read_stream
 from accelmark.serving.loadgen import mlperf
 from accelmark.serving.request import LoadGenRun
 from accelmark.spec.backports import pairwise
@@ -268,7 +260,7 @@ class StageRunner:
             await asyncio.wait_for(self._connections.post(body, response), self._order.timeout_s)
         except asyncio.TimeoutError:
             status, error = "timed_out", f"no end within {self._order.timeout_s:g} s (request_timeout_s)"
-        except NotSentError as failure:
+        except ConnectionError as failure:
             status, error = "dropped", str(failure)
         except asyncio.CancelledError:
             status, error = "cancelled", "the run was stopped"
