@@ -42,7 +42,9 @@ def events_of(trainer: str, lines: list[str], directory: Path) -> tuple[list[dic
     work = plan(f"llama3_1_8b:{trainer}:H100:1:8", parallelism="ddp").jobs[0].job.work
     assert isinstance(work, ExternalJob)
     with (directory / "log").open("wb") as log:
-        translator = LogTranslator(work, 8, PerfLogWriter(0, log.fileno()), RunTotals(process_start=0.0, job=work))
+        translator = LogTranslator(
+            work, 8, PerfLogWriter(0, log.fileno()), RunTotals(process_start=0.0, job=work), resumed=False
+        )
         for second, line in enumerate(lines, start=100):
             translator.line(line, int(second * 1e9))
         translator.close()

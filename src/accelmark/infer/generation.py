@@ -25,7 +25,7 @@ from accelmark.serving.load.prompts import Decode, Encode
 from accelmark.serving.loadgen.mlperf import done, first, run_token_loadgen
 from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record
+from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record, Watch
 from accelmark.serving.stages import Stages
 from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import DataError
@@ -88,9 +88,7 @@ class EngineClient:
     live_batch: int
     """Queries of LoadGen that are computed at a time at most."""
 
-    def run_stage(
-        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None]
-    ) -> LoadStage:
+    def run_stage(self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Watch) -> LoadStage:
         """Run batches of ``load.concurrency`` requests for about ``load.until_s``, at least three.
 
         Two batches before are in no figure: in the first the engine may compile for its shape, and the duration of the
@@ -122,7 +120,7 @@ class EngineClient:
         return load.ended(begin_ns, (due_ns - begin_ns) / 1e9, size * len(batches))
 
     def _run_loadgen(
-        self, run: LoadGenRun, requests: Iterator[PlannedRequest], load: Load, record: Record, watch: Callable[[], None]
+        self, run: LoadGenRun, requests: Iterator[PlannedRequest], load: Load, record: Record, watch: Watch
     ) -> LoadStage:
         """Compute the queries of LoadGen, which a thread runs to its end, in batches of those that wait."""
         waiting: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
@@ -152,9 +150,7 @@ class EngineClient:
                 self._record(record, load, request, batch, answer, begin_ns, due_ns, sent_ns, times_ns)
         return load.ended(begin_ns, (end_ns - begin_ns) / 1e9, num_requests)
 
-    def _waiting_queries(
-        self, waiting: SimpleQueue[tuple[int, int] | None], watch: Callable[[], None]
-    ) -> list[tuple[int, int]]:
+    def _waiting_queries(self, waiting: SimpleQueue[tuple[int, int] | None], watch: Watch) -> list[tuple[int, int]]:
         """Wait for queries; return up to a batch of them, none after the end."""
         while True:
             watch()
@@ -169,9 +165,7 @@ class EngineClient:
         tokens = torch.tensor([self.encode(str(request.content)) for request in requests])
         return _Batch(requests, tokens, requests[0].requested_tokens)
 
-    def _generate(
-        self, batch: _Batch, watch: Callable[[], None], queries: Sequence[int] = ()
-    ) -> tuple[list[int], list[list[int]]]:
+    def _generate(self, batch: _Batch, watch: Watch, queries: Sequence[int] = ()) -> tuple[list[int], list[list[int]]]:
         """Return when the tokens of each step arrived (``time.monotonic_ns``), and the answers."""
         times_ns, steps = list[int](), list[Tensor]()
         for at_ns, tokens in self.process.generate(batch.tokens, batch.num_tokens):

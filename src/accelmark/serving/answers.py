@@ -12,13 +12,12 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import PlannedRequest
+from accelmark.serving.request import PlannedRequest, Watch
 from accelmark.serving.server_process import run_reporting
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
@@ -67,7 +66,7 @@ def compare_answers(
     model: ServedModel,
     sample: AnswerSample,
     node_dir: Path,
-    report: Callable[[], None],
+    report: Watch,
 ) -> StartTimes | None:
     """Let the framework answer the sampled prompts in its own process; write an :class:`Answer` for each.
 

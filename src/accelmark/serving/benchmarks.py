@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Final
 
+from accelmark.serving.request import Watch
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.serving import SCORES_FILE, BenchmarkScore
 from accelmark.spec.plugins.framework import module_command
@@ -25,7 +26,7 @@ def run_benchmarks(
     model: Mapping[str, object],
     data_dirs: Mapping[str, Path],
     node_dir: Path,
-    watch: Callable[[], None],
+    watch: Watch,
     engine: Callable[..., Any] | None = None,
 ) -> None:
     """Run the tasks of the settings one after the other; append a :class:`BenchmarkScore` for each in ``node_dir``.
@@ -44,9 +45,7 @@ def run_benchmarks(
             stream.write(score.model_dump_json() + "\n")
 
 
-def _run(
-    request: Path, node_dir: Path, timeout_s: float, watch: Callable[[], None], engine: Callable[..., Any] | None
-) -> Path:
+def _run(request: Path, node_dir: Path, timeout_s: float, watch: Watch, engine: Callable[..., Any] | None) -> Path:
     result = request.with_suffix(".result.json")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(node_dir / "harness"), "TOKENIZERS_PARALLELISM": "false"}
     ours, theirs = Pipe()

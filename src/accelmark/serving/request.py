@@ -47,6 +47,8 @@ class PlannedRequest(NamedTuple):
     """Tokens of the prompt, where they were counted."""
 
 
+Watch = Callable[[], None]
+"""Called several times a second, or every second, while something lasts; its exceptions end that."""
 Record = Callable[[PlannedRequest, RequestRecord, str], object]
 """Gets each request that ended with its record and the text of its answer."""
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, final
 
 import psutil
 
-from accelmark.serving.request import ServeError
+from accelmark.serving.request import ServeError, Watch
 from accelmark.spec.errors import DataError, raising
 from accelmark.spec.log.serving import StartTimes
 from accelmark.spec.plugins.programs import ServerSpec, fill
@@ -71,7 +71,7 @@ class ServerProcess:
         num_devices: int,
         settings: Mapping[str, Scalar],
         cores: Sequence[int],
-        report: Callable[[], None] = lambda: None,
+        report: Watch = lambda: None,
     ) -> None:
         """Let the server's declaration convert the model, and start the server on ``cores``."""
         self.spec = spec
@@ -112,7 +112,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    def wait_until_healthy(self, timeout_s: float, report: Callable[[], None]) -> float:
+    def wait_until_healthy(self, timeout_s: float, report: Watch) -> float:
         """Return the seconds from the start until the server answered its health check with status 200."""
         told_s = 0.0
         while True:
@@ -200,9 +200,7 @@ def _last_of(lines: Sequence[str]) -> str:
     return f": {' / '.join(last)}" if last else " without output"
 
 
-def run_reporting(
-    command: Sequence[str], report: Callable[[], None], cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_reporting(command: Sequence[str], report: Watch, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; call ``report`` every second, since a rank that logs nothing is ended as stalled."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:

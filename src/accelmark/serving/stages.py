@@ -10,7 +10,7 @@ from typing import IO, Any, Final, Protocol, final
 from accelmark.results.read.requests import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Load, PlannedRequest, Record
+from accelmark.serving.request import Load, PlannedRequest, Record, Watch
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.serving import SCENARIO_PHASES, LoadPhase, LoadProgress, LoadStage, RequestRecord
 
@@ -73,9 +73,7 @@ class LoadReporter:
 class StageClient(Protocol):
     """Sends the requests of a stage."""
 
-    def run_stage(
-        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None]
-    ) -> LoadStage:
+    def run_stage(self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Watch) -> LoadStage:
         """Run one stage; call ``record`` with each request that ended, and ``watch`` at times."""
 
 
@@ -90,7 +88,7 @@ class Stages:
     stream: IO[str]
     """For the records of requests."""
     sample: AnswerSample
-    check_server: Callable[[], None]
+    check_server: Watch
 
     def __post_init__(self) -> None:
         self.progress = LoadReporter(self.emit)

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Final, cast, final
 
 from accelmark.serving.client.stage import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
-from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
+from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record, Watch
 from accelmark.serving.server_process import started_on
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
@@ -56,7 +56,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self.close()
 
     def run_stage(
-        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Callable[[], None] = lambda: None
+        self, requests: Iterable[PlannedRequest], load: Load, record: Record, watch: Watch = lambda: None
     ) -> LoadStage:
         """Run one stage to the end of its last request.
 
@@ -71,7 +71,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             self.close()
             raise
 
-    def _run(self, planned: Iterator[PlannedRequest], load: Load, watch: Callable[[], None]) -> LoadStage:
+    def _run(self, planned: Iterator[PlannedRequest], load: Load, watch: Watch) -> LoadStage:
         most = len(self._processes)
         num_used = 1 if load.loadgen is not None else min(most, load.concurrency or most)
         processes = range(num_used)
@@ -148,7 +148,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         except (BrokenPipeError, ValueError) as error:
             raise self._end_error(process) from error
 
-    def _receive(self, watch: Callable[[], None]) -> tuple[int, FromClient]:
+    def _receive(self, watch: Watch) -> tuple[int, FromClient]:
         """Wait for the next message; return it with the number of its process."""
         while True:
             self._watch(watch)
@@ -159,7 +159,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
                     raise self._end_error(process)
                 return process, message
 
-    def _watch(self, watch: Callable[[], None]) -> None:
+    def _watch(self, watch: Watch) -> None:
         if (now_s := time.monotonic()) - self._watched_s >= _WATCH_S:
             self._watched_s = now_s
             watch()

@@ -66,9 +66,7 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
         with raising(DataError, f"{file}:{number}", ValueError):
             lines.append(Due.model_validate(json.loads(text)))
         if len(lines) > 1 and lines[-1].timestamp < lines[-2].timestamp:
-            raise DataError(
-                f"{file}:{number}: timestamp {lines[-1].timestamp:g} is before the timestamp of the line before"
-            )
+            raise DataError(f"{file}:{number}: timestamp {lines[-1].timestamp:g} is before that of the line before")
     if not lines:
         raise DataError(f"{file}: has no requests")
     due = (line.model_copy(update={"timestamp": line.timestamp - lines[0].timestamp}) for line in lines)

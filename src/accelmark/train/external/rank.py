@@ -49,9 +49,7 @@ class LogTranslator:
     is the printed one, and times of single steps are known only where every step is printed.
     """
 
-    def __init__(
-        self, work: ExternalJob, world_size: int, log: EventLog, totals: RunTotals, *, resumed: bool = False
-    ) -> None:
+    def __init__(self, work: ExternalJob, world_size: int, log: EventLog, totals: RunTotals, *, resumed: bool) -> None:
         self._work, self._log, self._totals = work, log, totals
         self._world_size, self._resumed = world_size, resumed
         spec = work.trainer.log
