@@ -137,4 +137,4 @@ def test_hooks_that_the_engine_replaces_are_refused(tmp_path: Path) -> None:
 def test_a_llama_takes_the_first_steps_of_one_rank(tmp_path: Path, tokens: Path, stage: int) -> None:
     """Logits, losses and weights, with checkpointed activations."""
     more = {"zero.stage": stage, "activation_checkpointing": "full"}
-    takes_the_steps_of_one_rank(tokens, tmp_path, "deepspeed", 2, 2, **more)
+    takes_the_steps_of_one_rank(tokens, tmp_path, "deepspeed", **more)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -44,35 +46,35 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_steps(
     tokens: Path,
     directory: Path,
-    parallelism: str,
-    num_ranks: int,
-    num_own: int,
+    mesh: str,
     case: str = "llama2_7b",
     data: str = "llama_tokens",
     small: Mapping[str, Any] = SMALL,
     **more: Any,
 ) -> Path:
-    """Take the first steps of ``num_own`` batches a rank or group of ranks, and return the directory of the results."""
-    over = {**small, **more, "parallelism": parallelism, "gradient_accumulation_steps": num_own}
+    """Take the first steps of ``NUM_BATCHES`` batches over all ranks, and return the directory of the results."""
+    named = "dp=2" if mesh == "deepspeed" else mesh
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", named)}
+    num_own = NUM_BATCHES // (sizes.get("dp", 1) * sizes.get("fsdp", 1))
+    over = {**small, **more, "parallelism": mesh, "gradient_accumulation_steps": num_own}
     path = job_of(case, directory, {data: tokens}, over | {"end.max_steps": STEPS})
     job = JobSpec.model_validate_json(path.read_bytes())
     job = comparing(job, directory, directory.parent / "one", num_steps=STEPS, num_batches=NUM_BATCHES)
     path.write_text(job.model_dump_json())
-    events = run(path, num_ranks)
+    sizes.pop("ep", None)  # experts are spread over the ranks that share weights
+    events = run(path, prod(sizes.values()))
     assert value_of(events, Event.FINISHED)["state"] == "completed"
     why = value_of(events, Event.INIT_END)["own_part_unknown"]
-    is_unknown = any(part in parallelism for part in ("tp", "pp", "cp", "ep", "deepspeed"))
+    is_unknown = any(part in mesh for part in ("tp", "pp", "cp", "ep", "deepspeed"))
     assert (why is not None) == is_unknown, "ranks that share layers wait within a step"
     return directory / "results"
 
 
-def takes_the_steps_of_one_rank(
-    tokens: Path, directory: Path, mesh: str, num_ranks: int, num_own: int, **more: Any
-) -> None:
+def takes_the_steps_of_one_rank(tokens: Path, directory: Path, mesh: str, **more: Any) -> None:
     """Compare the first steps on a mesh with those of one rank, which are taken once for each ``directory``."""
     if not (directory / "one").exists():
-        first_steps(tokens, directory / "one", "ddp", 1, NUM_BATCHES, **more)
-    results = first_steps(tokens, directory / mesh.replace(",", "-"), mesh, num_ranks, num_own, **more)
+        first_steps(tokens, directory / "one", "ddp", **more)
+    results = first_steps(tokens, directory / mesh.replace(",", "-"), mesh, **more)
     one = directory / "one"
     errors, first = compare_steps(one / "results", results, one / "inputs", STEPS, TOLERANCES["fp32"])
     assert first is None, (errors, first)
@@ -84,29 +86,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("steps")
 
 
-@pytest.mark.parametrize(
-    ("mesh", "num_ranks", "num_own"),
-    [
-        ("tp=2", 2, 4),
-        pytest.param("pp=2", 2, 4, marks=pytest.mark.heavy),
-        pytest.param("fsdp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
-        pytest.param("dp=2,tp=2", 4, 2, marks=pytest.mark.heavy),
-        pytest.param("dp=2,fsdp=2", 4, 1, marks=pytest.mark.heavy),
-        pytest.param("dp=2,pp=2", 4, 2, marks=pytest.mark.heavy),
-        pytest.param("fsdp=2,pp=2", 4, 2, marks=pytest.mark.heavy),
-        pytest.param("tp=2,pp=2", 4, 4, marks=pytest.mark.heavy),
-        ("cp=2", 2, 4),
-        pytest.param("cp=4", 4, 4, marks=pytest.mark.heavy),
-        pytest.param("dp=2,cp=2", 4, 2, marks=pytest.mark.heavy),
-        pytest.param("fsdp=2,cp=2", 4, 2, marks=pytest.mark.heavy),
-        pytest.param("cp=2,tp=2", 4, 4, marks=pytest.mark.heavy),
-    ],
+MESHES: Final = (
+    "pp=2 fsdp=2,tp=2 dp=2,tp=2 dp=2,fsdp=2 dp=2,pp=2 fsdp=2,pp=2 tp=2,pp=2 cp=4 dp=2,cp=2 fsdp=2,cp=2 cp=2,tp=2"
 )
-def test_a_mesh_takes_the_steps_of_one_rank(
-    shared: Path, tokens: Path, mesh: str, num_ranks: int, num_own: int
-) -> None:
+
+
+@pytest.mark.parametrize(
+    "mesh", ["tp=2", "cp=2", *(pytest.param(mesh, marks=pytest.mark.heavy) for mesh in MESHES.split())]
+)
+def test_a_mesh_takes_the_steps_of_one_rank(shared: Path, tokens: Path, mesh: str) -> None:
     """Mean loss, and weights after clipping by the gradients' norm; two query heads share keys and values."""
-    takes_the_steps_of_one_rank(tokens, shared, mesh, num_ranks, num_own)
+    takes_the_steps_of_one_rank(tokens, shared, mesh)
 
 
 MIXTURE: Final[dict[str, Any]] = {"model.num_experts": 4, "model.num_active_experts": 2}
@@ -119,24 +109,24 @@ DOCUMENTS: Final[dict[str, Any]] = {
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
 @pytest.mark.parametrize(
-    ("mesh", "num_ranks", "num_own", "more"),
+    ("mesh", "more"),
     [
-        ("fsdp=2,ep=2", 2, 2, {"case": "mixtral_8x7b", "data": "mistral_tokens", **MIXTURE}),
-        ("dp=2,fsdp=2,ep=2", 4, 1, {"case": "mixtral_8x7b", "data": "mistral_tokens", **MIXTURE}),
-        ("pp=3", 3, 4, LAYERS),
-        ("pp=4", 4, 4, LAYERS),
-        ("pp=2", 2, 4, {**LAYERS, "pipeline.schedule": "gpipe", "pipeline.microbatches": 2}),
-        ("pp=2", 2, 4, {**LAYERS, "activation_checkpointing": "full"}),
-        ("pp=2", 2, 4, {**LAYERS, "activation_checkpointing": "selective"}),
-        ("cp=2", 2, 4, {"activation_checkpointing": "full"}),
-        ("cp=2", 2, 4, {"compile": "default"}),
-        ("cp=2", 2, 4, DOCUMENTS),
+        ("fsdp=2,ep=2", {"case": "mixtral_8x7b", "data": "mistral_tokens", **MIXTURE}),
+        ("dp=2,fsdp=2,ep=2", {"case": "mixtral_8x7b", "data": "mistral_tokens", **MIXTURE}),
+        ("pp=3", LAYERS),
+        ("pp=4", LAYERS),
+        ("pp=2", {**LAYERS, "pipeline.schedule": "gpipe", "pipeline.microbatches": 2}),
+        ("pp=2", {**LAYERS, "activation_checkpointing": "full"}),
+        ("pp=2", {**LAYERS, "activation_checkpointing": "selective"}),
+        ("cp=2", {"activation_checkpointing": "full"}),
+        ("cp=2", {"compile": "default"}),
+        ("cp=2", DOCUMENTS),
     ],
 )
 def test_a_mesh_takes_the_steps_of_one_rank_with_other_models_and_settings(
-    tokens: Path, tmp_path: Path, mesh: str, num_ranks: int, num_own: int, more: dict[str, Any]
+    tokens: Path, tmp_path: Path, mesh: str, more: dict[str, Any]
 ) -> None:
-    takes_the_steps_of_one_rank(tokens, tmp_path, mesh, num_ranks, num_own, **more)
+    takes_the_steps_of_one_rank(tokens, tmp_path, mesh, **more)
 
 
 def trained(
@@ -228,16 +218,9 @@ class Decoder(nn.Module):
         self.head = nn.Linear(4, 8, bias=False)
 
 
-def with_buffer() -> Decoder:
-    model = Decoder()
-    model.blocks[3].register_buffer("count", Tensor(1))
-    return model
-
-
-def with_tied_embeddings() -> Decoder:
-    model = Decoder()
-    model.head.weight = model.embedding.weight
-    return model
+WITH_BUFFER, TIED = Decoder(), Decoder()
+WITH_BUFFER.blocks[3].register_buffer("count", Tensor(1))
+TIED.head.weight = TIED.embedding.weight
 
 
 @pytest.mark.parametrize(
@@ -245,8 +228,8 @@ def with_tied_embeddings() -> Decoder:
     [
         (Decoder(), None, 2, "pipeline_parts"),
         (Decoder(), PARTS, 3, "pp=3 does not divide the 4 blocks"),
-        (with_buffer(), PARTS, 2, "have buffers"),
-        (with_tied_embeddings(), PARTS, 2, r"Linear\.weight is shared"),
+        (WITH_BUFFER, PARTS, 2, "have buffers"),
+        (TIED, PARTS, 2, r"Linear\.weight is shared"),
     ],
     ids=["no parts", "uneven", "buffers", "tied"],
 )
@@ -260,12 +243,12 @@ def test_a_model_that_stages_cannot_divide_is_refused_unchanged(
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("mesh", "num_ranks"), [("cp=2", 2), ("cp=4", 4)])
-def test_parts_of_plays_take_the_steps_of_whole_ones(tmp_path: Path, mesh: str, num_ranks: int) -> None:
+@pytest.mark.parametrize("mesh", ["cp=2", "cp=4"])
+def test_parts_of_plays_take_the_steps_of_whole_ones(tmp_path: Path, mesh: str) -> None:
     (tmp_path / "plays").mkdir()
     small = {name: value for name, value in SMALL_LLAMA.items() if not name.startswith("checkpoint.")}
     more = {"case": "llama_mini", "data": "shakespeare", "small": small}
-    takes_the_steps_of_one_rank(write_plays(tmp_path / "plays"), tmp_path, mesh, num_ranks, NUM_BATCHES, **more)
+    takes_the_steps_of_one_rank(write_plays(tmp_path / "plays"), tmp_path, mesh, **more)
 
 
 @pytest.mark.heavy
