@@ -47,12 +47,7 @@ def test_a_resumed_run_continues_with_bitwise_equal_losses(
     cut = run_here(make_job(tmp_path / "cut", {**settings, "model.fault": "error", "model.fault_at": _call(settings)}))
     assert cut.finished().state == "failed"
     resumed = run_here(make_job(tmp_path / "cut", settings, resume=True))
-    assert resumed.values("TRAIN_START")[0] == {
-        "global_steps": 6,
-        "epoch": 1,
-        "resumed": True,
-        "total_steps": 14,
-    }
+    assert resumed.values("TRAIN_START")[0] == {"global_steps": 6, "epoch": 1, "resumed": True, "total_steps": 14}
     assert resumed.losses() == whole[6:]
     assert resumed.finished().num_trained_samples == 14 * 16
 

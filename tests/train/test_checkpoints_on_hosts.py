@@ -159,8 +159,7 @@ class Exchange:
 
 
 @pytest.mark.parametrize(
-    ("shares", "writers"),
-    [((0, 0, 0), [0]), ((0, 1, 2), [0, 2, 4]), ((0, 1, 1), [0, 2]), ((0, 1, 0), [0, 2])],
+    ("shares", "writers"), [((0, 0, 0), [0]), ((0, 1, 2), [0, 2, 4]), ((0, 1, 1), [0, 2]), ((0, 1, 0), [0, 2])]
 )
 def test_arrays_are_written_once_for_each_directory(
     tmp_path: Path, shares: tuple[int, ...], writers: list[int]

@@ -82,12 +82,7 @@ class EngineProcess:
     """Memory of this process with the same layout, for the framework's comparison."""
 
     def __init__(
-        self,
-        engine: str,
-        log_dir: Path,
-        timeout_s: float,
-        worker: str = "accelmark.infer.worker",
-        num_devices: int = 1,
+        self, engine: str, log_dir: Path, timeout_s: float, worker: str = "accelmark.infer.worker", num_devices: int = 1
     ) -> None:
         self.engine = engine
         self.log = log_dir / LOG_NAME

@@ -61,12 +61,7 @@ class AnswerSample:
 
 
 def compare_answers(
-    settings: ServeSettings,
-    job: JobSpec,
-    model: ServedModel,
-    sample: AnswerSample,
-    node_dir: Path,
-    report: Watch,
+    settings: ServeSettings, job: JobSpec, model: ServedModel, sample: AnswerSample, node_dir: Path, report: Watch
 ) -> StartTimes | None:
     """Let the framework answer the sampled prompts in its own process; write an :class:`Answer` for each.
 

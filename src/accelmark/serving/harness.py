@@ -59,12 +59,7 @@ def main(arguments: list[str]) -> int:
             "max_retries": 3,
         }
     report = lm_eval.simple_evaluate(
-        model=model,
-        model_args=options,
-        tasks=[task],
-        num_fewshot=_FEWSHOT,
-        limit=request["limit"],
-        log_samples=False,
+        model=model, model_args=options, tasks=[task], num_fewshot=_FEWSHOT, limit=request["limit"], log_samples=False
     )
     metric = _METRICS[task]
     results, samples = report["results"][task], report["n-samples"]
