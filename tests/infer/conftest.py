@@ -45,6 +45,13 @@ class Ran:
     def of(self, event: Event) -> list[Any]:
         return [value for name, value in self.events if name is event]
 
+    def windows(self) -> list[Any]:
+        """Return those of the engine."""
+        return [window for window in self.of(Event.FORWARD) if window.phase == "inference"]
+
+    def details(self, step: InferStep) -> dict[str, Any]:
+        return next(dict(end.details) for end in self.of(Event.STAGE_END) if end.step is step)
+
     def states(self) -> dict[InferStep, str]:
         return {end.step: end.state for end in self.of(Event.STAGE_END)}
 
@@ -98,6 +105,7 @@ def forked_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 Take = Callable[..., Ran]
 MakeJob = Callable[..., JobSpec]
+Start = Callable[[JobSpec], tuple[subprocess.Popen[bytes], Path]]
 InProcess = Callable[..., tuple[int, list[dict[str, Any]], str]]
 
 
@@ -185,21 +193,28 @@ def request_of(make_job: MakeJob, tiny_onnx: Path, tmp_path: Path) -> Callable[.
 
 
 @pytest.fixture
-def in_a_process(tmp_path: Path) -> InProcess:
-    """Return a function that runs a job as the node agent does: exit code, events, the rank's log."""
+def start(tmp_path: Path) -> Start:
+    """Return a function that starts the rank of a job as the node agent does; it returns the process and its log."""
 
-    def process(job: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
+    def process(job: JobSpec) -> tuple[subprocess.Popen[bytes], Path]:
         node_dir = tmp_path / "node"
         node_dir.mkdir(exist_ok=True)
         (tmp_path / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "accelmark.infer", str(tmp_path / "job.json")],
-            env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"},
-            check=False,
-            timeout=500,
-        )
-        text = (node_dir / "rank0.out.log").read_text(encoding="utf-8")
+        command = [sys.executable, "-m", "accelmark.infer", str(tmp_path / "job.json")]
+        rank = subprocess.Popen(command, env=os.environ | {"ACCELMARK_NODE_DIR": str(node_dir), "RANK": "0"})
+        return rank, node_dir / "rank0.out.log"
+
+    return process
+
+
+@pytest.fixture
+def in_a_process(start: Start) -> InProcess:
+    """Return a function that runs a job in a process of its own: exit code, events, the rank's log."""
+
+    def process(job: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
+        rank, log = start(job)
+        code, text = rank.wait(timeout=500), log.read_text(encoding="utf-8")
         lines = [line.removeprefix(PERFLOG_PREFIX) for line in text.splitlines() if line.startswith(PERFLOG_PREFIX)]
-        return done.returncode, [json.loads(line) for line in lines], text
+        return code, [json.loads(line) for line in lines], text
 
     return process

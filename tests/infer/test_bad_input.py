@@ -11,7 +11,6 @@ import torch
 
 from accelmark.infer.engine import check_separate_memory
 from accelmark.infer.failures import Context, InferenceError, classify, end_reason_of
-from accelmark.spec.log.events import Event
 from accelmark.spec.settings.inference import InferStep
 
 LOADED = {"no_validation": True, "exist_onnx_path": "x"}
@@ -72,7 +71,7 @@ def test_an_engine_file_of_another_chip_or_version_is_refused(
     take: Any, tiny_onnx: Path, what: str, value: str
 ) -> None:
     first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
-    compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]
+    compiled = first.details(InferStep.COMPILE)["engine_file"]
     fingerprint = Path(f"{compiled}.json")
     fingerprint.write_text(json.dumps(json.loads(fingerprint.read_text()) | {what: value}))
     ran = take(compiler="openvino", exist_onnx_path="x", exist_compiler_path=compiled)

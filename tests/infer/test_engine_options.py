@@ -177,15 +177,11 @@ _TWO = """
 _LOADGEN = {"scenario_duration_s": 0.2, "scenario_queries": 20, "server_latency_bound_ms": 1000}
 
 
-def _forward(ran: Any) -> list[Any]:
-    return [each for each in ran.of(Event.FORWARD) if each.phase == "inference"]
-
-
 def test_calls_overlap_and_fill_the_window(take: Any, acme: Any) -> None:
     ran = take(acme(_TWO.format("time.sleep(0.05)")))
     assert ran.finished.state == "completed", ran.finished.message
     assert "together 2" in (ran.node_dir / "engine.out.log").read_text()
-    windows = _forward(ran)
+    windows = ran.windows()
     computed_ms = sum(window.computed_ms for window in windows)
     assert sum(sum(window.latency_ms) for window in windows) > computed_ms, (
         "latencies of calls at the same time overlap"
@@ -202,9 +198,8 @@ def test_streams_answer_as_the_framework_does_also_under_load(take: Any, engine:
     pytest.importorskip(engine)
     ran = take(compiler=engine, threads=2, engine_options={"streams": 2}, scenarios=("offline", "server"), **_LOADGEN)
     assert ran.finished.state == "completed", ran.finished.message
-    (compiled,) = [each for each in ran.of(Event.STAGE_END) if each.step is InferStep.COMPILE]
-    assert compiled.details["concurrency"] == 2
-    assert all(window.computed_ms is not None for window in _forward(ran))
+    assert ran.details(InferStep.COMPILE)["concurrency"] == 2
+    assert all(window.computed_ms is not None for window in ran.windows())
     offline, server = ran.of(Event.SCENARIO)
     for result in (offline, server):
         assert result.accuracy_answers.num_items == 100

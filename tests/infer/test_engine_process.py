@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +103,9 @@ def test_the_process_knows_neither_data_nor_the_rank(take: Any, acme: Any) -> No
     assert "job.json" not in log
 
 
-def test_it_ends_with_its_rank(make_job: Any, tmp_path: Path, tiny_onnx: Path) -> None:
-    node_dir = tmp_path / "node"
-    node_dir.mkdir()
-    job_file = tmp_path / "job.json"
+def test_it_ends_with_its_rank(make_job: Any, start: Any, tiny_onnx: Path) -> None:
     job = make_job(compiler="onnxruntime", no_validation=True, exist_onnx_path=str(tiny_onnx), repeat=1_000_000)
-    job_file.write_text(job.model_dump_json(), encoding="utf-8")
-    environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
-    rank = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
-    log = node_dir / "rank0.out.log"
+    rank, log = start(job)
     try:
         wait_for(lambda: log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8"), "a window")
         (child,) = _children(rank.pid)

@@ -11,7 +11,6 @@ import torch
 
 from accelmark.infer.engines import engine_class
 from accelmark.infer.failures import InferenceError
-from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_specs, find
 from accelmark.spec.settings.inference import InferStep
 
@@ -206,7 +205,7 @@ def test_an_engine_of_flagperf_runs_unchanged(acme: Any, take: Any, tiny_onnx: P
     ran = take(job)
     assert ran.finished.state == "completed", ran.finished
     assert ran.finished.infer_average_acc == pytest.approx(ran.finished.val_average_acc, abs=0.02)
-    details = next(end for end in ran.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details
+    details = ran.details(InferStep.COMPILE)
     assert details["engine_code"] == "engines/acme_rt.py"
     assert ("onnx_sha256" in details) == has_file
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +78,7 @@ def test_without_validation_its_figures_are_null_and_the_onnx_file_is_compiled(t
 
 def test_an_existing_engine_goes_from_the_data_to_inference(take: Any, tiny_onnx: Path) -> None:
     first = take(compiler="openvino", exist_onnx_path=str(tiny_onnx))
-    compiled = next(end for end in first.of(Event.STAGE_END) if end.step is InferStep.COMPILE).details["engine_file"]
+    compiled = first.details(InferStep.COMPILE)["engine_file"]
     ran = take(compiler="openvino", no_validation=True, exist_onnx_path="foo", exist_compiler_path=compiled)
     skipped = {InferStep.VALIDATE, InferStep.EXPORT, InferStep.COMPILE}
     assert ran.states() == _ALL | dict.fromkeys(skipped, "skipped")
@@ -91,7 +88,7 @@ def test_an_existing_engine_goes_from_the_data_to_inference(take: Any, tiny_onnx
 
 def test_the_engine_computes_for_the_duration_and_short_passes_share_a_window(take: Any) -> None:
     ran = take(compiler="eager", inference_duration_s=0.5, max_batches=2, parameters={"items": 40})
-    windows = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
+    windows = ran.windows()
     assert sum(sum(window.latency_ms) for window in windows) >= 0.9 * 500
     assert max(len(window.items) for window in windows) > 2, "32 items are two calls, far less than half a second"
     num_items = sum(sum(window.items) for window in windows)
@@ -109,7 +106,7 @@ def test_each_item_of_the_data_is_compared_once_in_the_first_pass(take: Any) -> 
     assert check.num_not_compared > 0
     assert check.num_items + check.num_not_compared >= 400
     assert check.num_scored == 100, "the items of the data, also where later passes share windows"
-    assert sum(next(window for window in ran.of(Event.FORWARD) if window.phase == "inference").items) == 100
+    assert sum(ran.windows()[0].items) == 100
 
 
 def test_the_last_batch_is_prepared_for_while_warming_up(take: Any, acme: Any) -> None:
@@ -122,7 +119,7 @@ def test_the_last_batch_is_prepared_for_while_warming_up(take: Any, acme: Any) -
         return super().__call__(inputs)[0], compiling_s
     """
     ran = take(acme(compiles, max_batches=7, repeat_check=False))
-    inference = [window for window in ran.of(Event.FORWARD) if window.phase == "inference"]
+    inference = ran.windows()
     assert sum(sum(window.items) for window in inference) == 100
     assert sorted(size for window in inference for size in window.items)[:2] == [4, 16]
     assert sum(sum(window.not_inference_ms) for window in inference) == 0
@@ -174,14 +171,8 @@ def test_an_accuracy_far_from_the_reference_makes_the_run_invalid(take: Any, mak
     assert "the reference is 0.5" in finished.invalid_reasons[0]
 
 
-def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, tmp_path: Path) -> None:
-    node_dir = tmp_path / "node"
-    node_dir.mkdir()
-    job_file = tmp_path / "job.json"
-    job_file.write_text(make_job(compiler=None, repeat=10_000_000).model_dump_json(), encoding="utf-8")
-    environment = os.environ | {"ACCELMARK_NODE_DIR": str(node_dir)}
-    process = subprocess.Popen([sys.executable, "-m", "accelmark.infer", str(job_file)], env=environment)
-    log = node_dir / "rank0.out.log"
+def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, start: Any) -> None:
+    process, log = start(make_job(compiler=None, repeat=10_000_000))
     wait_for(lambda: log.is_file() and '"FORWARD"' in log.read_text(encoding="utf-8"), "a window")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
@@ -192,7 +183,7 @@ def test_a_cancelled_process_keeps_the_earlier_results(make_job: Any, tmp_path: 
 
 def test_windows_are_timed_by_the_rank_and_calls_add_up_to_them(take: Any) -> None:
     ran = take(compiler="eager", batch_size=1, repeat_check=False)
-    (window, *_) = [each for each in ran.of(Event.FORWARD) if each.phase == "inference"]
+    window = ran.windows()[0]
     assert len(window.items) == 100
     assert 0 < window.crossing_ms < sum(window.latency_ms)
     assert sum(window.latency_ms) <= window.wall_ms
