@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accelmark.infer.engine import ComputeDevice, EngineRequest
+from accelmark.infer.engine import ComputeDevice, EngineRequest, Slots, rows_of
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.onnx_files import export_onnx
-from accelmark.infer.slots import Slots, rows_of
 from accelmark.spec.settings.inference import OptimizeFor
 from benchmarks.bare_engine import LENGTH, MODELS
 

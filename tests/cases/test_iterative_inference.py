@@ -22,7 +22,7 @@ from transformers import CLIPConfig, CLIPModel
 
 import accelmark
 from accelmark.infer.case import IterativeModel
-from accelmark.infer.checks import Answers
+from accelmark.infer.measure import Answers
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferPrecision

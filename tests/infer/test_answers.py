@@ -6,7 +6,7 @@ import torch
 from accelmark.cases.minilm.infer_pytorch import Case as MiniLM
 from accelmark.cases.resnet_mini.infer_pytorch import Case as ResNetMini
 from accelmark.infer.case import InferBatch, swap_neighbours
-from accelmark.infer.checks import Answers
+from accelmark.infer.measure import Answers
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.tasks.metrics import IGNORED

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.engine import check_separate_memory
-from accelmark.infer.failures import Context, InferenceError, classify, end_reason_of
+from accelmark.infer.engine import Context, InferenceError, check_separate_memory, classify, end_reason_of
 from accelmark.spec.settings.inference import InferStep
 
 LOADED = {"no_validation": True, "exist_onnx_path": "x"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from accelmark.infer.engine import InferenceError
 from accelmark.infer.engines import engine_class
-from accelmark.infer.failures import InferenceError
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, engine_specs, find
 from accelmark.spec.settings.inference import InferStep
 

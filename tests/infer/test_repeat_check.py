@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from accelmark.infer.checks import REPEAT_CALLS, repeat_check
+from accelmark.infer.measure import REPEAT_CALLS, repeat_check
 from accelmark.spec.log.inference import RepeatCheck
 
 pytestmark = pytest.mark.adversary

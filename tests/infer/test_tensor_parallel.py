@@ -15,11 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelmark.infer.engine import ComputeDevice, EngineRequest
+from accelmark.infer.engine import ComputeDevice, EngineRequest, InferenceError, Slots, rows_of
 from accelmark.infer.engine_process import EngineProcess
-from accelmark.infer.failures import InferenceError
 from accelmark.infer.language_model import load_model
-from accelmark.infer.slots import Slots, rows_of
 
 SHAPES: dict[str, Any] = {
     "hidden_size": 64,

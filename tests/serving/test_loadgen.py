@@ -19,10 +19,9 @@ from accelmark.infer.generation import EngineClient
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint
-from accelmark.serving.stages import StageClient, Stages
+from accelmark.serving.stages import StageClient, Stages, TokenScenarios
 from accelmark.spec.log.serving import LoadStage, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server

@@ -9,7 +9,7 @@ from torch import nn
 
 from accelmark.frameworks.pytorch.optimizers import Lamb, build_optimizer
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
-from accelmark.train.loop.epochs import learning_rate_factor
+from accelmark.train.loop.ends import learning_rate_factor
 
 CPU = torch.device("cpu")
 

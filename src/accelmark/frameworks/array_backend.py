@@ -38,7 +38,7 @@ from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, reading
 from accelmark.train.loop.comparison import reference_name
 from accelmark.train.loop.contract import Backend, Progress, Replay
-from accelmark.train.loop.epochs import EpochSize, repeat_steps
+from accelmark.train.loop.ends import EpochSize, repeat_steps
 from accelmark.train.loop.process import handle_signals_again
 
 NamedArrays = Mapping[str, npt.NDArray[Any]]

@@ -1,4 +1,4 @@
-"""The interface of an inference engine, a compiler and its runtime, and the base of engines of PyTorch modules."""
+"""The interface of an inference engine, its memory and its errors, and the base of engines of PyTorch modules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import copy
 import hashlib
 import importlib
 import json
+import math
+import mmap
 import os
 import platform
+import re
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +29,9 @@ from torch._C._distributed_c10d import TCPStore
 from accelmark.datasets.verify import file_sha256
 from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, join_ranks, lock_pages, peak_memory_mib
-from accelmark.infer.failures import InferenceError, shortened
-from accelmark.infer.slots import Rows, rows_of
-from accelmark.spec.errors import DataError, RequestError, raising
-from accelmark.spec.log.inference import InferStarted
+from accelmark.spec.backports import zip_strict
+from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError, raising
+from accelmark.spec.log.inference import InferEndReason, InferStarted
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.inference import EngineOption, InferPrecision, InferSettings, OptimizeFor, switch_option
@@ -486,3 +488,147 @@ class TorchEngine(Engine):
     def device_memory_mib(self) -> float | None:
         """Return the peak of PyTorch's allocator on an accelerator, None on the CPU."""
         return peak_memory_mib(self.device)
+
+
+_ALIGNMENT = 64
+"""Bytes."""
+Rows = tuple[tuple[str, tuple[int, ...]], ...]
+"""Element type and shape of an item, for each tensor of a batch."""
+
+
+def mapped(descriptor: int) -> Tensor:
+    """Return all bytes of the file, mapped."""
+    return torch.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), dtype=torch.uint8)
+
+
+def rows_of(batch: Sequence[Tensor]) -> Rows:
+    """Return the element type and the shape of an item of each tensor."""
+    return tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:])) for tensor in batch)
+
+
+@final
+@dataclass(frozen=True)
+class Slots:
+    """``num_slots`` slots of up to ``slot_items`` items; a slot has an aligned region for each tensor of a batch."""
+
+    rows: Rows
+    slot_items: int
+    num_slots: int
+
+    def item_bytes(self) -> list[int]:
+        """Return the bytes of an item, for each tensor."""
+        return [getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in self.rows]
+
+    def _regions(self) -> list[int]:
+        return [-(-self.slot_items * each // _ALIGNMENT) * _ALIGNMENT for each in self.item_bytes()]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(self._regions())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.slot_bytes
+
+    def views(self, memory: Tensor, slot: int, items: int) -> list[Tensor]:
+        """Return the first ``items`` items of a slot as tensors."""
+        return [each[0] for each in self.blocks(memory, slot, 1, items)]
+
+    def blocks(self, memory: Tensor, slot: int, num_slots: int, items: int) -> list[Tensor]:
+        """Return the first ``items`` items of each of the slots from ``slot`` on, as tensors (slots, items, ...)."""
+        tensors: list[Tensor] = []
+        regions = self._regions()
+        begin = memory.storage_offset() + slot * sum(regions)
+        for (dtype, shape), size, region in zip_strict(self.rows, self.item_bytes(), regions):
+            rows = memory.as_strided((num_slots, items * size), (sum(regions), 1), begin)
+            tensors.append(rows.view(getattr(torch, dtype)).view(num_slots, items, *shape))
+            begin += region
+        return tensors
+
+
+@final
+class InferenceError(RunError):
+    """An inference run ended early; the message has the cause and the remedy."""
+
+    def __init__(self, message: str, end_reason: InferEndReason = "error") -> None:
+        super().__init__(message)
+        self.end_reason: InferEndReason = end_reason
+
+
+@final
+class EngineExceptionError(Exception):
+    """An exception of the engine's process, as ``Type: message``."""
+
+
+def described(error: Exception) -> dict[str, str]:
+    """Return an exception of the engine's process as a message to the rank."""
+    if isinstance(error, AccelmarkError):
+        return {"error": str(error), "end_reason": end_reason_of(error)}
+    return {"error": f"{type(error).__name__}: {error}"}
+
+
+class Context(NamedTuple):
+    """The call in which an engine failed, for the message."""
+
+    activity: str
+    engine: str
+    batch_size: int
+    device: str
+
+
+_KINDS: Final[dict[InferEndReason, tuple[str, str]]] = {
+    "out_of_memory": (
+        r"out of memory|bad_alloc|MemoryError|can't allocate memory|failed to allocate memory|Cannot allocate memory"
+        r"|OutOfMemory|allocation of .* failed",
+        "out of memory at batch {size}; try a smaller batch_size, more memory or a narrower precision",
+    ),
+    "unsupported_operator": (
+        r"Could not find an implementation for|No Op registered for|is not a registered function/op"
+        r"|does not support the following ONNX operations|No conversion rule found for operations"
+        r"|No importer registered for op|Unsupported operator",
+        "an operator is not supported; choose another engine, or replace the operator in the model ({text})",
+    ),
+    "corrupt_model": (
+        r"protobuf parsing failed|InvalidProtobuf|ModelProto does not have a graph|No graph was found|invalid ?graph"
+        r"|Error parsing message|Unable to read the model|failed to parse|Missing opset",
+        "the model file is not readable; export it again ({text})",
+    ),
+    "wrong_shape": (
+        r"Got invalid dimensions|Invalid rank for input|Unexpected input data type|shapes? cannot be multiplied"
+        r"|expected input.* to have \d+ channels|size mismatch|incompatible with|is not compatible|shape mismatch"
+        r"|Expected \d+-dimensional|Expected \d+D|must match the size|invalid for input of size"
+        r"|index out of range in self|are incompatible|shape\.compatible|tensor size doesn't match"
+        r"|not compatible with the model|input tensor shape",
+        "the inputs do not match the model; compare their shapes and types with the exported model ({text})",
+    ),
+}
+"""End reason -> the words of runtimes in such an error, and its cause and remedy."""
+
+
+def classify(error: BaseException, context: Context) -> AccelmarkError:
+    """Return ``error`` with its end reason; an :class:`AccelmarkError` is returned unchanged."""
+    if isinstance(error, AccelmarkError):
+        return error
+    text = str(error) if isinstance(error, EngineExceptionError) else f"{type(error).__name__}: {error}"
+    place = f"{context.engine} on {context.device}, {context.activity}"
+    for end_reason, (words, problem) in _KINDS.items():
+        if re.search(words, text, re.IGNORECASE):
+            problem = problem.format(size=context.batch_size, text=shortened(text, 400))
+            return InferenceError(f"{place}: {problem}", end_reason)
+    return InferenceError(f"{place}: {shortened(text, 400)}")
+
+
+def shortened(text: object, limit: int) -> str:
+    """Return a message on one line, cut after ``limit`` characters."""
+    return " ".join(str(text).split())[:limit]
+
+
+def end_reason_of(error: BaseException) -> InferEndReason:
+    """Return the end reason of a run that ``error`` ended."""
+    if isinstance(error, InferenceError):
+        return error.end_reason
+    if isinstance(error, DataError):
+        return "bad_data"
+    return "bad_request" if isinstance(error, RequestError) else "error"

@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from accelmark.infer.engine import EngineRequest
-from accelmark.infer.failures import EngineExceptionError, InferenceError
-from accelmark.infer.slots import Rows, Slots, mapped
+from accelmark.infer.engine import EngineExceptionError, EngineRequest, InferenceError, Rows, Slots, mapped
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.catalog import FolderRef

@@ -22,11 +22,10 @@ from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.load.prompts import Decode, Encode
-from accelmark.serving.loadgen.mlperf import done, first, run_token_loadgen
-from accelmark.serving.loadgen.scenarios import TokenScenarios
+from accelmark.serving.loadgen import done, first, run_token_loadgen
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record, Watch
-from accelmark.serving.stages import Stages
+from accelmark.serving.stages import Stages, TokenScenarios
 from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec

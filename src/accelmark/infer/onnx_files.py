@@ -16,8 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from accelmark.infer.engine import CALIBRATION_ITEMS, Engine
-from accelmark.infer.failures import InferenceError
+from accelmark.infer.engine import CALIBRATION_ITEMS, Engine, InferenceError
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.requirements import pip_install

@@ -22,10 +22,20 @@ from torch import Tensor, nn
 from accelmark.datasets.verify import DataReads
 from accelmark.frameworks.pytorch.model.identity import module_hash, num_parameters, structure_hash, weights_hash
 from accelmark.infer.case import DerivedBatches, InferBatch, InferBatches, InferCase
-from accelmark.infer.engine import CALIBRATION_ITEMS, ComputeDevice, EngineRequest, Source, file_hash
+from accelmark.infer.engine import (
+    CALIBRATION_ITEMS,
+    ComputeDevice,
+    Context,
+    EngineExceptionError,
+    EngineRequest,
+    InferenceError,
+    Source,
+    classify,
+    end_reason_of,
+    file_hash,
+)
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.engines import eager
-from accelmark.infer.failures import Context, EngineExceptionError, InferenceError, classify, end_reason_of
 from accelmark.infer.generation import generate
 from accelmark.infer.language_model import CausalModel, LanguageModelCase
 from accelmark.infer.measure import CheckedPass, Emit, Measured, measure

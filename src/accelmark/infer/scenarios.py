@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.case import InferBatch
-from accelmark.infer.checks import REPEAT_CALLS, Answers, repeat_check
+from accelmark.infer.engine import Context, Slots, classify, rows_of
 from accelmark.infer.engine_process import EngineProcess
-from accelmark.infer.failures import Context, classify
-from accelmark.infer.measure import CheckedPass
-from accelmark.infer.slots import Slots, rows_of
+from accelmark.infer.measure import REPEAT_CALLS, Answers, CheckedPass, repeat_check
 from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, search_rate
-from accelmark.serving.loadgen.mlperf import MLPERF_MIN_DURATION_S, LoadGenLog, Query, library, read_log, start_test
+from accelmark.serving.loadgen import MLPERF_MIN_DURATION_S, LoadGenLog, Query, library, read_log, start_test
 from accelmark.serving.request import LoadGenSettings
 from accelmark.serving.stages import LoadReporter
 from accelmark.spec.backports import zip_strict

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from accelmark.infer.case import InferCase
-from accelmark.infer.failures import shortened
+from accelmark.infer.engine import shortened
 from accelmark.spec.errors import AccelmarkError, DataError, raising
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.requirements import pip_install

@@ -29,11 +29,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from accelmark.infer.engine import ComputeDevice, Engine, EngineRequest, check_outputs, check_separate_memory, file_hash
+from accelmark.infer.engine import (
+    ComputeDevice,
+    Engine,
+    EngineRequest,
+    InferenceError,
+    Rows,
+    Slots,
+    check_outputs,
+    check_separate_memory,
+    described,
+    file_hash,
+    mapped,
+    rows_of,
+)
 from accelmark.infer.engines import engine_class
-from accelmark.infer.failures import InferenceError, described
 from accelmark.infer.language_model import load_model
-from accelmark.infer.slots import Rows, Slots, mapped, rows_of
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace

@@ -19,11 +19,10 @@ from accelmark.serving.answers import AnswerSample, compare_answers
 from accelmark.serving.benchmarks import run_benchmarks
 from accelmark.serving.client.client import Client
 from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.loadgen.scenarios import TokenScenarios
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, ServeError
 from accelmark.serving.server_process import Cores, ServerProcess
-from accelmark.serving.stages import LoadReporter, Stages
+from accelmark.serving.stages import LoadReporter, Stages, TokenScenarios
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.job import JobSpec, ServeJob
 from accelmark.spec.log.events import Event

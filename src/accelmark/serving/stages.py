@@ -1,18 +1,29 @@
-"""Run the stages of a load one after the other, with their events, progress, records and a sample of their answers."""
+"""Run the stages of a load and LoadGen's scenarios, with events, progress, records and a sample of the answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import IO, Any, Final, Protocol, final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Protocol, final
 
 from accelmark.results.read.requests import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
+from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, LoadPlan, search_rate
+from accelmark.serving.loadgen import MIN_TOKENS, MLPERF_MIN_DURATION_S, LoadGenLog, library, read_log
 from accelmark.serving.model import ServedModel
-from accelmark.serving.request import Load, PlannedRequest, Record, Watch
+from accelmark.serving.request import Load, LoadGenRun, LoadGenSettings, PlannedRequest, Record, Watch
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import SCENARIO_PHASES, LoadPhase, LoadProgress, LoadStage, RequestRecord
+from accelmark.spec.log.serving import (
+    SCENARIO_PHASES,
+    LoadPhase,
+    LoadProgress,
+    LoadStage,
+    RequestRecord,
+    TokenScenarioResult,
+)
+from accelmark.spec.settings.serving import ServeSettings, TokenScenario
 
 _OVERDUE: Final = 0.99
 """Share of a load that takes longer than planned."""
@@ -129,3 +140,120 @@ class Stages:
     def _watch(self) -> None:
         self.check_server()
         self.progress.report()
+
+
+_HEADROOM: Final = 1.2
+"""LoadGen advises to expect more than the measured rate."""
+_LONGEST: Final = 10.0
+"""Longest run of the search, in the least durations of a run: lower rates are not tried."""
+_OFFLINE_WAIT: Final = 4.0
+"""Longest wait for an answer of the Offline scenario, in which all queries wait, in durations of a run."""
+
+
+class _Run(NamedTuple):
+    log: LoadGenLog
+    stage: LoadStage
+    num_failed: int
+    log_dir: Path
+
+    @property
+    def holds(self) -> bool:
+        return self.log.bound_met and not self.num_failed
+
+
+@final
+@dataclass
+class TokenScenarios:
+    """Runs the scenarios of the settings, with the stages of a load."""
+
+    settings: ServeSettings
+    plan: LoadPlan
+    stages: Stages
+    node_dir: Path
+    emit: Callable[[Event, Any], None]
+
+    def run(self) -> None:
+        """Run them in the order of the settings. Raises AccelmarkError: the server, the client or LoadGen ended."""
+        if self.settings.scenarios:
+            library()  # its absence is reported before the first stage
+        for name in self.settings.scenarios:
+            self.emit(Event.TOKEN_SCENARIO, self._server() if name == "server" else self._offline())
+
+    def _server(self) -> TokenScenarioResult:
+        runs: dict[float, _Run] = {}
+        slo = self.settings.slo
+
+        later_s = self.plan.begin(EXPECTED_STEPS * self.settings.scenario_duration_s)
+
+        def holds(rate: float, steps_left: int) -> bool:
+            left_s = later_s + steps_left * self.settings.scenario_duration_s
+            expected = self._expected(rate, ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms, share=slo.share)
+            runs[rate] = self._run("server", expected, f"try{len(runs) + 1:02}_qps_{rate:.3f}", left_s)
+            return runs[rate].holds
+
+        least = self.settings.scenario_queries / (_LONGEST * self.settings.scenario_duration_s)
+        best = search_rate(holds, max(FIRST_SHARE * self.plan.answered_rate, least), least)
+        shown = min(runs) if best is None else best
+        log = runs[shown].log
+        result = self._result("server", runs[shown], log.number("result_completed_tokens_per_second"), best)
+        update: dict[str, Any] = {
+            "ttft_limit_ms": slo.ttft_ms,
+            "tpot_limit_ms": slo.tpot_ms,
+            "ttft_ms": log.percentiles_ms("result_first_token_{}_percentile_latency_ns"),
+            "tpot_ms": log.percentiles_ms("result_time_per_output_token_{}_percentile_ns"),
+            "tried": tuple((rate, run.holds) for rate, run in runs.items()),
+        }
+        if best is None:
+            update |= {"tokens_per_second": None, "reason": "no tried rate held the limits"}
+        return result.model_copy(update=update)
+
+    def _offline(self) -> TokenScenarioResult:
+        rate = max(self.plan.answered_rate, 1e-3)
+        later_s = self.plan.begin(self.settings.scenario_duration_s)
+        for number in range(3):  # again where the estimate was too low for the minimum duration
+            run = self._run("offline", self._expected(rate * _HEADROOM), f"try{number + 1:02}", later_s)
+            if run.log.long_enough or run.num_failed:
+                break
+            rate = run.log.number("result_samples_per_second") or rate * _HEADROOM
+        tokens_per_s, queries_per_s = map(run.log.number, ("result_tokens_per_second", "result_samples_per_second"))
+        return self._result("offline", run, tokens_per_s, queries_per_s)
+
+    def _expected(self, rate: float, **limits: Any) -> LoadGenSettings:
+        least = LoadGenSettings(self.settings.scenario_duration_s, self.settings.scenario_queries, rate)
+        return replace(least, token_latencies=True, **limits)
+
+    def _run(self, name: TokenScenario, expected: LoadGenSettings, folder: str, later_s: float) -> _Run:
+        settings, rate = self.settings, expected.queries_per_s
+        waits_s = _OFFLINE_WAIT * expected.min_duration_s if name == "offline" else 0.0
+        num_queries = max(expected.min_queries, round(expected.min_duration_s * rate))
+        log_dir = self.node_dir / "loadgen" / name / folder
+        load = Load(
+            stage=self.plan.next_stage(),
+            until_s=expected.min_duration_s,
+            timeout_s=settings.request_timeout_s + waits_s,
+            arrival="poisson" if name == "server" else "at_once",
+            rate=rate if name == "server" else None,
+            later_s=later_s,
+            loadgen=LoadGenRun(name, expected, log_dir, self.stages.tokenizer_dir),
+            num_drawn=round(num_queries * _HEADROOM),
+        )
+        stage, requests = self.stages.run(load, self.plan.fresh_requests())
+        num_failed = int((~(requests.is_ok & (requests.tokens >= MIN_TOKENS))).sum())  # an unknown number is NaN
+        return _Run(read_log(log_dir), stage, num_failed, log_dir)
+
+    def _result(
+        self, name: TokenScenario, run: _Run, tokens_per_s: float | None, queries_per_s: float | None
+    ) -> TokenScenarioResult:
+        failed = f"{run.num_failed} of {run.stage.num_requests} queries failed or have fewer than two tokens"
+        reasons = [reason for reason in (failed if run.num_failed else None, run.log.reason) if reason]
+        return TokenScenarioResult(
+            scenario=name,
+            stage=run.stage.stage,
+            valid=run.log.valid and not run.num_failed,
+            functional=self.settings.scenario_duration_s < MLPERF_MIN_DURATION_S,
+            tokens_per_second=tokens_per_s,
+            queries_per_second=queries_per_s,
+            num_failed=run.num_failed,
+            log_dir=str(run.log_dir.relative_to(self.node_dir)),
+            reason="; ".join(reasons) or None,
+        )

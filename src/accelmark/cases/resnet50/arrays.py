@@ -9,7 +9,7 @@ from accelmark.spec.backports import zip_strict
 from accelmark.tasks.images.arrays import ImageClassification
 from accelmark.tasks.images.data import MEAN, STD, ArrayImages
 from accelmark.train.case import conv_flops, dense_flops, nn
-from accelmark.train.loop.epochs import scaled_learning_rate
+from accelmark.train.loop.ends import scaled_learning_rate
 
 WIDTHS: Final = (256, 512, 1024, 2048)
 """Channels of each stage's output; within a block a quarter of them."""

@@ -45,7 +45,7 @@ from accelmark.train.case import case_class
 from accelmark.train.hooks import hook_records, load_hooks
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
 from accelmark.train.loop.contract import Backend, DeviceClock, HostClock, OwnPart, Progress, Replay
-from accelmark.train.loop.epochs import EpochSize, repeat_steps
+from accelmark.train.loop.ends import EpochSize, repeat_steps
 
 
 @final

@@ -15,7 +15,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
-from accelmark.train.loop.epochs import learning_rate_factor
+from accelmark.train.loop.ends import learning_rate_factor
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch.device) -> torch.optim.Optimizer:

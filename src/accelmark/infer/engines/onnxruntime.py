@@ -11,8 +11,7 @@ from torch import Tensor, from_numpy
 
 from accelmark.frameworks.pytorch.training.platform import device_functions
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest
-from accelmark.infer.failures import InferenceError, shortened
+from accelmark.infer.engine import EngineRequest, InferenceError, shortened
 from accelmark.infer.onnx_files import fp16_file, int8_file, matrix_types
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, nearest

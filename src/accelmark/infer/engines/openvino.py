@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, from_numpy
 
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, TimedCall
-from accelmark.infer.failures import InferenceError
+from accelmark.infer.engine import EngineRequest, InferenceError, TimedCall
 from accelmark.infer.onnx_files import int8_file
 from accelmark.spec.settings.inference import InferPrecision, streams_option, text_options
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from accelmark.frameworks.pytorch.model.cuda_graphs import Compute, GraphCalls
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest
-from accelmark.infer.failures import InferenceError, shortened
+from accelmark.infer.engine import EngineRequest, InferenceError, shortened
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.settings.inference import number_option, streams_option, switch_option
 

@@ -24,8 +24,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, final
 
 from pydantic import Field, TypeAdapter
 
+from accelmark.serving import loadgen
 from accelmark.serving.client.connection import Connections, Response, Stream, WakeSelector, has_output, read_stream
-from accelmark.serving.loadgen import mlperf
 from accelmark.serving.request import LoadGenRun
 from accelmark.spec.backports import pairwise
 from accelmark.spec.log.serving import RequestRecord, RequestStatus
@@ -223,7 +223,7 @@ class StageRunner:
 
         def work() -> None:
             try:
-                mlperf.run_token_loadgen(run, issue)
+                loadgen.run_token_loadgen(run, issue)
             finally:
                 loop.call_soon_threadsafe(ended.set)
 
@@ -251,7 +251,7 @@ class StageRunner:
             def report_output() -> None:
                 if has_output(response.pieces):
                     response.on_piece = None
-                    mlperf.first(query)
+                    loadgen.first(query)
 
             response.on_piece = report_output
         status: RequestStatus | None = None
@@ -277,11 +277,11 @@ class StageRunner:
             ended = await record_of(exchange, self._order.stage, self._begin_ns)
             if exchange.query is not None:
                 if exchange.response.on_piece is not None:  # LoadGen needs a first output of every query
-                    mlperf.first(exchange.query)
+                    loadgen.first(exchange.query)
                 num_tokens = ended.record.usage_output
                 if self._tokenizer is not None and ended.record.status == "ok":
                     num_tokens = len(self._tokenizer.encode(ended.text, add_special_tokens=False).ids)
-                mlperf.done(exchange.query, num_tokens)
+                loadgen.done(exchange.query, num_tokens)
             self._emit(ended)
             self._ended.task_done()
 

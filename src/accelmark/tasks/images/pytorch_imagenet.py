@@ -23,7 +23,7 @@ from accelmark.frameworks.pytorch.model.pretrained import load_backbone
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
 from accelmark.tasks.images.data import MEAN, MOST_NUMBERS, STD, FolderImages
 from accelmark.tasks.images.pytorch import ImageClassification
-from accelmark.train.loop.epochs import scaled_learning_rate
+from accelmark.train.loop.ends import scaled_learning_rate
 
 
 class ByteImageNetwork(nn.Module):

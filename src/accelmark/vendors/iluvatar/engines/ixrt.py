@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from accelmark.infer.engine import DTYPES, EngineRequest
+from accelmark.infer.engine import DTYPES, EngineRequest, InferenceError
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.failures import InferenceError
 from accelmark.spec.backports import zip_strict
 
 _DTYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "INT32": torch.int32, "INT8": torch.int8, "BOOL": torch.bool}

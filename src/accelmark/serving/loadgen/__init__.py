@@ -1,1 +1,0 @@
-"""MLCommons LoadGen: it decides when queries are issued and whether a run is valid; the client sends them."""
