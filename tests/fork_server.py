@@ -66,9 +66,13 @@ class Forked:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], pass_fds: Sequence[int] = (),
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        pass_fds: Sequence[int] = (),
         imports: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.args = command
         self.returncode: int | None = None
         _, option, *words = command  # ``python -m MODULE``, or ``python -c CODE MODULE`` of module_command

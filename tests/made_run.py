@@ -30,8 +30,12 @@ INIT_MS = 2_000.0
 """From the start of the process to TRAIN_START."""
 
 CHIP = Chip(
-    name="X1", variant="Pod", device_name="Acme X1 Pod", peaks=Peaks(fp32=10.0, bf16=100.0), source="made up for tests",
-)  # fmt: skip
+    name="X1",
+    variant="Pod",
+    device_name="Acme X1 Pod",
+    peaks=Peaks(fp32=10.0, bf16=100.0),
+    source="made up for tests",
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,13 @@ class Made:
     @property
     def key(self) -> CaseKey:
         return CaseKey(
-            model=self.model, framework="pytorch", hardware=self.hardware, nnodes=self.nnodes, nproc=self.nproc,
+            model=self.model,
+            framework="pytorch",
+            hardware=self.hardware,
+            nnodes=self.nnodes,
+            nproc=self.nproc,
             repeat=self.rounds,
-        )  # fmt: skip
+        )
 
 
 def make_run(run_dir: Path, made: Made | None = None) -> Path:
@@ -125,8 +133,12 @@ def make_round(round_dir: Path, made: Made, number: int = 1) -> JobSpec:
 
 def perflog(event: str, value: dict[str, Any], mono_ms: float, rank: int) -> str:
     metadata = {
-        "file": "made.py", "lineno": 1, "time_ms": WALL_MS + mono_ms - BOOT_MS, "mono_ms": mono_ms, "rank": rank,
-    }  # fmt: skip
+        "file": "made.py",
+        "lineno": 1,
+        "time_ms": WALL_MS + mono_ms - BOOT_MS,
+        "mono_ms": mono_ms,
+        "rank": rank,
+    }
     return encode_line(event, value, metadata) + "\n"
 
 
@@ -200,11 +212,13 @@ def finished(made: Made, loss: float, samples: int) -> Finished:
 
 def _job(made: Made, number: int) -> JobSpec:
     settings = TrainSettings(
-        batch_size=made.batch_size, precision=made.precision,
+        batch_size=made.batch_size,
+        precision=made.precision,
         end=EndSettings(max_steps=made.windows * made.steps_per_window),
-        loader=LoaderSettings(synthetic=made.synthetic), log_every_steps=made.steps_per_window,
+        loader=LoaderSettings(synthetic=made.synthetic),
+        log_every_steps=made.steps_per_window,
         model={"seq_length": made.units_per_sample, "width": 4},
-    )  # fmt: skip
+    )
     provenance = {
         name: Provenance(value=value, layer="case.yaml" if name != "batch_size" else "command line",
                          replaced=(("case.yaml", 4),) if name == "batch_size" else ())
@@ -231,8 +245,12 @@ def write_telemetry(path: Path, made: Made, end_ms: float, noise: random.Random)
     if made.device_type == "cpu":
         infos = []
     header = {
-        "schema_version": 1, "vendor": "acme", "interval_s": made.interval_s, "devices": infos, "reasons": reasons,
-    }  # fmt: skip
+        "schema_version": 1,
+        "vendor": "acme",
+        "interval_s": made.interval_s,
+        "devices": infos,
+        "reasons": reasons,
+    }
     count = int((end - begin) / made.interval_s) + 1
     with path.open("w") as file:
         file.write(json.dumps({"header": header}) + "\n")

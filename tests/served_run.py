@@ -81,13 +81,26 @@ def simulate(stage: Stage, number: int, seed: int = 1, first_prompt: int = 0) ->
         gap_us = int((begin + service - first) / max(num_gaps, 1) * 1e6)
         records.append(
             RequestRecord(
-                stage=number, number=position, prompt=first_prompt + position, due_s=due, sent_s=due + 1e-5,
-                first_s=first, end_s=begin + service, gaps_us=(gap_us,) * num_gaps, status="ok", http_status=200,
-                finish_reason="length", input_tokens=20, output_tokens=queue.tokens, requested_tokens=queue.tokens,
-                usage_input=20, usage_output=queue.tokens, queue_s=begin - due if queue.states_queue else None,
+                stage=number,
+                number=position,
+                prompt=first_prompt + position,
+                due_s=due,
+                sent_s=due + 1e-5,
+                first_s=first,
+                end_s=begin + service,
+                gaps_us=(gap_us,) * num_gaps,
+                status="ok",
+                http_status=200,
+                finish_reason="length",
+                input_tokens=20,
+                output_tokens=queue.tokens,
+                requested_tokens=queue.tokens,
+                usage_input=20,
+                usage_output=queue.tokens,
+                queue_s=begin - due if queue.states_queue else None,
                 text_sha256="ab" * 32,
             )
-        )  # fmt: skip
+        )
     return sorted(records, key=lambda record: record.end_s)
 
 
@@ -140,11 +153,14 @@ def make_served_run(run_dir: Path, served: Served, change: Change = list) -> Pat
     (node / "requests.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in change(records)))
     answers = (
         Answer(
-            stage=record.stage, number=record.number, prompt=record.prompt, num_tokens=100,
+            stage=record.stage,
+            number=record.number,
+            prompt=record.prompt,
+            num_tokens=100,
             num_agreeing=round(100 * served.agreement),
         )
         for record in [record for record in records if record.stage >= 0][: job_settings(served).num_compared]
-    )  # fmt: skip
+    )
     (node / "answers.jsonl").write_text("".join(answer.model_dump_json() + "\n" for answer in answers))
     (node / "scores.jsonl").write_text("".join(score.model_dump_json() + "\n" for score in served.scores))
     made_telemetry = Made(power_w=served.power_w)

@@ -132,10 +132,16 @@ def frame(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def run(
-    *keys: str, file: str | Path | None = None, settings: Mapping[str, Any] | None = None,
-    data: str | Path | None = None, vendor: str | None = None, out: str | Path | None = None, synthetic: bool = False,
-    allow_open: bool = False, offline: bool = False,
-) -> Run:  # fmt: skip
+    *keys: str,
+    file: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    data: str | Path | None = None,
+    vendor: str | None = None,
+    out: str | Path | None = None,
+    synthetic: bool = False,
+    allow_open: bool = False,
+    offline: bool = False,
+) -> Run:
     """Train the cases of ``keys``, or run a run file or shipped suite (``quickstart``), and return the results.
 
     Args:

@@ -26,9 +26,14 @@ TWO = [{"address": "h1", "service_ports": [2222]}, {"address": "h2", "service_po
 
 
 def dry_run(
-    plugins: Path, tmp_path: Path, cluster: Mapping[str, object], key: str, *more: str, lacks: str | None = None,
+    plugins: Path,
+    tmp_path: Path,
+    cluster: Mapping[str, object],
+    key: str,
+    *more: str,
+    lacks: str | None = None,
     **environment: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what a dry run shows, with no program on the PATH that it could start; ``lacks``: one that is missed."""
     request = {"vendor": "acme", "cluster": dict(cluster), "cases": [{"key": key}]}
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(request))

@@ -86,9 +86,11 @@ def test_marks_are_found_one_by_one_and_texts_with_commas_whole(
 ) -> None:
     [run], _ = open_sources([runs / "base"])
     many = [
-        with_case(run, "none", variant="small, two branches fp32"), with_case(run, "open", marks=("open",)),
-        with_case(run, "busy", marks=("busy_machine",)), with_case(run, "both", marks=("open", "busy_machine")),
-    ]  # fmt: skip
+        with_case(run, "none", variant="small, two branches fp32"),
+        with_case(run, "open", marks=("open",)),
+        with_case(run, "busy", marks=("busy_machine",)),
+        with_case(run, "both", marks=("open", "busy_machine")),
+    ]
     pairs = [(name, value) for name, _, value in (text.partition("=") for text in wanted)]
     assert sorted(row["run"] for row in rows_of(matching(many, pairs)) if isinstance(row["run"], str)) == found
 

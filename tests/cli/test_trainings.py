@@ -94,9 +94,13 @@ def train(case: str, data: Path, out: Path, settings: Mapping[str, Any], *more: 
     ids=["box outside its picture", "missing class", "audio of another rate", "unknown column", "another tokenizer"],
 )
 def test_damaged_data_fails_the_run_by_name(
-    tmp_path: Path, name: str, writer: Callable[[Path], Mapping[str, Path]], over: Mapping[str, Any], damage: Damage,
+    tmp_path: Path,
+    name: str,
+    writer: Callable[[Path], Mapping[str, Path]],
+    over: Mapping[str, Any],
+    damage: Damage,
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     root = tmp_path / "data"
     root.mkdir()
     settings = {**SMALL[name], **over, **FEW_STEPS}

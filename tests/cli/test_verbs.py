@@ -95,9 +95,11 @@ def test_resnet50_is_counted_as_aiperf_publishes_it() -> None:
 def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text(tiny_network().to_json())
     config = {
-        "network": "net.json", "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
-        "schedule": {"concurrency": 1, "max_trials": 5}, "training": {"batch_size": 64},
-    }  # fmt: skip
+        "network": "net.json",
+        "dataset": tiny_dataset(tmp_path).model_dump(mode="json"),
+        "schedule": {"concurrency": 1, "max_trials": 5},
+        "training": {"batch_size": 64},
+    }
     path = tmp_path / "search.yaml"
     path.write_text(json.dumps(config))
     dry = ("run", "-c", str(path), "--dry-run", "--runs", str(tmp_path / "runs"))

@@ -21,10 +21,13 @@ from tests.made_run import measured_run
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted(
     [
-        ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "src/accelmark/cases").glob("*/README.md"), *(ROOT / "src/accelmark/vendors").glob("*/README.md"),
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "src/accelmark/cases").glob("*/README.md"),
+        *(ROOT / "src/accelmark/vendors").glob("*/README.md"),
     ]
-)  # fmt: skip
+)
 FOLLOWED: Final = (
     "docs/start/first-chip.md",
     *(f"docs/how-to/add-{name}.md" for name in ("an-engine", "a-chip", "a-case", "a-kernel", "inference")),

@@ -41,10 +41,13 @@ class Bench:
         if words[0] == "accelmark":
             words = [sys.executable, "-c", "from accelmark.cli import main; main()", *words[1:]]
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT / "src"), "ACCELMARK_PLUGINS": str(self.root),
-            "ACCELMARK_CACHE": str(self.root / "cache"), "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
-        }  # fmt: skip
+            "PYTHONPATH": str(ROOT / "src"),
+            "ACCELMARK_PLUGINS": str(self.root),
+            "ACCELMARK_CACHE": str(self.root / "cache"),
+            "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
         done = subprocess.run(
             words, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=600
         )

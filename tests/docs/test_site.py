@@ -33,9 +33,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_site_builds_strictly_with_the_generated_reference(tmp_path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)], cwd=ROOT,
-        check=True, timeout=500, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        timeout=500,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )
     settings = (tmp_path / "reference/settings/index.html").read_text()
     keys = ("optimizer.lr", "data[].sources[].sha256", "data[].tree[].by_class", "server_options.block_size")
     assert [key for key in keys if key not in settings] == []

@@ -63,9 +63,14 @@ def test_mfu_against_the_probe_is_achieved_over_measured_and_null_of_a_busy_host
     round_dir = tmp_path / "run" / "toy" / "round1"
     job = make_round(round_dir, Made())
     ceilings = Ceilings(
-        device_type="acme", device_name="X1", world_size=1, framework="pytorch", measured_at="", disturbed=disturbed,
+        device_type="acme",
+        device_name="X1",
+        world_size=1,
+        framework="pytorch",
+        measured_at="",
+        disturbed=disturbed,
         matmul={"bf16": Rate(value=80.0, unit="TFLOP/s")},
-    )  # fmt: skip
+    )
     (round_dir / "job.json").write_text(job.model_copy(update={"ceilings": ceilings}).model_dump_json())
     figures = round_result(round_dir).figures
     measured = figures[FigureName.MFU_MEASURED]

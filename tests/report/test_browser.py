@@ -30,9 +30,11 @@ FLAGS = [
 ]  # fmt: skip
 
 pytestmark = [
-    pytest.mark.browser, pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.xdist_group("browser"),
-]  # fmt: skip
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.xdist_group("browser"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -225,9 +225,11 @@ QUEUE = Queue(
     slots=4, service_s=lambda noise: 0.2 + 0.02 * noise.random(), prefill_share=0.25, tokens=16, states_queue=True
 )
 STAGES = (
-    Stage(QUEUE, 60, concurrency=1), Stage(QUEUE, 160, concurrency=4), Stage(QUEUE, 200, rate=10.0),
+    Stage(QUEUE, 60, concurrency=1),
+    Stage(QUEUE, 160, concurrency=4),
+    Stage(QUEUE, 200, rate=10.0),
     Stage(QUEUE, 200, rate=15.0, is_search=True),
-)  # fmt: skip
+)
 SETTINGS = {"slo": {"ttft_ms": 200}, "load": {"concurrency": [1, 4], "rates": [10.0], "search": True}}
 
 
@@ -378,9 +380,11 @@ def test_each_part_has_the_other_work_that_ran_meanwhile() -> None:
 
 def test_a_part_that_was_not_measured_has_its_reason_instead() -> None:
     reasons = {
-        "scaling": "the cluster has one host", "collectives": "one rank needs no collectives",
-        "checkpoints": "no checkpoint was written", "recovery": "rank 0 was not killed",
-    }  # fmt: skip
+        "scaling": "the cluster has one host",
+        "collectives": "one rank needs no collectives",
+        "checkpoints": "no checkpoint was written",
+        "recovery": "rank 0 was not killed",
+    }
     page = render_cluster(report(collectives=None, checkpoints=None, recovery=None, reasons=reasons), None)
     assert all(f"Not measured: {reason}." in page for reason in reasons.values())
     assert page.count('<dd class="number">–</dd>') == 4

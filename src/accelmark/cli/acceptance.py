@@ -142,14 +142,18 @@ def reproduce(
         Path | None, option("RUN|BUNDLE|RESULT", "Compare this run, bundle or result.json; start nothing.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = _ROUNDS,
-    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
-    synthetic: options.Synthetic = False, out: options.Out = None, offline: options.Offline = False,
+    data: options.Data = None,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: options.Out = None,
+    offline: options.Offline = False,
     output: Annotated[
         Path | None, option("FILE", "Page of the comparison; default: in the run.", "--output", "-o")
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
-) -> Output | None:  # fmt: skip
+) -> Output | None:
     """Reproduce a published figure: run what comes closest, and report REPRODUCED, SHORT, BETTER or NOT COMPARABLE."""
     from accelmark.results.claims import claim_files, load_claim, load_result
     from accelmark.results.sources import load_source

@@ -63,10 +63,13 @@ def audit(
     rates = {name: case.mean_of(FigureName.THROUGHPUT_TRAIN) for name, case in cases.items()}
     content = {
         name: {
-            "verdict": case.verdict, "images_per_second": rates[name], "reasons": case.reasons, "run": str(runs[name]),
+            "verdict": case.verdict,
+            "images_per_second": rates[name],
+            "reasons": case.reasons,
+            "run": str(runs[name]),
         }
         for name, case in cases.items()
-    }  # fmt: skip
+    }
 
     def show() -> None:
         honest, cheat = (rates[name] or 0.0 for name in ("honest", "cheat"))

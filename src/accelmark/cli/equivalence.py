@@ -53,9 +53,17 @@ class _Progress(RunObserver):
 
 
 def compare_frameworks(
-    name: str, frameworks: str, data: Path | None, vendor: str | None, settings: Sequence[str], num_steps: int,
-    out: Path | None, *, synthetic: bool, as_json: bool,
-) -> Output:  # fmt: skip
+    name: str,
+    frameworks: str,
+    data: Path | None,
+    vendor: str | None,
+    settings: Sequence[str],
+    num_steps: int,
+    out: Path | None,
+    *,
+    synthetic: bool,
+    as_json: bool,
+) -> Output:
     """Check that each of ``frameworks`` computes as the reference; weights and outputs of all steps stay in ``out``."""
     train = load_case(name).train
     if train is None:

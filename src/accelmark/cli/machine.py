@@ -322,8 +322,12 @@ def detect_devices(vendor: str | None) -> Detected:
         return Detected(name, name.upper(), chip=None, num_devices=None, is_present=False, others=tuple(others))
     chips = set(present.chips)
     return Detected(
-        vendor=name, hardware=present.hardware or name.upper(), chip=chips.pop() if len(chips) == 1 else None,
+        vendor=name,
+        hardware=present.hardware or name.upper(),
+        chip=chips.pop() if len(chips) == 1 else None,
         num_devices=None if present.fallback else len(present.devices),
-        ceilings=remembered(name, present.hardware or name.upper()), capabilities=host_capabilities(load_vendor(name)),
-        others=tuple(others), problem=present.problem,
-    )  # fmt: skip
+        ceilings=remembered(name, present.hardware or name.upper()),
+        capabilities=host_capabilities(load_vendor(name)),
+        others=tuple(others),
+        problem=present.problem,
+    )

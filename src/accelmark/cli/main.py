@@ -42,16 +42,21 @@ _USAGE_ERRORS: Final = cast("tuple[type[Exception], ...]", typer.BadParameter.__
 class _GroupedVerbs(Verbs):
     titles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{title: tuple(verb.__name__.removesuffix("_files") for verb in verbs) for title, verbs in _GROUPS.items()},
-        "Publish results": ("ledger", "demo"), "Search networks": ("automl",), "Install frameworks": ("env",),
+        "Publish results": ("ledger", "demo"),
+        "Search networks": ("automl",),
+        "Install frameworks": ("env",),
         "Prepare data": ("data",),
-    }  # fmt: skip
+    }
 
 
 app = typer.Typer(
-    cls=_GroupedVerbs, name="accelmark",
-    help="Benchmark AI chips with their software stack.\n\nStart: accelmark run quickstart", no_args_is_help=True,
-    pretty_exceptions_enable=False, rich_markup_mode=None,
-)  # fmt: skip
+    cls=_GroupedVerbs,
+    name="accelmark",
+    help="Benchmark AI chips with their software stack.\n\nStart: accelmark run quickstart",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_verb.__name__.removesuffix("_files"), cls=Verb)(_verb)

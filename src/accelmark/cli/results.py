@@ -157,10 +157,14 @@ def verify(
             options.echo_error(f"error: the run is not signed as {required} requires", fg="red")
 
     content = {
-        "intact": verification.is_intact, "changed": verification.changed, "differences": verification.differences,
-        "num_figures": verification.num_figures, "signature": verified.signature._asdict(),
-        "cases": verification.summary.cases, "replayed": [again.values() for again in checked],
-    }  # fmt: skip
+        "intact": verification.is_intact,
+        "changed": verification.changed,
+        "differences": verification.differences,
+        "num_figures": verification.num_figures,
+        "signature": verified.signature._asdict(),
+        "cases": verification.summary.cases,
+        "replayed": [again.values() for again in checked],
+    }
     return Output(content, show, EXIT_OK if reproduced and is_trusted and not invalid else EXIT_FAILED)
 
 

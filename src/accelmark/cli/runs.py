@@ -36,17 +36,24 @@ _KeyOfOneHost = Annotated[str, argument("KEY", "model[:framework[:hardware[:1[:d
 
 def train(
     key: Annotated[str, argument("KEY", "model[:framework[:hardware[:nnodes[:nproc[:repeat]]]]]", completion.cases)],
-    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
-    synthetic: options.Synthetic = False, tolerate_bad_samples: options.BadSamples = None,
-    is_open: options.Open = False, strict: options.Strict = False, timeout: options.Timeout = None,
-    out: options.Out = None, offline: options.Offline = False, dry_run: options.DryRun = False,
+    data: options.Data = None,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    tolerate_bad_samples: options.BadSamples = None,
+    is_open: options.Open = False,
+    strict: options.Strict = False,
+    timeout: options.Timeout = None,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
     commands: options.Commands = False,
     write_reference: Annotated[
         bool, flag("--write-reference", "Store the loss curve as the reference of the case, in its folder.")
     ] = False,
     reference_file: Annotated[Path | None, option("FILE", "Store the loss curve in this file instead.")] = None,
     as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train a case and measure it. Writes a run directory with a report page."""
     request = _request(key, "train", {}, data, vendor=vendor, open=is_open, strict=strict, timeout_s=timeout)
     tolerated = [] if tolerate_bad_samples is None else [f"loader.tolerate_bad_samples={tolerate_bad_samples}"]
@@ -118,11 +125,19 @@ def infer(
         str | None, option("TIME|TRIALS", "Limit of --tune: 20m, 2h or 30 (trials); default: 15m.")
     ] = None,
     tuned_file: Annotated[Path | None, option("FILE", "Write the best settings as a vendor's YAML file.")] = None,
-    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
-    synthetic: options.Synthetic = False, is_open: options.Open = False, strict: options.Strict = False,
-    timeout: options.Timeout = None, out: options.Out = None, offline: options.Offline = False,
-    dry_run: options.DryRun = False, commands: options.Commands = False, as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+    data: options.Data = None,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    is_open: options.Open = False,
+    strict: options.Strict = False,
+    timeout: options.Timeout = None,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    commands: options.Commands = False,
+    as_json: options.AsJson = False,
+) -> None:
     """Run inference on a case's trained model in an engine. The report has its accuracy with its speed."""
     given = {"precision": precision, "batch_size": batch_size, "scenarios": tuple(scenario or ()) or None}
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -166,13 +181,20 @@ def run(
         Path,
         argument("FILE|SUITE", "Run file (YAML), or a suite, as quickstart or vision.", completion.suites),
     ],
-    vendor: options.Vendor = None, settings: options.Settings = None, synthetic: options.Synthetic = False,
-    is_open: options.Open = False, strict: options.Strict = False, fail_fast: options.FailFast = False,
-    timeout: options.Timeout = None, out: options.Out = None, offline: options.Offline = False,
-    dry_run: options.DryRun = False, commands: options.Commands = False,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    is_open: options.Open = False,
+    strict: options.Strict = False,
+    fail_fast: options.FailFast = False,
+    timeout: options.Timeout = None,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    commands: options.Commands = False,
     submit: Annotated[bool, flag("--submit", "Submit the run as a batch job (launcher: slurm).")] = False,
     as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run all cases of a run file, one round after another."""
     file = options.shipped_file(file, "suites")
     given = {"vendor": vendor, "open": is_open, "strict": strict, "fail_fast": fail_fast, "timeout_s": timeout}
@@ -195,10 +217,15 @@ def cluster(
     nproc: Annotated[int, Option(min=1, help="Devices on each host.")] = 1,
     steps: Annotated[int, Option(min=4, help="Optimizer steps of each training.")] = 400,
     budget: Annotated[float, Option(min=0.1, help="Approximate seconds for collectives.")] = 60.0,
-    vendor: options.Vendor = None, settings: options.Settings = None, synthetic: options.Synthetic = False,
-    out: options.Out = None, offline: options.Offline = False, dry_run: options.DryRun = False,
-    commands: options.Commands = False, as_json: options.AsJson = False,
-) -> Output | None:  # fmt: skip
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    synthetic: options.Synthetic = False,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    commands: options.Commands = False,
+    as_json: options.AsJson = False,
+) -> Output | None:
     """Measure all hosts of a cluster file together: scaling, collectives, checkpoints, recovery from a killed rank.
 
     --dry-run shows two runs: scaling with checkpoints, and recovery. With --json, it prints a line for each.
@@ -334,9 +361,17 @@ def _request(
 
 
 def execute(
-    plan: Plan, out: Path | None, *, runs: Path | None = None, offline: bool, as_json: bool, dry_run: bool = False,
-    with_commands: bool = False, submit: bool = False, is_judged: bool = False,
-) -> Path | None:  # fmt: skip
+    plan: Plan,
+    out: Path | None,
+    *,
+    runs: Path | None = None,
+    offline: bool,
+    as_json: bool,
+    dry_run: bool = False,
+    with_commands: bool = False,
+    submit: bool = False,
+    is_judged: bool = False,
+) -> Path | None:
     """Execute or submit ``plan``, or only print it, and end with the exit code of the run unless it is 0.
 
     The run directory is ``out``, or a new one in ``runs``. ``is_judged``: the caller judges a run that failed or is
@@ -449,9 +484,14 @@ def write_settings_file(run_dir: Path, *, as_json: bool) -> None:
 
 
 def plan_request(
-    request: RunSpec, settings: Sequence[str], *, synthetic: bool, where: str = COMMAND_LINE, base: Path = Path(),
+    request: RunSpec,
+    settings: Sequence[str],
+    *,
+    synthetic: bool,
+    where: str = COMMAND_LINE,
+    base: Path = Path(),
     allow_missing_data: bool = False,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Return the plan of a request on the devices of this machine or of its cluster.
 
     ``settings`` are ``dotted.key=value``, the strongest layer. ``where`` is the run file or ``command line``, for
@@ -472,10 +512,15 @@ def plan_request(
     if vendor is not None:
         find("vendors", vendor, where)
     plan = build_plan(
-        request, cluster=cluster, detected=detect_devices(vendor), data_dirs=data_dirs,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), where=where,
-        command_line=setting_values(settings, synthetic=synthetic), allow_missing_data=allow_missing_data,
-    )  # fmt: skip
+        request,
+        cluster=cluster,
+        detected=detect_devices(vendor),
+        data_dirs=data_dirs,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        where=where,
+        command_line=setting_values(settings, synthetic=synthetic),
+        allow_missing_data=allow_missing_data,
+    )
     plan = with_environments(plan)
     unread: list[str] = []
     try:
@@ -552,11 +597,18 @@ def serve(
         list[str] | None, Option(help="LoadGen scenario with token latencies: server or offline. Repeatable.")
     ] = None,
     precision: Annotated[str | None, Option(help="fp32, bf16, fp16 or int8.")] = None,
-    data: options.Data = None, vendor: options.Vendor = None, settings: options.Settings = None,
-    is_open: options.Open = False, strict: options.Strict = False, timeout: options.Timeout = None,
-    out: options.Out = None, offline: options.Offline = False, dry_run: options.DryRun = False,
-    commands: options.Commands = False, as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+    data: options.Data = None,
+    vendor: options.Vendor = None,
+    settings: options.Settings = None,
+    is_open: options.Open = False,
+    strict: options.Strict = False,
+    timeout: options.Timeout = None,
+    out: options.Out = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    commands: options.Commands = False,
+    as_json: options.AsJson = False,
+) -> None:
     """Serve a language model under load: latencies, throughput, goodput. Starts the server or takes a running one."""
     if Path(key).is_dir():
         raise RequestError(f"{key}: is a directory; the web pages over many runs are: accelmark view {key}")

@@ -55,11 +55,16 @@ def _probe(job: JobSpec) -> None:
     sweep = sweep_collectives(device, share_s) if "collectives" in request.items else ()
     if ranks.rank == 0:
         ceilings = Ceilings(
-            device_type=device.type, device_name=device_name(device) or platform.processor() or platform.machine(),
-            world_size=ranks.world_size, hosts=request.hosts, framework=f"pytorch {torch.__version__}",
-            measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"), **rates,
-            collectives=best_rates(sweep) if "collectives" in request.items else {}, sweep=sweep,
-        )  # fmt: skip
+            device_type=device.type,
+            device_name=device_name(device) or platform.processor() or platform.machine(),
+            world_size=ranks.world_size,
+            hosts=request.hosts,
+            framework=f"pytorch {torch.__version__}",
+            measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            **rates,
+            collectives=best_rates(sweep) if "collectives" in request.items else {},
+            sweep=sweep,
+        )
         node_dir = Path(os.environ.get("ACCELMARK_NODE_DIR") or ".")
         (node_dir / CEILINGS_FILE).write_text(ceilings.model_dump_json(indent=2), encoding="utf-8")
     if dist.is_initialized():

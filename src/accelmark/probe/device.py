@@ -195,9 +195,13 @@ def _sweep(name: Collective, sizes: Sequence[int], device: torch.device, share_s
         last_s = timing.seconds
         rate = 4 * count / timing.seconds / 1e9
         yield CollectiveTiming(
-            operation=name, size_bytes=4 * count, time_us=timing.seconds * 1e6, algorithm_gb_s=rate,
-            bus_gb_s=rate * factors.get(name, (num_ranks - 1) / num_ranks), repetitions=timing.repetitions,
-        )  # fmt: skip
+            operation=name,
+            size_bytes=4 * count,
+            time_us=timing.seconds * 1e6,
+            algorithm_gb_s=rate,
+            bus_gb_s=rate * factors.get(name, (num_ranks - 1) / num_ranks),
+            repetitions=timing.repetitions,
+        )
 
 
 def _operation(name: Collective, count: int, device: torch.device) -> Callable[[], object]:

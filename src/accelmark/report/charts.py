@@ -341,10 +341,13 @@ def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
             points, word = [curve[index] for index in kept], "stage" if result.serving else "step"
             lines.append(
                 {
-                    "label": f"round {result.round}", "round": result.round, "x": [point.time_s for point in points],
-                    "y": [point.value for point in points], "text": [f"{word} {point.step:,}" for point in points],
+                    "label": f"round {result.round}",
+                    "round": result.round,
+                    "x": [point.time_s for point in points],
+                    "y": [point.value for point in points],
+                    "text": [f"{word} {point.step:,}" for point in points],
                 }
-            )  # fmt: skip
+            )
     return lines
 
 
@@ -358,13 +361,16 @@ def _telemetry(rounds: Sequence[RoundResult]) -> list[Json]:
     for name, title, unit, factor in _TELEMETRY:
         lines: list[Json] = [
             {
-                "label": series.label, "round": chosen.round, "x": [at for at, _ in points],
-                "y": [None if value is None else round(value * factor, 4) for _, value in points], "text": [],
+                "label": series.label,
+                "round": chosen.round,
+                "x": [at for at, _ in points],
+                "y": [None if value is None else round(value * factor, 4) for _, value in points],
+                "text": [],
             }
             for series in chosen.telemetry
             if series.quantity == name
             and (points := [point for point in series.points if -margin_s <= point[0] <= end_s + margin_s])
-        ]  # fmt: skip
+        ]
         if lines:
             panels.append(_panel(title + note, unit, lines, from_zero=name != "temperature"))
     return panels

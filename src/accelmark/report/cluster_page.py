@@ -17,8 +17,11 @@ from accelmark.spec.number_format import NOTHING, percent, quantity
 
 _PAGE: Final = "cluster.html"
 _TITLES: Final[dict[Part, str]] = {
-    "scaling": "Scaling efficiency", "collectives": "All-reduce", "checkpoints": "Checkpoints", "recovery": "Recovery",
-}  # fmt: skip
+    "scaling": "Scaling efficiency",
+    "collectives": "All-reduce",
+    "checkpoints": "Checkpoints",
+    "recovery": "Recovery",
+}
 
 
 Headline = tuple[str, str, str]

@@ -74,13 +74,17 @@ def buyer_lines(comparison: RunComparison, prices: Prices | None = None) -> list
             interval = _interval(rate)
             faster = f"{_change(rate)} ({interval if interval != NOTHING else 'one round: no interval'})"
         changed = [f"{side.key.hardware}: {'; '.join(side.changed)}" for side in sides if side.changed]
-        lines.append(BuyerLine(
-            case=pair.baseline.key.model, chips=" against ".join(names), faster=faster,
-            energy=_change(energy) if energy is not None and not pair.not_comparable else NOTHING,
-            cost=signed_percent(both[0][1].value / both[0][0].value - 1) if both and both[0][0].value else NOTHING,
-            costs=tuple((one.title, one.text, two.text) for one, two in both),
-            changed="; ".join(dict.fromkeys(changed)) or "nothing",
-        ))  # fmt: skip
+        lines.append(
+            BuyerLine(
+                case=pair.baseline.key.model,
+                chips=" against ".join(names),
+                faster=faster,
+                energy=_change(energy) if energy is not None and not pair.not_comparable else NOTHING,
+                cost=signed_percent(both[0][1].value / both[0][0].value - 1) if both and both[0][0].value else NOTHING,
+                costs=tuple((one.title, one.text, two.text) for one, two in both),
+                changed="; ".join(dict.fromkeys(changed)) or "nothing",
+            )
+        )
     return lines
 
 
@@ -90,11 +94,15 @@ def render_comparison(comparison: RunComparison, *, served: bool = False, prices
     pairs = []
     for pair in comparison.pairs:
         areas = {title: [fact for fact in pair.differing if fact.area == area] for area, title in _AREA_TITLES.items()}
-        pairs.append({
-            "pair": pair, "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
-            "summary": summary_line(pair), "groups": list(_groups(pair)),
-            "areas": [(title, facts) for title, facts in areas.items() if facts],
-        })  # fmt: skip
+        pairs.append(
+            {
+                "pair": pair,
+                "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
+                "summary": summary_line(pair),
+                "groups": list(_groups(pair)),
+                "areas": [(title, facts) for title, facts in areas.items() if facts],
+            }
+        )
     return page(
         "runs/compare.html", charts=bool(load), served=served, title="Comparison", comparison=comparison,
         buyer=buyer_lines(comparison, prices), pairs=pairs, load=load,
@@ -171,11 +179,15 @@ def _line(found: FigureDifference) -> Line:
     scale = scale_of(found.baseline, found.unit)
     unit = f"\u202f{scale.unit}" if scale.unit else ""
     return Line(
-        title=found.title, explanation=found.figure.info.explanation,
-        baseline=f"{scale.number(found.baseline)}{unit}", other=f"{scale.number(found.other)}{unit}",
-        change=_change(found), interval=_interval(found), css_class=found.effect.replace(" ", "-"),
+        title=found.title,
+        explanation=found.figure.info.explanation,
+        baseline=f"{scale.number(found.baseline)}{unit}",
+        other=f"{scale.number(found.other)}{unit}",
+        change=_change(found),
+        interval=_interval(found),
+        css_class=found.effect.replace(" ", "-"),
         effect="unknown (one round)" if found.effect == "unknown" else found.effect,
-    )  # fmt: skip
+    )
 
 
 def _change(found: FigureDifference) -> str:

@@ -32,15 +32,22 @@ def render_ledger(ledger: Ledger, prices: Prices | None = None) -> str:
         return float(f"{value:.6g}") if isinstance(value, float) else value
 
     data = {
-        "columns": [*rows[0]] if rows else [], "numbers": _NUMBERS,
+        "columns": [*rows[0]] if rows else [],
+        "numbers": _NUMBERS,
         "rows": [[packed(name, value) for name, value in row.items()] for row in rows],
-        "shared": [json.loads(text) for text in shared], "currency": prices and prices.currency,
-    }  # fmt: skip
+        "shared": [json.loads(text) for text in shared],
+        "currency": prices and prices.currency,
+    }
     return page(
-        "ledger/ledger.html", charts=True, title="Ledger", num_records=len(ledger.entries), num_cases=len(rows),
+        "ledger/ledger.html",
+        charts=True,
+        title="Ledger",
+        num_records=len(ledger.entries),
+        num_cases=len(rows),
         num_made_up=sum(entry.record.evidence.kind == "made up" for entry in ledger.entries),
-        num_withdrawn=len(ledger.withdrawn), data=embed_json(data),
-    )  # fmt: skip
+        num_withdrawn=len(ledger.withdrawn),
+        data=embed_json(data),
+    )
 
 
 def _row(ledger: Ledger, entry: Entry, case: RecordedCase, num_parties: int, prices: Prices | None) -> dict[str, Any]:

@@ -73,29 +73,40 @@ def _case(anchor: str, case: LoadedCase, prices: Prices | None, *, alone: bool) 
         settings[is_changed].append((setting_name, setting))
     listed = [
         {
-            "result": entry, "cells": [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
+            "result": entry,
+            "cells": [format_figure(name, entry.value_of(name), entry.unit) for name in columns],
             "failed_ranks": [
                 (node.host, rank) for node in entry.nodes for rank in node.ranks if rank.state != "succeeded"
             ],
         }
         for entry in rounds
-    ]  # fmt: skip
+    ]
     hosts = [
         (str(info.get("host", "host")), [(name, text) for name, text in _flat(info) if name != "host"])
         for info in (first.environment.hosts if first else ())
     ]
     return {
-        "anchor": anchor, "result": result, "first": first, "scale": scale_text(key, result.variant),
+        "anchor": anchor,
+        "result": result,
+        "first": first,
+        "scale": scale_text(key, result.variant),
         "label": key.model if alone else f"{key.model} {result.role or result.variant or f'{key.nnodes}x{key.nproc}'}",
-        "marks": [_MARKS[mark] for mark in result.marks], "target": first.target.text if first and first.target else "",
-        "tiles": [_tile(title(name), name, result) for name in tiles[:_NUM_TILES]], "missing": missing,
-        "groups": [(group, rows) for group, rows in groups if rows], "ranks": _rank_table(rounds), "hosts": hosts,
+        "marks": [_MARKS[mark] for mark in result.marks],
+        "target": first.target.text if first and first.target else "",
+        "tiles": [_tile(title(name), name, result) for name in tiles[:_NUM_TILES]],
+        "missing": missing,
+        "groups": [(group, rows) for group, rows in groups if rows],
+        "ranks": _rank_table(rounds),
+        "hosts": hosts,
         "notes": [(title(name), spread.reason) for name, spread in known.items() if spread.reason],
-        "round_heads": [title(name) for name in columns], "rounds": listed, "settings": list(settings.items()),
+        "round_heads": [title(name) for name in columns],
+        "rounds": listed,
+        "settings": list(settings.items()),
         "peak": getattr(first.chip.peaks, first.precision, None) if first and first.chip else None,
-        "serving": _serving_view(first), "plots": charts.plots_of(rounds),
+        "serving": _serving_view(first),
+        "plots": charts.plots_of(rounds),
         "adaptation": adaptation_rows(result.adaptation) if result.adaptation else [],
-    }  # fmt: skip
+    }
 
 
 def scale_text(key: CaseKey, variant: str | None) -> str:

@@ -61,11 +61,15 @@ def _progress(state: SearchState, scheduler: Scheduler) -> Group:
     for record in reversed(latest):
         totals = state.totals_of(record)
         table.add_row(
-            str(record.trial), str(record.worker), str(record.round),
-            Text(record.status, style=_STYLES.get(record.status, "red")), f"{totals.complete}/{record.epochs_planned}",
-            _ratio(totals.accuracy), _ratio(record.held_out_accuracy),
+            str(record.trial),
+            str(record.worker),
+            str(record.round),
+            Text(record.status, style=_STYLES.get(record.status, "red")),
+            f"{totals.complete}/{record.epochs_planned}",
+            _ratio(totals.accuracy),
+            _ratio(record.held_out_accuracy),
             ", ".join(map(str, reversed(record.morphs))) or "seed",
-        )  # fmt: skip
+        )
     parts: list[RenderableType] = [head, Text(trials, style="dim"), table]
     if state.notes:
         note = f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}"

@@ -67,9 +67,12 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("accelmark.report", "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("accelmark.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent}
     environment.filters |= {"plain": _plain, "mark_text": mark_text}
     environment.globals["NOTHING"] = NOTHING

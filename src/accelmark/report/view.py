@@ -141,12 +141,14 @@ def _live_jobs(run: RunStatus) -> tuple[bool, list[dict[str, Any]]]:
             share = progress.share
             total = f" of {progress.total_steps:,}" if progress.total_steps else ""
             facts = {
-                "phase": progress.phase, "step": f"{progress.step:,}{total}" if progress.step else NOTHING,
+                "phase": progress.phase,
+                "step": f"{progress.step:,}{total}" if progress.step else NOTHING,
                 "loss": NOTHING if progress.loss is None else digits(progress.loss),
                 "throughput": quantity(progress.throughput, units[directory]),
                 "remaining": NOTHING if progress.eta_s is None else duration(progress.eta_s),
-                "power": quantity(progress.devices.power_w, "W"), "utilisation": percent(progress.devices.utilisation),
-            }  # fmt: skip
+                "power": quantity(progress.devices.power_w, "W"),
+                "utilisation": percent(progress.devices.utilisation),
+            }
             if progress.metric is not None:
                 facts[progress.metric[0].replace("_", " ")] = progress.metric_text
         shown = {name: value for name, value in facts.items() if value != NOTHING}
@@ -164,10 +166,12 @@ def _live_search(path: Path) -> tuple[bool, list[dict[str, Any]]]:
     shares = [summary.duration_s / limits.max_duration] if limits.max_duration else []
     shares += [finished / limits.max_trials] if limits.max_trials else []
     facts = {
-        "trials": f"{finished} finished of {summary.trials_started}", "epochs": str(summary.epochs),
-        "score": quantity(summary.final.score, "OP/s"), "held-out error": quantity(summary.final.error, "ratio"),
+        "trials": f"{finished} finished of {summary.trials_started}",
+        "epochs": str(summary.epochs),
+        "score": quantity(summary.final.score, "OP/s"),
+        "held-out error": quantity(summary.final.error, "ratio"),
         "idle": percent(summary.utilisation.idle_share),
-    }  # fmt: skip
+    }
     share = min(max(shares), 1.0) if shares else None
     return summary.status == "running", [{"name": "search", "state": summary.outcome, "share": share, "facts": facts}]
 
@@ -419,10 +423,16 @@ def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/static/{name:path}", _static), Route("/sign-in", sign_in, methods=["POST"]),
-            Route("/run/{name:path}", pages.run), Route("/", pages.runs), Route("/live", pages.live),
-            Route("/compare", pages.compare), Route("/scaling", pages.scaling), Route("/trend", pages.trend),
-            Route("/results.json", pages.results_json), Route("/metrics", pages.metrics),
+            Route("/static/{name:path}", _static),
+            Route("/sign-in", sign_in, methods=["POST"]),
+            Route("/run/{name:path}", pages.run),
+            Route("/", pages.runs),
+            Route("/live", pages.live),
+            Route("/compare", pages.compare),
+            Route("/scaling", pages.scaling),
+            Route("/trend", pages.trend),
+            Route("/results.json", pages.results_json),
+            Route("/metrics", pages.metrics),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={
@@ -430,7 +440,7 @@ def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
             RequestError: lambda _, error: message("This page cannot be shown", str(error), 400),
             Exception: _failed,
         },
-    )  # fmt: skip
+    )
 
 
 def server_for(app: Starlette) -> uvicorn.Server:

@@ -32,10 +32,12 @@ class Source:
     def open(self) -> tuple[DeviceInfo, ...]:
         """Detect the readable sensors."""
         reasons = {
-            "throttle": "not read on CPUs", "ecc_errors": "not read on CPUs", "pids": "every process is on the CPU",
+            "throttle": "not read on CPUs",
+            "ecc_errors": "not read on CPUs",
+            "pids": "every process is on the CPU",
             "memory_used_mib": "the memory of the host is used by all processes; see rank_rss_mib",
             "memory_clock_mhz": "not readable on CPUs",
-        }  # fmt: skip
+        }
         try:
             self._rapl = Rapl(self._sys / "class/powercap")
         except RaplError as error:
@@ -56,11 +58,17 @@ class Source:
         """Read utilisation and energy."""
         energy, power = self._power()
         temperatures = [value for path in self._temperatures if (value := thousandths(path)) is not None]
-        return (DeviceSample(
-            index=0, utilisation=self._meter.busy(), memory_total_mib=psutil.virtual_memory().total / _MIB,
-            power_w=power, energy_j=energy, temperature_c=max(temperatures, default=None),
-            sm_clock_mhz=thousandths(self._clock),
-        ),)  # fmt: skip
+        return (
+            DeviceSample(
+                index=0,
+                utilisation=self._meter.busy(),
+                memory_total_mib=psutil.virtual_memory().total / _MIB,
+                power_w=power,
+                energy_j=energy,
+                temperature_c=max(temperatures, default=None),
+                sm_clock_mhz=thousandths(self._clock),
+            ),
+        )
 
     def close(self) -> None:
         """Do nothing: no resources are held."""

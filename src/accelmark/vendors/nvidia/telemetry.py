@@ -98,9 +98,13 @@ class Source(LibrarySource):
         power = "instant" if self._has_instant_power[at] else "nvmlDeviceGetPowerUsage (may be a mean)"
         details = {name: str(value) for name, value in self.read(at, further).items() if value is not None}
         return DeviceInfo(
-            index=at, driver=self._driver, memory_total_mib=first.memory_total_mib, details={"power": power, **details},
-            reasons=reasons, **values,
-        )  # fmt: skip
+            index=at,
+            driver=self._driver,
+            memory_total_mib=first.memory_total_mib,
+            details={"power": power, **details},
+            reasons=reasons,
+            **values,
+        )
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
