@@ -174,6 +174,6 @@ def play_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph)
-    monkeypatch.setattr("accelmark.frameworks.pytorch.model.cuda_graphs.DEVICE_TYPES", frozenset({"cpu"}))
+    monkeypatch.setattr("accelmark.infer.engine.GRAPH_DEVICE_TYPES", frozenset({"cpu"}))
     monkeypatch.setattr(ToyEngine, "enqueued", [])
     monkeypatch.setattr(Graph, "replays", 0)

@@ -15,7 +15,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 
 from accelmark.datasets.verify import file_sha256
-from accelmark.frameworks.pytorch.model.cuda_graphs import GraphCalls
 from accelmark.frameworks.pytorch.training.platform import forget_peak_memory, join_ranks, lock_pages, peak_memory_mib
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import AccelmarkError, DataError, RequestError, RunError, raising
@@ -52,6 +51,53 @@ DTYPES: Final[dict[InferPrecision, torch.dtype]] = {
     "fp16": torch.float16,
 }
 """Precision -> element type; engines quantise to int8 themselves."""
+Compute = Callable[[list[Tensor]], list[Tensor]]
+_Recording = tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]
+"""A graph with its inputs and outputs."""
+GRAPH_DEVICE_TYPES: Final = frozenset({"cuda"})
+"""Device types of PyTorch that have CUDA graphs; AMD devices are of type cuda, too."""
+_WARM_UPS: Final = 3
+"""Calls before the recording, in which libraries choose algorithms and allocate their memory."""
+
+
+@final
+class GraphCalls:
+    """A computation whose calls are replayed as CUDA graphs; the outputs of a call are overwritten by the next.
+
+    It is recorded once for each shape of its inputs. Not tried on hardware; tests replay operators on the CPU.
+    """
+
+    def __init__(self, compute: Compute, device: torch.device, engine: str) -> None:
+        """Prepare to record ``compute``. Raises RequestError: the device has no CUDA graphs."""
+        if device.type not in GRAPH_DEVICE_TYPES:
+            problem = f"cuda_graphs needs a device of type cuda, and this one is of type {device.type}"
+            raise RequestError(f"{engine}: engine_options.{problem}; remove the option")
+        self.compute = compute
+        self.recordings: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Recording] = {}
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Copy ``inputs`` to the recorded addresses, and replay; record first if their shapes are new."""
+        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
+        if key not in self.recordings:
+            self.recordings[key] = self._record(inputs)
+        graph, copies, outputs = self.recordings[key]
+        for target, tensor in zip_strict(copies, inputs):
+            target.copy_(tensor, non_blocking=True)
+        graph.replay()
+        return outputs
+
+    def _record(self, inputs: list[Tensor]) -> _Recording:
+        copies = [tensor.clone() for tensor in inputs]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self.compute(copies)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = self.compute(copies)
+        return graph, copies, outputs
 
 
 @final

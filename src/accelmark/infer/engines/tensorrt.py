@@ -9,9 +9,8 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.model.cuda_graphs import Compute, GraphCalls
+from accelmark.infer.engine import Compute, EngineRequest, GraphCalls, InferenceError, shortened
 from accelmark.infer.engine import Engine as Base
-from accelmark.infer.engine import EngineRequest, InferenceError, shortened
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.settings.inference import number_option, streams_option, switch_option
 
