@@ -131,7 +131,7 @@ def test_the_character_error_rate_counts_edits_over_characters() -> None:
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
-from accelmark.frameworks.pytorch.training.evaluation import row_metrics
+from accelmark.frameworks.pytorch.backend import row_metrics
 from accelmark.spec.errors import DataError
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=3)

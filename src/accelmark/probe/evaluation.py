@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from accelmark.frameworks.pytorch.backend import metrics_of
 from accelmark.frameworks.pytorch.case import Place, TrainCase
-from accelmark.frameworks.pytorch.training.evaluation import metrics_of
 from accelmark.infer.case import InferCase
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.layers import resolve_inference
