@@ -25,8 +25,7 @@ from accelmark.datasets.spec import dataset_specs
 from accelmark.frameworks.pytorch.backend import metrics_of
 from accelmark.frameworks.pytorch.batches import on_meta
 from accelmark.frameworks.pytorch.case import Place, TrainCase
-from accelmark.frameworks.pytorch.model.attention import with_attention
-from accelmark.frameworks.pytorch.model.identity import count_flops, meta_copy, num_parameters
+from accelmark.frameworks.pytorch.model.identity import count_flops, meta_copy, num_parameters, with_attention
 from accelmark.spec.errors import RequestError
 from accelmark.spec.layers import Layer, flatten, resolve
 from accelmark.spec.plugins.catalog import find, folders, frameworks_of, load_case

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, wrap_blocks
+from accelmark.frameworks.pytorch.model.identity import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.linear import chunked_cross_entropy
 from accelmark.spec.log.events import Compiled
 from tests.train.jobs import Ran, make_job, run

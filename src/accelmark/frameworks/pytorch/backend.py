@@ -26,7 +26,6 @@ from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, move
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks, refuse_hooks
 from accelmark.frameworks.pytorch.model import identity
-from accelmark.frameworks.pytorch.model.attention import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.blocks import Compilation, wrap_model
 from accelmark.frameworks.pytorch.state import Training
 from accelmark.frameworks.pytorch.training import platform
@@ -317,7 +316,7 @@ class PyTorchBackend(Backend):
         structure, modules = identity.structure_hash(model), identity.module_hash(model)
         initial = identity.weights_hash(model) if ranks.rank == 0 else None
         self.flops_per_sample_formula = case.flops_per_sample()
-        attention = AttentionCalls()
+        attention = identity.AttentionCalls()
         if ranks.rank == 0 and isinstance(self.job.work, TrainJob):
             with attention:
                 self.flops_per_sample, uncounted = identity.count_flops(case, model)
@@ -352,7 +351,7 @@ class PyTorchBackend(Backend):
             eval_samples=self.eval_batches.num_samples if self.eval_batches is not None else None,
             compute_type=identity.compute_type(training.module, training.autocast, device),
             # With cp, queries and keys have other lengths than in the calls that were seen.
-            attention_kernels=chosen_kernels(
+            attention_kernels=identity.chosen_kernels(
                 attention.found if case.sequence is None else (), device, training.autocast
             ),
             hooks={name: record.place for name, record in records.items()},
@@ -370,7 +369,7 @@ class PyTorchBackend(Backend):
         model.train()
         self.num_parameters = identity.num_parameters(model)
         inner, autocast = self.timed(Event.MODEL_TO_FP16, lambda: hooks.model_to_fp16(model))
-        autocast = with_attention(autocast, self.settings.attention)
+        autocast = identity.with_attention(autocast, self.settings.attention)
         self._compilation = wrap_model(case, inner, self.job.case.name, self.log)
         wrapped = self.timed(Event.MODEL_TO_DDP, lambda: hooks.model_to_ddp(inner))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from accelmark.frameworks.pytorch.model.attention import Autocast
+from accelmark.frameworks.pytorch.model.identity import Autocast
 from accelmark.frameworks.pytorch.model.linear import to_fp8
 from accelmark.frameworks.pytorch.state import AUTOCAST_DTYPES, Training
 from accelmark.spec.errors import RequestError

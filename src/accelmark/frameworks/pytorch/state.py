@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from accelmark.frameworks.pytorch.model.attention import Autocast
-from accelmark.frameworks.pytorch.model.identity import whole
+from accelmark.frameworks.pytorch.model.identity import Autocast, whole
 
 if TYPE_CHECKING:
     from accelmark.frameworks.pytorch.case import Batch, TrainCase
