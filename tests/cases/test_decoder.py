@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from accelmark.frameworks.pytorch.model.experts import balancing_loss
+from accelmark.frameworks.pytorch.model.hugging_face import balancing_loss
 from accelmark.frameworks.pytorch.model.linear import LowRank, adapt
 from accelmark.spec.errors import DataError
 from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, dialogues, documents_of, packed_rows

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from accelmark.cli.main import app
 from accelmark.datasets.prepare import texts
 from accelmark.datasets.shards import write_records
-from accelmark.frameworks.pytorch.model.pretrained import load_megatron_gpt2
+from accelmark.frameworks.pytorch.model.hugging_face import load_megatron_gpt2
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.language.data import MaskedSamples

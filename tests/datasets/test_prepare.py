@@ -29,7 +29,7 @@ from accelmark.datasets.catalogue import known_datasets, preparation_of, prepara
 from accelmark.datasets.prepare import arrays, media, texts
 from accelmark.datasets.prepare.preparation import Preparation, prepare
 from accelmark.datasets.spec import DatasetSpec
-from accelmark.frameworks.pytorch.model.pretrained import load_backbone
+from accelmark.frameworks.pytorch.model.hugging_face import load_backbone
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.pytorch import BoxedImages
 from accelmark.tasks.images.data import ArrayImages

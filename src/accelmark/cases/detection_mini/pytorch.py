@@ -18,7 +18,7 @@ from transformers.loss.loss_for_object_detection import generalized_box_iou
 
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, read_split
 from accelmark.frameworks.pytorch.batches import TaskFamily
-from accelmark.frameworks.pytorch.model.pretrained import backbone_config
+from accelmark.frameworks.pytorch.model.hugging_face import backbone_config
 from accelmark.spec.backports import zip_strict
 from accelmark.tasks.detection.pytorch import BoxedSamples, Detection, Labels, Scene, overlaps
 from accelmark.tasks.images.data import Uniform

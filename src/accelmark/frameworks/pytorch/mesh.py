@@ -75,7 +75,7 @@ def shard(
             raise RequestError(f"parallelism: cp cannot split the sequences of {type(model).__name__}")
         case.sequence = SequencePart.open(device, case.place.mesh)
     if case.place.mesh.ep > 1:
-        from accelmark.frameworks.pytorch.model.experts import spread_experts
+        from accelmark.frameworks.pytorch.model.hugging_face import spread_experts
 
         shared |= spread_experts(model, case.expert_layers(model), data)
     for block in blocks:

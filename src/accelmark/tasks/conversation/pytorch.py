@@ -32,8 +32,7 @@ from accelmark.datasets.images import opened_image
 from accelmark.datasets.shards import bytes_at
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
-from accelmark.frameworks.pytorch.model.pretrained import compute_buffers, initialize_normal, load_pretrained
+from accelmark.frameworks.pytorch.model.hugging_face import CAUSAL, compute_buffers, initialize_normal, load_pretrained
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.images.data import CLIP_MEAN, CLIP_STD

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from accelmark.datasets.images import opened_image
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.causal_attention import with_padding
-from accelmark.frameworks.pytorch.model.pretrained import backbone_config
+from accelmark.frameworks.pytorch.model.hugging_face import backbone_config, with_padding
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
 from accelmark.tasks.images.data import Uniform

@@ -22,8 +22,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedModel
 from accelmark.datasets.shards import bytes_at, tar_members
 from accelmark.frameworks.pytorch.batches import SampleSource, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.causal_attention import with_padding
-from accelmark.frameworks.pytorch.model.pretrained import initial_net
+from accelmark.frameworks.pytorch.model.hugging_face import initial_net, with_padding
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.images.pytorch_imagenet import ScaledRate
 from accelmark.tasks.text.pytorch import read_tokenizer

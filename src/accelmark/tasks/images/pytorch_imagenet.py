@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.pretrained import load_backbone
+from accelmark.frameworks.pytorch.model.hugging_face import load_backbone
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
 from accelmark.tasks.images.data import MEAN, MOST_NUMBERS, STD, FolderImages
 from accelmark.tasks.images.pytorch import ImageClassification

@@ -19,16 +19,17 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2Model, PreTrained
 
 from accelmark.frameworks.pytorch.batches import FromArrays, IndexedBatches, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch, Batches, PipelineParts, Split
-from accelmark.frameworks.pytorch.model.causal_attention import CAUSAL
-from accelmark.frameworks.pytorch.model.experts import EXPERTS, balancing_loss
-from accelmark.frameworks.pytorch.model.linear import adapt, chunked_cross_entropy
-from accelmark.frameworks.pytorch.model.pretrained import (
+from accelmark.frameworks.pytorch.model.hugging_face import (
+    CAUSAL,
+    EXPERTS,
+    balancing_loss,
     compute_buffers,
     gpt2_config,
     initialize_normal,
     load_megatron_gpt2,
     load_pretrained,
 )
+from accelmark.frameworks.pytorch.model.linear import adapt, chunked_cross_entropy
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.language.data import TokenShards, masked_tokens, read_windows
 from accelmark.tasks.language.pytorch import NextToken

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from accelmark.datasets.images import opened_image
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.pretrained import backbone_config, initial_net
+from accelmark.frameworks.pytorch.model.hugging_face import backbone_config, initial_net
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.tasks.detection.pytorch import coloured, whole_number

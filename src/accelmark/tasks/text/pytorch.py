@@ -25,8 +25,7 @@ from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTraine
 
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
-from accelmark.frameworks.pytorch.model.causal_attention import with_padding
-from accelmark.frameworks.pytorch.model.pretrained import initial_net
+from accelmark.frameworks.pytorch.model.hugging_face import initial_net, with_padding
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, nearest, raising
 from accelmark.tasks.images.pytorch import Classification
