@@ -6,7 +6,7 @@ Functions are captured from bytecode, which fails for functions that index or sl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -145,19 +145,15 @@ class TiedHead(Module):
         return ops.matmul(x, embedding.embedding_table.swapaxes(0, 1)) + self.bias
 
 
-class Normalize(Module):
-    """Bytes of shape (batch, channels, height, width) to normalized images; mean and deviation are of bytes."""
-
-    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        super().__init__()
-        self.mean, self.std = (
-            values if isinstance(values, float) else Tensor(np.array(values, np.float32).reshape(-1, 1, 1))
-            for values in (mean, std)
-        )
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return float32 images."""
-        return (image.astype(ms.float32) - self.mean) / self.std
+def Normalize(  # noqa: N802
+    mean: float | Sequence[float], std: float | Sequence[float]
+) -> Callable[[Tensor], Tensor]:
+    """Return bytes of shape (batch, channels, height, width) as normalized float32 images."""
+    means, deviations = (
+        values if isinstance(values, float) else Tensor(np.array(values, np.float32).reshape(-1, 1, 1))
+        for values in (mean, std)
+    )
+    return lambda image: (image.astype(ms.float32) - means) / deviations
 
 
 def MaxPool(size: int, stride: int, padding: int) -> nn.MaxPool2d:  # noqa: N802
@@ -165,16 +161,13 @@ def MaxPool(size: int, stride: int, padding: int) -> nn.MaxPool2d:  # noqa: N802
     return nn.MaxPool2d(size, stride, pad_mode="pad", padding=padding)
 
 
-class Rotary(Module):
-    """Angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width."""
+def Rotary(width: int, length: int) -> Callable[[int], tuple[Tensor, Tensor]]:  # noqa: N802
+    """Return angles of rotary embeddings (Su et al. 2021, arXiv:2104.09864) for heads of a width.
 
-    def __init__(self, width: int, length: int) -> None:
-        super().__init__()
-        self.cos, self.sin = map(Tensor, rotary_angles(width, length))
-
-    def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of shape (length, 1, width); the sine of the first half is negative."""
-        return self.cos.narrow(0, 0, length), self.sin.narrow(0, 0, length)
+    They are cosine and sine of shape (length, 1, width); the sine of the first half is negative.
+    """
+    cos, sin = map(Tensor, rotary_angles(width, length))
+    return lambda length: (cos.narrow(0, 0, length), sin.narrow(0, 0, length))
 
 
 class Attention(Module):
