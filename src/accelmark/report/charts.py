@@ -339,15 +339,9 @@ def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
         if curve := result.curves.get(name):
             kept = thin(np.array([point.value for point in curve], dtype=np.float64), most)
             points, word = [curve[index] for index in kept], "stage" if result.serving else "step"
-            lines.append(
-                {
-                    "label": f"round {result.round}",
-                    "round": result.round,
-                    "x": [point.time_s for point in points],
-                    "y": [point.value for point in points],
-                    "text": [f"{word} {point.step:,}" for point in points],
-                }
-            )
+            x, y = [point.time_s for point in points], [point.value for point in points]
+            texts = [f"{word} {point.step:,}" for point in points]
+            lines.append({"label": f"round {result.round}", "round": result.round, "x": x, "y": y, "text": texts})
     return lines
 
 
@@ -359,18 +353,13 @@ def _telemetry(rounds: Sequence[RoundResult]) -> list[Json]:
     margin_s = max(_MARGIN * end_s, _LEAST_MARGIN_S)
     panels = []
     for name, title, unit, factor in _TELEMETRY:
-        lines: list[Json] = [
-            {
-                "label": series.label,
-                "round": chosen.round,
-                "x": [at for at, _ in points],
-                "y": [None if value is None else round(value * factor, 4) for _, value in points],
-                "text": [],
-            }
-            for series in chosen.telemetry
-            if series.quantity == name
-            and (points := [point for point in series.points if -margin_s <= point[0] <= end_s + margin_s])
-        ]
+        lines: list[Json] = []
+        for series in (series for series in chosen.telemetry if series.quantity == name):
+            inside = [point for point in series.points if -margin_s <= point[0] <= end_s + margin_s]
+            if inside:
+                x = [at for at, _ in inside]
+                y = [None if value is None else round(value * factor, 4) for _, value in inside]
+                lines.append({"label": series.label, "round": chosen.round, "x": x, "y": y, "text": []})
         if lines:
             panels.append(_panel(title + note, unit, lines, from_zero=name != "temperature"))
     return panels

@@ -178,16 +178,11 @@ def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:
 def _line(found: FigureDifference) -> Line:
     scale = scale_of(found.baseline, found.unit)
     unit = f"\u202f{scale.unit}" if scale.unit else ""
-    return Line(
-        title=found.title,
-        explanation=found.figure.info.explanation,
-        baseline=f"{scale.number(found.baseline)}{unit}",
-        other=f"{scale.number(found.other)}{unit}",
-        change=_change(found),
-        interval=_interval(found),
-        css_class=found.effect.replace(" ", "-"),
-        effect="unknown (one round)" if found.effect == "unknown" else found.effect,
-    )
+    baseline, other = (f"{scale.number(value)}{unit}" for value in (found.baseline, found.other))
+    css_class = found.effect.replace(" ", "-")
+    effect = "unknown (one round)" if found.effect == "unknown" else found.effect
+    texts = (baseline, other, _change(found), _interval(found), css_class, effect)
+    return Line(found.title, found.figure.info.explanation, *texts)
 
 
 def _change(found: FigureDifference) -> str:

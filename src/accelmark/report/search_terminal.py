@@ -60,16 +60,11 @@ def _progress(state: SearchState, scheduler: Scheduler) -> Group:
     latest = nlargest(_SHOWN, state.trials.values(), key=lambda record: (record.status == "running", record.trial))
     for record in reversed(latest):
         totals = state.totals_of(record)
-        table.add_row(
-            str(record.trial),
-            str(record.worker),
-            str(record.round),
-            Text(record.status, style=_STYLES.get(record.status, "red")),
-            f"{totals.complete}/{record.epochs_planned}",
-            _ratio(totals.accuracy),
-            _ratio(record.held_out_accuracy),
-            ", ".join(map(str, reversed(record.morphs))) or "seed",
-        )
+        numbers = map(str, (record.trial, record.worker, record.round))
+        status = Text(record.status, style=_STYLES.get(record.status, "red"))
+        ratios = (_ratio(totals.accuracy), _ratio(record.held_out_accuracy))
+        morphs = ", ".join(map(str, reversed(record.morphs))) or "seed"
+        table.add_row(*numbers, status, f"{totals.complete}/{record.epochs_planned}", *ratios, morphs)
     parts: list[RenderableType] = [head, Text(trials, style="dim"), table]
     if state.notes:
         note = f"{duration(state.notes[-1].clock_s)}: {state.notes[-1].text}"

@@ -66,13 +66,9 @@ def _environment() -> Environment:
     require_all(page_needs())
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("accelmark.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = PackageLoader("accelmark.report", "templates")
+    environment = Environment(loader=templates, autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters |= {"counted": counted, "quantity": quantity, "percent": percent}
     environment.filters |= {"plain": _plain, "mark_text": mark_text}
     environment.globals["NOTHING"] = NOTHING

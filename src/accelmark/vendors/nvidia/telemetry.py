@@ -94,17 +94,10 @@ class Source(LibrarySource):
             "vbios": lambda: _text(nvml.nvmlDeviceGetVbiosVersion(handle)),
         }
         values = self.read(at, properties)
-        values["name"] = values["name"] or "unknown"
+        values |= {"name": values["name"] or "unknown", "memory_total_mib": first.memory_total_mib}
         power = "instant" if self._has_instant_power[at] else "nvmlDeviceGetPowerUsage (may be a mean)"
-        details = {name: str(value) for name, value in self.read(at, further).items() if value is not None}
-        return DeviceInfo(
-            index=at,
-            driver=self._driver,
-            memory_total_mib=first.memory_total_mib,
-            details={"power": power, **details},
-            reasons=reasons,
-            **values,
-        )
+        known = {name: str(value) for name, value in self.read(at, further).items() if value is not None}
+        return DeviceInfo(at, driver=self._driver, details={"power": power} | known, reasons=reasons, **values)
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
