@@ -12,7 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from accelmark.automl.cluster import initialised
-from accelmark.automl.config import SshCluster
+from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TuningConfig
+from accelmark.automl.model.layers import Convolution, GlobalPool, Softmax
+from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.session import check_request
 from accelmark.compat.aiperf import load_search
@@ -321,3 +323,31 @@ def test_a_method_without_its_library_names_the_extra(tmp_path: Path, monkeypatc
     monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(RequestError, match=r"search\.method: smac.*pip install 'accelmark\[smac\]'"):
         check_request(config, resolve_network(config.network))
+
+
+@pytest.mark.parametrize(
+    ("searched", "message"),
+    [
+        ({"kernel": (5,)}, r"tuning\.kernel: network 'plain' has no spatial convolution .* write tuning\.kernel: \[\]"),
+        (
+            {"kernel": (), "dropout": (0.1, 0.5)},
+            r"tuning\.dropout: network 'plain' has neither .*: null",
+        ),
+    ],
+)
+def test_a_searched_hyperparameter_that_changes_nothing_of_the_network_is_refused(
+    searched: dict[str, object], message: str
+) -> None:
+    layers = [("conv", Convolution(filters=4, kernel=3, padding=1)), ("pool", GlobalPool()), ("softmax", Softmax())]
+    names = [INPUT, *(name for name, _ in layers)]
+    nodes = [Node(name=name, layer=layer, inputs=(names[at],)) for at, (name, layer) in enumerate(layers)]
+    network = Network(name="plain", input_shape=(1, 12, 12), classes=4, nodes=tuple(nodes))
+    cluster = SshCluster(kind="ssh", hosts=("n1",))
+    config = AutomlConfig(
+        schedule=ScheduleConfig(max_trials=1), tuning=TuningConfig.model_validate(searched), cluster=cluster
+    )
+    with pytest.raises(RequestError, match=message):
+        check_request(config, network)
+    untuned = ScheduleConfig(max_trials=1, tuning_round=None)
+    assert check_request(config.model_copy(update={"schedule": untuned}), network) is None
+    assert check_request(config, resolve_network("small28")) is None

@@ -21,7 +21,7 @@ from accelmark.automl.journal import NETWORK_FILE, SearchDirectory, first_broken
 from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
-from accelmark.automl.records import WorkerReady
+from accelmark.automl.records import Hyperparameters, WorkerReady
 from accelmark.results.rounds.search import CONFIG_FILE, why_ended
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.model import parse, read_yaml
@@ -68,8 +68,21 @@ def check_request(config: AutomlConfig, network: Network, *, seed_trained: bool 
 
     Returns the data where trials run on this machine; else None: the hosts of a cluster check their own.
     """
+    tuning = config.tuning
     if (extra := _EXTRAS.get(config.search.method)) is not None:
         require(f"search.method: {config.search.method}", extra)
+    # A single searched kernel may be the network's own, so two others are tried.
+    kernels = [{"kernel": value} for value in (3, 5, *tuning.kernel)] if tuning.kernel else []
+    rates = [{"dropout": value} for value in tuning.dropout or ()]
+    plain = Hyperparameters(batch_size=1, learning_rate=1.0)
+    for name, values, reason, instead in (
+        ("kernel", kernels, "has no spatial convolution except those that read the image", "[]"),
+        ("dropout", rates, "has neither dropout nor a dense layer to put it before", "null"),
+    ):
+        networks = {plain.model_copy(update=value).applied_to(network).digest for value in values}
+        if config.schedule.tuning_round is not None and len(networks) == 1:
+            what = f"network {network.name!r} {reason}, so no value changes it"
+            raise RequestError(f"tuning.{name}: {what}: write tuning.{name}: {instead}")
     if (path := config.search.initial_weights) is not None and not seed_trained:
         expected = weight_shapes(network)
         shapes = {name: array.shape for name, array in seed_weights(path).items()}
