@@ -30,7 +30,7 @@ import psutil
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig
 from accelmark.automl.controller import LARGEST_BATCH, SearchController, batch_size
-from accelmark.automl.journal import SearchDirectory
+from accelmark.automl.journal import STATUS_FILE, SearchDirectory
 from accelmark.automl.model.seeds import resnet50
 from accelmark.automl.records import (
     EpochReport,
@@ -45,6 +45,7 @@ from accelmark.automl.records import (
 from accelmark.automl.scoring import summarise
 from accelmark.automl.search.schedule import Scheduler
 from accelmark.automl.search.searchers import BayesianSearch, Population, Searcher
+from accelmark.results.store.files import write_atomic
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -207,7 +208,7 @@ def controller_costs(workers: int, trials: int) -> Costs:
             lines.append(statistics.linear_regression(*zip(*grown, strict=True)))
         state = run.state(keeps_epochs=False)
         began = time.process_time()
-        run.write_status(summarise(run, state=state, series=False))
+        write_atomic(run.path / STATUS_FILE, summarise(run, state=state, series=False).to_json())
         report_s = time.process_time() - began
         commands: list[float] = []
         for verb in ("status", "report"):
