@@ -17,7 +17,7 @@ from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters, Progress, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.trial.ranks import RankGroup
-from accelmark.automl.trial.training import RankContext, run_trial
+from accelmark.automl.trial.training import GraphModule, RankContext, run_trial, to_weights
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
@@ -134,6 +134,14 @@ def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
 def test_the_precision_recorded_is_the_one_that_was_computed_in(data: Dataset) -> None:
     assert run(data, order(epochs=1))[0].precision == "fp32"
     assert run(data, order(training=TrainingConfig(batch_size=32, precision="bf16"), epochs=1))[0].precision == "bf16"
+
+
+def test_a_trial_whose_weights_do_not_fit_says_in_one_line_which(data: Dataset) -> None:
+    weights = to_weights(GraphModule(tiny_network())) | {"dense.bias": np.zeros(9, np.float32)}
+    result, _, _ = run(data, order(parent_network=tiny_network()), weights)
+    assert result.status == "crashed"
+    assert "dense.bias" in result.reason
+    assert "\n" not in result.reason
 
 
 def test_a_trial_that_diverges_is_recorded_as_such_with_the_part_that_it_trained(data: Dataset) -> None:

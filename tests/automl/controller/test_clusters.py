@@ -212,6 +212,15 @@ def test_trials_of_lost_and_stalled_workers_are_retried(search: Search) -> None:
     assert judged.verdict == "VALID", judged.reasons
 
 
+@pytest.mark.heavy
+def test_more_workers_than_there_are_is_refused_before_anything_starts(search: Search) -> None:
+    schedule = {"concurrency": 4096, "max_trials": 1}
+    code, _, err = search.finish(search.begin("run", "-c", str(search.configure(schedule=schedule))))
+    assert code == 2
+    assert "4096 concurrent trials" in err
+    assert not (search.folder / "runs").exists()
+
+
 CORES = 2
 TOKEN = "0123456789abcdef" * 4
 

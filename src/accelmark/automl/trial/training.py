@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final, final
 
 import numpy as np
@@ -134,9 +135,12 @@ def to_weights(module: GraphModule) -> dict[str, Array]:
 
 
 def load_weights(module: GraphModule, weights: Weights) -> None:
-    """Copy arrays into a module; raises RuntimeError where names or shapes differ."""
+    """Copy arrays into a module; raises RuntimeError, in one line, where names or shapes differ."""
     state = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in weights.items()}
-    module.layers.load_state_dict(state)
+    try:
+        module.layers.load_state_dict(state)
+    except RuntimeError as error:  # only the first line of an error is recorded, and PyTorch's names no weight
+        raise RuntimeError(shorten(str(error), 400)) from error
 
 
 def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[Array, Array]:
