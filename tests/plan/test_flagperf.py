@@ -381,6 +381,7 @@ def test_a_vendors_directory_becomes_a_folder_that_its_check_reads(
         "vendor.yaml: add its chips",
     ):
         assert said in listed, said
+    assert "from config_common" not in listed, "it is read, too"
     monkeypatch.setenv(PLUGINS_VARIABLE, str(tmp_path))
     look_again()
     checks = list(vendor_checks("acme", run=False))

@@ -111,7 +111,7 @@ def vendor_layers(
             else:
                 strength, applied = 1, named in capabilities
                 known = ", ".join(sorted(capabilities)) or "none"
-                reason = f"the device is not known to have {named} (known: {known})"
+                reason = f"the device is not known to have {named} (known: {known}); vendor.yaml can list it"
                 reason = f"the device has {named} ({capabilities[named]})" if applied else reason
             name = f"vendors/{vendor}/cases/{path.relative_to(folder.parent).as_posix()}"
             name += f" in {folder.parents[3]}" if place else ""

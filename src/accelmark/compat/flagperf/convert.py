@@ -509,9 +509,11 @@ class _Conversion:
 
     def take_configs(self, configs: Sequence[Config]) -> None:
         """Give the settings of training configurations to the keys that they apply to, the common ones first."""
+        commons = {config.case for config in configs if config.scale is None}
         files: dict[str, str] = {}
         for config in sorted(configs, key=lambda config: config.scale is not None):
-            self.result.left_over += config.parsed.unread()
+            has_common = not commons.isdisjoint((config.case, None))
+            self.result.left_over += config.parsed.unread(*([_EVERY_SCALE] if has_common else []))
             file, trained = config.parsed.file, [entry for entry in self.entries if entry.task == "train"]
             applied = [entry for entry in trained if config.applies(entry.written)]
             if config.case is None and len({entry.written.split(":")[0] for entry in applied}) > 1:
@@ -669,7 +671,8 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
         place = f"cases/{model}-{framework}"
         for file in sorted((folder / "config").glob("*.py")):
             if (config := Config.read(file)) is not None:
-                left_over += config.parsed.unread()
+                has_common = file.with_stem(_EVERY_SCALE).is_file()
+                left_over += config.parsed.unread(*([_EVERY_SCALE] if has_common else []))
                 if values := conversion.config_alone(config):
                     result.configs[f"{place}/config/{config.name}"] = values
         for name in ("config/environment_variables.sh", "config/requirements.txt", "csrc", "README.md"):

@@ -102,9 +102,10 @@ class Parsed:
         """Return every setting of the file."""
         return [Given(self.file, key, value) for key, value in self.values.items()]
 
-    def unread(self) -> list[Problem]:
-        """Return its statements that were not read."""
-        return [Problem(self.file, key, why) for key, why in self.skipped.items()]
+    def unread(self, *others: str) -> list[Problem]:
+        """Return its statements that were not read, but for those that take all of ``others``, which are read too."""
+        known = tuple(f"takes * from {module}," for module in others)
+        return [Problem(self.file, key, why) for key, why in self.skipped.items() if not why.startswith(known)]
 
 
 def parse_file(path: Path) -> Parsed:
