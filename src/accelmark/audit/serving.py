@@ -145,11 +145,11 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     for stage in serving.planned_stages:
         ttft_ms = stage.quantile("ttft", "p50")
         limit_ms = math.inf if ttft_ms is None else MAX_LAG_SHARE * ttft_ms
-        if (stage.lag_p50_ms or 0.0) > limit_ms:
+        if stage.lag_p50_ms is not None and stage.lag_p50_ms > limit_ms:
             late.append(f"{stage.label}: median lag {stage.lag_p50_ms:.3g} ms")
         if stage.client_cpu_share > MAX_CLIENT_CPU:
             late.append(f"{stage.label}: a client process used {percent(stage.client_cpu_share)} of a core")
-        if (stage.lag_p99_ms or 0.0) > limit_ms:
+        if stage.lag_p99_ms is not None and stage.lag_p99_ms > limit_ms:
             tail.append(f"{stage.label}: lag {stage.lag_p99_ms:.3g} ms (p99)")
     if late:
         expected = f"a median lag of at most {limits} of the median TTFT, CPU below {percent(MAX_CLIENT_CPU)}"
