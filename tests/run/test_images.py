@@ -74,6 +74,15 @@ def test_an_image_is_pulled_only_where_it_is_absent(store: Path, tmp_path: Path)
     assert asked(store, "manifest") == [f"manifest inspect {THERE}"]
 
 
+def test_an_image_that_cannot_be_pulled_fails_the_job_with_the_engines_error(store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done(drive("start", run, plan=plan_in(GONE)))
+    (status,) = statuses(run)
+    reason = f"localhost: the image {GONE} could not be pulled: Error: manifest unknown; repeat on that host: "
+    reason += f"podman pull {GONE}"
+    assert (status.state, status.reason) == ("failed", reason)
+
+
 def test_preflight_warns_of_an_image_that_is_nowhere(store: Path, tmp_path: Path) -> None:
     plan = plan_in(GONE, "docker")
     (problem,) = problems(plan, tmp_path / "run")

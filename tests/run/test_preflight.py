@@ -175,6 +175,11 @@ def test_differing_drivers_are_a_warning_and_an_error_where_strict(plugins: Path
         require_ready(found, make_plan((), strict=True))
 
 
+def test_one_machine_under_two_names_is_an_error() -> None:
+    (problem,) = problems_between([state("a"), replace(state("a"), name="b")])
+    assert (problem.where, problem.what, problem.severity) == ("b", "is the same machine as a", "error")
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [

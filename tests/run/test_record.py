@@ -15,10 +15,12 @@ import pytest
 from accelmark.results.read.reevaluation import SavedCheckpoints
 from accelmark.run.controller.evaluate import MOST_DRAWN, _replays
 from accelmark.run.launchers.ssh.launcher import create
+from accelmark.run.record import directory
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import source_record
 from accelmark.run.record.states import RunEventLog, read_events, statuses
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
+from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import CheckpointHashes
 from tests.run.fakes import make_plan
 
@@ -126,6 +128,16 @@ def test_a_run_that_was_moved_has_the_same_directory_on_its_hosts(tmp_path: Path
     assert create(moved.plan, moved.path).remote_run == before
     second = RunDirectory.create(tmp_path / "first", first.plan)
     assert create(second.plan, second.path).remote_run != before
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise RunError(f"{path}: cannot be written: the disk is full")
+
+    monkeypatch.setattr(directory, "write_atomic", full)
+    with pytest.raises(RunError, match="full"):
+        RunDirectory.create(tmp_path / "runs" / "first", make_plan())
+    assert not (tmp_path / "runs" / "first").exists()
 
 
 def test_an_incomplete_line_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:

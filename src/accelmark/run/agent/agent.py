@@ -170,9 +170,11 @@ class Agent:
                 exit_code = self._supervise()
                 logs = {rank: rank_log(self._dir, rank) for rank in self._task.ranks}
                 self._sealed = {rank: LogSeal.of(log.read_bytes()) for rank, log in logs.items() if log.is_file()}
+        except host.HostInUseError as error:
+            self._ending = self._cancelled() or rank_exit.Termination("failed", "failed", str(error))
         except (OSError, AccelmarkError) as error:
             failed = rank_exit.Termination("failed", "failed", f"the node agent failed: {error}")
-            self._ending = self._ending or self._cancelled() or failed
+            self._ending = self._ending or failed
         self._end_everything()
         self._log_events.look()
         clocks = HostClocks(began=self._began, ended=ClockReading.now(), seen=self._log_events.seen)

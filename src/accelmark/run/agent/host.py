@@ -27,7 +27,7 @@ from accelmark.run.agent.task import AgentTask
 from accelmark.run.onhost.program import HOST_LOCK, holder
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.record.states import utc_now
-from accelmark.spec.errors import RunError
+from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.log.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.secret import displayed_value, is_secret, without_userinfo
@@ -72,9 +72,13 @@ By virtualenv 20.4 to 20.34 and uv 0.4 to 0.9; of setuptools 52.0, 59.6, 66.1.1,
 """
 
 
+class HostInUseError(AccelmarkError):
+    """Another run has locked this host."""
+
+
 @contextmanager
 def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
-    """Lock the host for one job; the lock ends with the agent. Raises RunError: another run has locked it.
+    """Lock the host for one job; the lock ends with the agent. Raises HostInUseError: another run has locked it.
 
     Then ``wait`` waits a moment and returns whether to try again. The lock is an abstract address of the host's
     network, so that it is one for all users, directories and containers.
@@ -87,7 +91,7 @@ def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
             except OSError as error:
                 if not wait():
                     who = holder() or "another run"
-                    raise RunError(f"the host is in use by {who}: wait until it ends, or stop it") from error
+                    raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
         whole_letters = f"{HOST_LOCK}/{run}".encode()[: _LONGEST_ADDRESS - 1].decode(errors="ignore")
         name.bind(f"\0{whole_letters}")
         yield
