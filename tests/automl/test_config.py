@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from accelmark.automl.cluster import initialised
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TuningConfig
-from accelmark.automl.model.layers import Convolution, GlobalPool, Softmax
+from accelmark.automl.model.layers import Convolution, GlobalPool, Layer, Softmax
 from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.session import check_request
@@ -338,7 +338,11 @@ def test_a_method_without_its_library_names_the_extra(tmp_path: Path, monkeypatc
 def test_a_searched_hyperparameter_that_changes_nothing_of_the_network_is_refused(
     searched: dict[str, object], message: str
 ) -> None:
-    layers = [("conv", Convolution(filters=4, kernel=3, padding=1)), ("pool", GlobalPool()), ("softmax", Softmax())]
+    layers: list[tuple[str, Layer]] = [
+        ("conv", Convolution(filters=4, kernel=3, padding=1)),
+        ("pool", GlobalPool()),
+        ("softmax", Softmax()),
+    ]
     names = [INPUT, *(name for name, _ in layers)]
     nodes = [Node(name=name, layer=layer, inputs=(names[at],)) for at, (name, layer) in enumerate(layers)]
     network = Network(name="plain", input_shape=(1, 12, 12), classes=4, nodes=tuple(nodes))

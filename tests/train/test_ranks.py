@@ -304,7 +304,16 @@ def test_the_rank_behind_in_collectives_is_named_with_its_last_one(tmp_path: Pat
             child.kill()
         process.kill()
         output, _ = process.communicate(timeout=60)
-    ended = NodeExit.model_construct(host="n1", noderank=0, state="timed_out", reason="stalled", stall=record)
+    ended = NodeExit(
+        host="n1",
+        noderank=0,
+        started_at="",
+        duration_s=9.0,
+        state="timed_out",
+        reason="stalled",
+        ranks=(),
+        stall=record,
+    )
     cause = stall_cause([ended]) or ""
     assert cause.startswith("rank 1 stopped first: its last collective in group "), f"{cause}\n{record}\n{output}"
     assert "gloo:all" in cause, cause

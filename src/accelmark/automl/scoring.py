@@ -319,8 +319,11 @@ def _consistency(config: AutomlConfig, events: Sequence[journal.Event], state: S
         yield known.validation == share, "data", f"{share} validation images, the configured share", actual
         within = limit is None or max(given, known.held_out) <= limit
         yield within, "data", f"at most {limit} images", f"the splits have {given} and {known.held_out} images"
-        for one in state.individuals:
-            fits, actual = one.network.classes == known.classes, f"network {one.id} has {one.network.classes} classes"
+        for each in state.individuals:
+            fits, actual = (
+                each.network.classes == known.classes,
+                f"network {each.id} has {each.network.classes} classes",
+            )
             yield fits, "data", f"{known.classes} classes, as the data", actual
     for record in state.attempts.values():
         epochs = state.epochs_of(record)

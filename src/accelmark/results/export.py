@@ -250,7 +250,8 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     return written
 
 
-_MAX_IN_REQUEST: Final = {"params": 100, "metrics": 1000}
+_MAX_PARAMETERS: Final = 100
+_MAX_METRICS: Final = 1000
 _MAX_PARAMETER_LENGTH: Final = 6000
 """Limits of an MLflow server."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
@@ -291,9 +292,10 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
             ]
             for curve, points in contents.curves.items():
                 metrics += [Metric(_UNSAFE.sub("_", curve), value, int(at * 1000), step) for step, at, value in points]
-            for kind, entries in (("params", parameters), ("metrics", metrics)):
-                for begin in range(0, len(entries), _MAX_IN_REQUEST[kind]):
-                    client.log_batch(run_id, **{kind: entries[begin : begin + _MAX_IN_REQUEST[kind]]})
+            for begin in range(0, len(parameters), _MAX_PARAMETERS):
+                client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
+            for begin in range(0, len(metrics), _MAX_METRICS):
+                client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
             for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
                 if run.files.has(name):
                     text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
