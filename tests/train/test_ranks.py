@@ -2,15 +2,21 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 
+from accelmark.frameworks.process_launcher import COORDINATOR
+from accelmark.frameworks.pytorch.training import platform
 from accelmark.results.read.round_dir import NodeDir
 from accelmark.results.rounds.timeline import read_timeline
 from accelmark.results.rounds.training import find_straggler, straggler_text, times_of_ranks
@@ -18,6 +24,7 @@ from accelmark.results.schema import RankTime
 from accelmark.run.agent.stall import diagnose
 from accelmark.run.controller.execution import stall_cause
 from accelmark.spec.job import NodeExit
+from accelmark.spec.plugins.framework import RankPlace
 from tests.run.fakes import wait_for
 from tests.train.conftest import RunHere
 from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, run, start, write_job
@@ -107,6 +114,18 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert "because rank 1 did" in (first.reason or "")
     assert ran.finished(0).state != "completed"
     assert any("STEP_END" in line for line in second.last_lines)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_do_not_wait_long_for_one_that_never_comes(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timedelta(minutes=5) == platform.MEETING_LIMIT
+    monkeypatch.setattr(platform, "MEETING_LIMIT", timedelta(seconds=1))
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(os, "environ", {**os.environ, COORDINATOR: f"127.0.0.1:{free.getsockname()[1]}"})
+        with pytest.raises(dist.DistError, match="1/2 clients joined" if rank == 0 else "timed out"):
+            platform.join_ranks(None, RankPlace(rank, 0, 2, 1), torch.device("cpu"), needed=False)
 
 
 def test_a_non_finite_loss_on_one_rank_ends_all_in_the_same_step(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.constants import default_pg_timeout
 
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
@@ -34,6 +36,8 @@ _FP32_SWITCHES: Final = (
 """Switches of ``torch.backends`` for how fp32 work is computed."""
 _MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
 """Declared precision -> values of those switches that keep it."""
+MEETING_LIMIT: Final = timedelta(seconds=300)
+"""How long ranks wait until all have come; later waits for the store have PyTorch's own limit."""
 
 
 def device_functions(device: str | torch.device) -> Any:
@@ -156,6 +160,8 @@ def join_ranks(
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
         if ranks.local_world_size == ranks.world_size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=MEETING_LIMIT))
+        store.set_timeout(default_pg_timeout)
     elif store is None:
         store = HashStore()
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size)
