@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from accelmark.train.case import attention_flops, conv_flops, decoder_flops, dense_flops, encoder_flops
+from accelmark.train.case import attention_flops, conv_flops, dense_flops
 
 Model = Mapping[str, Any]
 
@@ -17,13 +17,30 @@ def published_flops(name: str, model: Model) -> float:
 
 def _bert(model: Model) -> float:
     """Encoder, head on masked tokens, and attention (PaLM, arXiv:2204.02311, appendix B)."""
-    head = model["hidden_size"] * (model["hidden_size"] + model["vocab_size"])
-    return encoder_flops(model) + dense_flops(head, model["max_predictions"])
+    hidden = model["hidden_size"]
+    head = hidden * hidden + hidden * model["vocab_size"]
+    return _encoder(model) + dense_flops(head, model["max_predictions"])
+
+
+def _encoder(model: Model) -> float:
+    """Layers and attention over all tokens including padding; written apart from the formula of the array cases."""
+    hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
+    weights = layers * (4 * hidden * hidden + 2 * hidden * model["intermediate_size"])
+    return dense_flops(weights, length) + attention_flops(layers, hidden, length)
 
 
 def _llama(model: Model) -> float:
     """Layers, output layer and attention (PaLM, appendix B)."""
-    return decoder_flops(model, 3 * model["hidden_size"] * model["intermediate_size"])
+    return _decoder(model, 3 * model["hidden_size"] * model["intermediate_size"])
+
+
+def _decoder(model: Model, feed: float) -> float:
+    """As Llama, with ``feed`` weights in the active feed-forward part; apart from the formula of the array cases."""
+    hidden, length, layers = model["hidden_size"], model["seq_length"], model["num_layers"]
+    head = model.get("head_dim", hidden // model["num_heads"])
+    width, keys = head * model["num_heads"], head * model.get("num_kv_heads", model["num_heads"])
+    weights = layers * (2 * hidden * width + 2 * hidden * keys + feed) + hidden * model["vocab_size"]
+    return dense_flops(weights, length) + attention_flops(layers, width, length)
 
 
 def _experts(model: Model) -> float:
@@ -36,12 +53,12 @@ def _experts(model: Model) -> float:
 def _qwen_moe(model: Model) -> float:
     """As Llama, with active experts, a shared expert with its gate, and the router of each layer."""
     inner = model["num_active_experts"] * model["moe_intermediate_size"] + model["shared_expert_intermediate_size"]
-    return decoder_flops(model, model["hidden_size"] * (model["num_experts"] + 1 + 3 * inner))
+    return _decoder(model, model["hidden_size"] * (model["num_experts"] + 1 + 3 * inner))
 
 
 def _mixture(model: Model) -> float:
     """As Llama, with experts."""
-    return decoder_flops(model, _experts(model))
+    return _decoder(model, _experts(model))
 
 
 def _deepseek(model: Model) -> float:
@@ -87,7 +104,7 @@ def _low_rank(model: Model, widths: Sequence[int]) -> float:
 
 def _gpt(model: Model) -> float:
     """As Llama, with a feed-forward part of two matrices."""
-    return decoder_flops(model, 2 * model["hidden_size"] * model["intermediate_size"])
+    return _decoder(model, 2 * model["hidden_size"] * model["intermediate_size"])
 
 
 def _llama_mini(model: Model) -> float:
@@ -117,7 +134,7 @@ def _grpo_mini(model: Model) -> float:
 
 def _minilm_finetune(model: Model) -> float:
     """Encoder, head of two classes, and attention over all tokens including padding (PaLM, appendix B)."""
-    return encoder_flops(model) + dense_flops(model["hidden_size"] * 2, 1)
+    return _encoder(model) + dense_flops(model["hidden_size"] * 2, 1)
 
 
 def _distilbert(model: Model) -> float:

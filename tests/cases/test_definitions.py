@@ -75,6 +75,14 @@ def test_a_folder_of_a_case_that_was_removed_is_named(tmp_path: Path) -> None:
         case_class(ref, "pytorch", TrainCase)  # type: ignore[type-abstract]
 
 
+def test_a_case_without_metrics_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    base = "from accelmark.frameworks.pytorch.case import TrainCase\nclass Case(TrainCase):"
+    ref = find("cases", "resnet_mini").ref("train").model_copy(update={"path": tmp_path, "package": None})
+    (tmp_path / "pytorch.py").write_text(f"{base}\n    block_class = ''\n", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"pytorch\.py: Case has neither metrics\(\) nor ratios"):
+        case_class(ref, "pytorch", TrainCase)  # type: ignore[type-abstract]
+
+
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_the_counter_counts_what_the_published_formula_gives(name: str) -> None:
     case = case_of(name, SMALL[name])
@@ -300,6 +308,14 @@ SLOW = {
 
 def test_every_case_has_a_row() -> None:
     assert sorted(PARAMETERS) == sorted(CASES)
+
+
+@pytest.mark.parametrize("name", sorted(SLOW - {"deepseek_v3", "flux", "llama2_70b_lora"}))  # which take longest
+def test_a_large_case_has_the_published_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = case_of(name, {}).build_model()
+    expected, source = PARAMETERS[name]
+    assert num_parameters(model) == expected, source
 
 
 @pytest.mark.timeout(600)

@@ -56,6 +56,9 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
         case, where = getattr(module, "Case", None), str(module.__file__)
     if not (isinstance(case, type) and issubclass(case, base)):
         raise RequestError(f"{where}: has no class Case({base.__module__}.{base.__qualname__})")
+    own = [name for name in ("metrics", "row_metrics") if getattr(case, name, None) is not getattr(base, name, None)]
+    if not own and not getattr(case, "ratios", None):
+        raise RequestError(f"{where}: {case.__name__} has neither metrics() nor ratios")
     return case
 
 
