@@ -44,7 +44,8 @@ class SamePadded(nn.Conv2d):
         for size, kernel, stride in zip_strict(reversed(x.shape[-2:]), self.kernel_size, self.stride):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pad += [total // 2, total - total // 2]
-        return self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        convolved: Tensor = self._conv_forward(F.pad(x, pad), self.weight, self.bias)
+        return convolved
 
 
 class Block(nn.Module):
@@ -95,7 +96,8 @@ class EfficientNetLite0(nn.Module):
         for block in self._blocks:
             x = block(x)
         x = F.relu6(self._bn1(self._conv_head(x)))
-        return self._fc(x.mean((2, 3)))
+        logits: Tensor = self._fc(x.mean((2, 3)))
+        return logits
 
 
 _PHOTOS: Final = {

@@ -100,7 +100,8 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        return self.head(self.dropout(mean_state(self.encoder(tokens, mask), mask)))
+        logits: Tensor = self.head(self.dropout(mean_state(self.encoder(tokens, mask), mask)))
+        return logits
 
 
 class Case(TextClassification):

@@ -26,7 +26,8 @@ class _FromNormalised(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes) for normalised images."""
-        return self.network.classifier(self.network.features(image).mean((2, 3)))
+        logits: Tensor = self.network.classifier(self.network.features(image).mean((2, 3)))
+        return logits
 
 
 class Case(ClassificationCase):

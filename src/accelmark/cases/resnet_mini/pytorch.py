@@ -48,7 +48,8 @@ class ResNetMini(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
         features: Tensor = self.features((image.float() - MEAN) / STD)
-        return self.classifier(features.mean((2, 3)))
+        logits: Tensor = self.classifier(features.mean((2, 3)))
+        return logits
 
 
 class Case(ImageClassification):

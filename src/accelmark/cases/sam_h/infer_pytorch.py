@@ -84,7 +84,8 @@ class _Masks(nn.Module):
     def forward(self, image: Tensor, box: Tensor) -> Tensor:
         """Return logits (items, side / 4, side / 4, 1) for images (items, 3, side, side) and boxes (items, 4)."""
         outputs = self.net(pixel_values=image, input_boxes=box[:, None], multimask_output=False)
-        return outputs.pred_masks[:, 0, 0, :, :, None]
+        masks: Tensor = outputs.pred_masks[:, 0, 0, :, :, None]
+        return masks
 
 
 class Case(InferCase):

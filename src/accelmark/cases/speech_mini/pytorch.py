@@ -87,7 +87,8 @@ class Prompts(Recordings):
         if not self._train:
             return audio
         places = np.arange(0, len(audio) - 1, random.uniform(0.9, 1.1))
-        return np.interp(places, np.arange(len(audio)), audio).astype(np.int16)
+        changed: _Samples = np.interp(places, np.arange(len(audio)), audio).astype(np.int16)
+        return changed
 
 
 def _held_out(text: str) -> bool:
@@ -152,7 +153,8 @@ class Acoustic(nn.Module):
             silent = spans((batch, bands), self._shares[1], _BAND_SPAN, audio.device)[..., None]
             spectrum = spectrum.masked_fill(times | silent, 0.0)
         hidden = F.gelu(self.second(F.gelu(self.first(spectrum)))).transpose(1, 2)
-        return self.letters(self.norm(self.blocks(hidden)))
+        logits: Tensor = self.letters(self.norm(self.blocks(hidden)))
+        return logits
 
     def frames(self, lengths: Tensor) -> Tensor:
         """Return the number of frames of recordings with these numbers of samples."""
@@ -166,7 +168,8 @@ class Acoustic(nn.Module):
                 audio.float() / FULL_SCALE, _FFT, _HOP, _WINDOW, self.window, pad_mode="constant", return_complex=True
             )
             energy = self.filters @ waves.abs().square()
-            return self.level((energy + 1e-6).log())
+            standard: Tensor = self.level((energy + 1e-6).log())
+            return standard
 
 
 class Case(SpeechToLetters):

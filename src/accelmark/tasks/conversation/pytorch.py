@@ -172,7 +172,8 @@ class ImageConversation(ByteImageNetwork):
         embedded = torch.where(is_image[..., None], image_states, words)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = model.language_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
-        return self.net.lm_head(hidden)
+        logits: Tensor = self.net.lm_head(hidden)
+        return logits
 
 
 @final
@@ -240,13 +241,14 @@ class ImageAnswers(TaskFamily):
     def configured(self, vision: CLIPVisionConfig, text: Mapping[str, Any], **values: Any) -> LlavaConfig:
         """Return a configuration with a Llama of the settings' size; ``text`` has further arguments of it."""
         config: Any = LlavaConfig  # which does not declare attn_implementation
-        return config(
+        checked: LlavaConfig = config(
             vision_config=vision,
             text_config=LlamaConfig(**self.dimensions(), **text),
             image_token_index=IMAGE,
             attn_implementation={"text_config": CAUSAL, "vision_config": "sdpa"},
             **values,
         )
+        return checked
 
     def initialize(self, net: LlavaForConditionalGeneration) -> None:
         """Give a model of the meta device its initial weights on the CPU."""

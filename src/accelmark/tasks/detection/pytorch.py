@@ -147,7 +147,8 @@ def overlaps(boxes: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> 
     """Return intersection over union of each box with another one."""
     shared = np.clip(np.minimum(boxes[:, 2:], other[2:]) - np.maximum(boxes[:, :2], other[:2]), 0, None).prod(1)
     union = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (other[2:] - other[:2]).prod() - shared
-    return shared / union
+    ratios: npt.NDArray[np.float64] = shared / union
+    return ratios
 
 
 def coloured(image: Image.Image, uniform: Uniform) -> Image.Image:
@@ -340,7 +341,8 @@ class Detection(DenseTask):
             {"class_labels": label[:count], "boxes": boxes[:count]}
             for label, boxes, count in zip_strict(batch["label"], batch["boxes"], counts)
         ]
-        return model(batch["image"], batch["mask"], labels)["loss"]
+        loss: Tensor = model(batch["image"], batch["mask"], labels)["loss"]
+        return loss
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return the boxes of the images and those detected, in pixels of the files, as rows of ``box_precision``."""

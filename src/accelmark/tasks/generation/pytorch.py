@@ -199,13 +199,14 @@ def unet(number: Callable[[str], int]) -> nn.Module:
     """Build the UNet of Stable Diffusion 2 (Rombach et al. 2021, arXiv:2112.10752), with 64 channels a head."""
     widths = [number("width") * factor for factor in (1, 2, 4, 4)]
     network: Any = UNet2DConditionModel  # which is untyped
-    return network(
+    net: nn.Module = network(
         sample_size=number("latent_size"),
         block_out_channels=widths,
         cross_attention_dim=number("text_width"),
         attention_head_dim=[width // 64 for width in widths],  # which is diffusers' name for the number of heads
         use_linear_projection=True,
     )
+    return net
 
 
 def text_config(number: Callable[[str], int]) -> CLIPTextConfig:
@@ -226,13 +227,14 @@ def text_config(number: Callable[[str], int]) -> CLIPTextConfig:
 def autoencoder(number: Callable[[str], int]) -> nn.Module:
     """Build the autoencoder, which reduces the sides of an image to an eighth."""
     network: Any = AutoencoderKL
-    return network(
+    net: nn.Module = network(
         sample_size=8 * number("latent_size"),
         block_out_channels=[number("autoencoder_width") * factor for factor in (1, 2, 4, 4)],
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         layers_per_block=2,
     )
+    return net
 
 
 class Diffusion(ScaledRate, VelocityPrediction):

@@ -196,7 +196,8 @@ class NodeClassifier(nn.Module):
             nodes = attend(nodes, targets, batch, within)
             if within > 1:
                 nodes = {kind: self.dropout(F.leaky_relu(found)) for kind, found in nodes.items()}
-        return self.head(nodes[self.kind])
+        logits: Tensor = self.head(nodes[self.kind])
+        return logits
 
 
 @final
@@ -305,7 +306,8 @@ class NodeClassification(Classification):
         return NodeClassifier(relations, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch)
+        logits: Tensor = model(batch)
+        return logits
 
     def _batches(self, data: Any, size: int, *, train: bool) -> NeighbourhoodBatches:
         return NeighbourhoodBatches(self, self.graph(), data, size, train=train)

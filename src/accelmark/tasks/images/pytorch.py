@@ -21,7 +21,8 @@ class Classification(Classified, TaskFamily):
     """Names of the batch's tensors that the model takes, in order."""
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(*(batch[name] for name in self.inputs))
+        logits: Tensor = model(*(batch[name] for name in self.inputs))
+        return logits
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy."""

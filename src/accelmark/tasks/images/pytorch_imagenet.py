@@ -240,7 +240,8 @@ class Normalized(ByteImageNetwork):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        return self.net(self.normalised(image)).logits
+        logits: Tensor = self.net(self.normalised(image)).logits
+        return logits
 
 
 class ImageNetwork(ABC):
@@ -263,7 +264,8 @@ class ImageNetwork(ABC):
         network_class: Any = getattr(transformers, self.network_class)
         config = network_class.config_class(**values, **self.config_values)
         config.num_labels = self.number("num_classes")
-        return network_class(config)
+        net: PreTrainedModel = network_class(config)
+        return net
 
     def _value(self, names: str | Sequence[str]) -> Any:
         if not isinstance(names, str):

@@ -128,7 +128,8 @@ class CausalLm(nn.Module):
         hidden: Tensor = output.last_hidden_state
         head: Any = self.net.get_output_embeddings()  # type: ignore[no-untyped-call]
         if labels is None:
-            return head(hidden)
+            logits: Tensor = head(hidden)
+            return logits
         if in_chunks:
             # A DTensor where tensor parallelism replicates the layer: every rank computes the same gradient.
             weight = head.weight.to_local() if hasattr(head.weight, "to_local") else head.weight
@@ -203,7 +204,8 @@ class Pretraining(NextToken):
         """Return the mean cross entropy of a token, in nats; fp16 uses whole logits, as chunks lack the loss scale."""
         tokens = batch[self.tokens].long()
         in_chunks = self.settings.precision != "fp16"
-        return model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
+        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:], in_chunks=in_chunks, **self.of_sequence)
+        return loss
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the layers of the decoder."""
@@ -425,7 +427,8 @@ class DialogueModelling(NextToken):
 
     def _sums(self, model: nn.Module, batch: Batch) -> Tensor:
         labels = self._labels(batch)
-        return model(self.model_input(batch), labels, labels != self.number("pad_token"))
+        sums: Tensor = model(self.model_input(batch), labels, labels != self.number("pad_token"))
+        return sums
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a token that is no padding, in nats."""
@@ -464,7 +467,8 @@ class MaskedLm(nn.Module):
         found = self.net.bert(input_ids=tokens, token_type_ids=segments, attention_mask=mask)
         hidden: Tensor = found.last_hidden_state
         picked = hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
-        return self.net.cls(picked)
+        logits: Tensor = self.net.cls(picked)
+        return logits
 
 
 class MaskedTokens(Classified, TaskFamily):
@@ -504,7 +508,8 @@ class MaskedTokens(Classified, TaskFamily):
         }
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        logits: Tensor = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        return logits
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the masked tokens."""

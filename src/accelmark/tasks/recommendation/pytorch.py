@@ -93,7 +93,8 @@ def _mapped(path: Path, member: str | None) -> npt.NDArray[Any]:
     """Return the array of a file, or of a member of an archive that is not compressed."""
     with raising(DataError, f"{path}: {member or 'it'} cannot be read", *UNREADABLE, zipfile.BadZipFile):
         if member is None:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
+            plain: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return plain
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             info = archive.getinfo(member)
             if info.compress_type != zipfile.ZIP_STORED:
@@ -141,7 +142,8 @@ class CrossLayer(nn.Module):
 
     def forward(self, first: Tensor, state: Tensor) -> Tensor:
         """Return ``first`` x the layer's output + ``state``, of the shape of both."""
-        return first * self.up(self.down(state)) + state
+        crossed: Tensor = first * self.up(self.down(state)) + state
+        return crossed
 
 
 class DeepCrossNetwork(nn.Module):
@@ -161,7 +163,8 @@ class DeepCrossNetwork(nn.Module):
         first = state = torch.cat([self.dense(dense)[:, None], self.tables(ids)], 1).flatten(1)
         for layer in self.cross:
             state = layer(first, state)
-        return self.over(state).squeeze(1)
+        logits: Tensor = self.over(state).squeeze(1)
+        return logits
 
 
 class Clicks(Protocol):

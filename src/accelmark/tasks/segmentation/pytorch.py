@@ -156,7 +156,8 @@ class Segmentation(DenseTask):
 
     def scores(self, model: nn.Module, image: Tensor) -> Tensor:
         """Return a score for each class and pixel, of shape (batch, classes, any height, any width)."""
-        return model(image).logits
+        logits: Tensor = model(image).logits
+        return logits
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy of a pixel, with the logits at the size of the image."""
@@ -252,7 +253,8 @@ class MaskClassification(Segmentation):
         pairs = zip_strict(batch["segments"], present)
         masks = [(segments == classes[:, None, None]).float() for segments, classes in pairs]
         outputs = model(batch["image"], mask_labels=masks, class_labels=[classes.long() - 1 for classes in present])
-        return outputs.loss.sum()
+        loss: Tensor = outputs.loss.sum()
+        return loss
 
     def scores(self, model: nn.Module, image: Tensor) -> Tensor:
         """Return the sum over queries of class probability times mask."""

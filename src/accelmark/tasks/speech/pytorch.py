@@ -181,11 +181,13 @@ class Letters(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         """Return logits of shape (batch, frames, letters)."""
-        return self.net(audio.float() / FULL_SCALE).logits
+        logits: Tensor = self.net(audio.float() / FULL_SCALE).logits
+        return logits
 
     def frames(self, lengths: Tensor) -> Tensor:
         """Return the number of frames of recordings with these numbers of samples."""
-        return self.net._get_feat_extract_output_lengths(lengths)
+        num_frames: Tensor = self.net._get_feat_extract_output_lengths(lengths)
+        return num_frames
 
 
 def spans(shape: tuple[int, int], share: float, length: int, device: torch.device) -> Tensor:

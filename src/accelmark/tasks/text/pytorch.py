@@ -164,7 +164,8 @@ class Output(nn.Module):
 
     def forward(self, inner: Tensor, x: Tensor) -> Tensor:
         """Return the normalised sum."""
-        return self.LayerNorm(x + F.dropout(self.dense(inner), DROPOUT, self.training))
+        result: Tensor = self.LayerNorm(x + F.dropout(self.dense(inner), DROPOUT, self.training))
+        return result
 
 
 class Attention(nn.Module):
@@ -184,7 +185,8 @@ class Attention(nn.Module):
         )
         dropout = DROPOUT if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-        return self.output(mixed.transpose(1, 2).reshape(x.shape), x)
+        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape), x)
+        return attended
 
 
 class EncoderLayer(nn.Module):
@@ -199,7 +201,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the layer's output; ``mask`` broadcasts to (batch, heads, length, length)."""
         x = self.attention(x, mask)
-        return self.output(F.gelu(self.intermediate["dense"](x)), x)
+        fed: Tensor = self.output(F.gelu(self.intermediate["dense"](x)), x)
+        return fed
 
 
 class Embeddings(nn.Module):
@@ -278,7 +281,8 @@ class TextClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits of shape (batch, classes)."""
-        return self.net(input_ids=tokens, attention_mask=mask).logits
+        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
+        return logits
 
 
 @final
@@ -371,7 +375,8 @@ class EncoderDecoder(nn.Module):
         output = self.net(
             **self._inputs(source), decoder_input_ids=inputs, decoder_attention_mask=visible, use_cache=False
         )
-        return output.logits
+        logits: Tensor = output.logits
+        return logits
 
     def generate(self, source: Tensor, length: int, prompt: Sequence[int], **options: Any) -> Tensor:
         """Return generated tokens after ``prompt``, of shape (batch, at most ``length``)."""
