@@ -15,7 +15,7 @@ from PIL import Image
 
 from accelmark.datasets.images import ClassFolders
 from accelmark.frameworks.pytorch.batches import collated, generator_for
-from accelmark.spec.errors import DataError
+from accelmark.spec.errors import DataError, RequestError
 from accelmark.tasks.detection.pytorch import BoxedImages, Scene, distorted, multi_scale
 from accelmark.tasks.images import data as image_data
 from accelmark.tasks.images.pytorch_imagenet import OPERATIONS, ImageFolder, erase, mixed, rand_augment
@@ -100,6 +100,13 @@ def test_detr_trains_as_many_weights_as_its_authors() -> None:
     with torch.device("meta"):
         model = case_of("detr", {}).build_model()
     assert sum(each.numel() for each in model.parameters() if each.requires_grad) == 41_302_368, "their n_parameters"
+
+
+def test_stages_that_no_argument_of_the_network_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("resnet50", SMALL["resnet50"])
+    monkeypatch.setattr(type(case), "arguments", {})
+    with pytest.raises(RequestError, match=r"model\.stage1_blocks has no effect: state depths"):
+        case.build_model()
 
 
 def test_a_tenth_of_the_rate_is_that_of_the_backbone_alone() -> None:

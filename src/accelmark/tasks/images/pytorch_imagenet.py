@@ -21,6 +21,7 @@ from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import load_backbone
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
+from accelmark.spec.errors import RequestError
 from accelmark.tasks.images.data import MEAN, MOST_NUMBERS, STD, FolderImages
 from accelmark.tasks.images.pytorch import ImageClassification
 from accelmark.train.loop.ends import scaled_learning_rate
@@ -294,7 +295,10 @@ class ImageNetTraining(ScaledRate, ImageClassification, ImageNetwork):
     """Name of the data set."""
 
     def build_model(self) -> nn.Module:
-        """Build the network with random weights."""
+        """Build the network with random weights. Raises RequestError: it would not have the stages of the settings."""
+        is_own = type(self).network is not ImageNetwork.network
+        if "stage1_blocks" in self.settings.model and "depths" not in self.arguments and not is_own:
+            raise RequestError("model.stage1_blocks has no effect: state depths: [stage1_blocks, ...] in arguments")
         return Normalized(self.network())
 
     def dataset(self, *, train: bool) -> ImageFolder:
