@@ -83,6 +83,7 @@ def test_every_rule_of_the_audit_is_declared_with_its_severities() -> None:
     assert declared.keys() == found.keys() | written_through_variables
     assert all(severities <= set(declared[rule].severity) for rule, severities in found.items())
     assert all(term.severity for term in declared.values())
+    assert next(iter(all_terms())) == "verdict", "what every result has is listed first"
 
 
 def test_a_name_is_found_by_its_last_part_and_a_wrong_one_suggests_the_nearest() -> None:

@@ -44,10 +44,9 @@ def all_terms() -> dict[str, dict[str, Term]]:
     """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
     path = Path(__file__).with_name("terms.yaml")
     reasons = "The page and 'accelmark verify RUN' list each reason."
-    terms = TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
     remedies = {word: "" if word == "VALID" else reasons for word in VERDICTS}
-    terms["verdict"] = {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}
-    return terms
+    verdicts = {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}
+    return {"verdict": verdicts} | TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
 
 
 SETTINGS: Final[Mapping[str, type[BaseModel]]] = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import ipaddress
 import itertools
 import json
+import os
 import re
 import secrets
 import socket
@@ -369,9 +371,9 @@ def is_loopback(host: str) -> bool:
 def read_or_create_token(path: Path) -> str:
     """Return the token in ``path``; a missing file is created with a new one, readable by its owner only."""
     with raising(RequestError, f"{path}: cannot be used as the token file", OSError, UnicodeDecodeError):
-        with contextlib.suppress(FileExistsError):
-            path.touch(0o600, exist_ok=False)
-            path.write_text(secrets.token_urlsafe(32) + "\n")
+        own = functools.partial(os.open, mode=0o600)  # written as it is created, whatever is at the path by then
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=own) as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
         if path.stat().st_mode & 0o077:
             raise RequestError(f"{path}: other users can read or write the token file: run chmod 600 on it")
         token = path.read_text(encoding="ascii").strip()
