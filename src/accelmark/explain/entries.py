@@ -45,8 +45,9 @@ def all_terms() -> dict[str, dict[str, Term]]:
     path = Path(__file__).with_name("terms.yaml")
     reasons = "The page and 'accelmark verify RUN' list each reason."
     remedies = {word: "" if word == "VALID" else reasons for word in VERDICTS}
-    verdicts = {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}
-    return {"verdict": verdicts} | TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
+    verdicts: dict[str, Term] = {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}
+    others = TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
+    return {"verdict": verdicts, **others}
 
 
 SETTINGS: Final[Mapping[str, type[BaseModel]]] = {

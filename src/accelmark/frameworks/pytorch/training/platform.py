@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
@@ -160,7 +161,7 @@ def join_ranks(
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
         if ranks.local_world_size == ranks.world_size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=MEETING_LIMIT))
+        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=MEETING_LIMIT))
         store.set_timeout(default_pg_timeout)
     elif store is None:
         store = HashStore()
