@@ -23,6 +23,7 @@ from accelmark.results.rounds.training import find_straggler, straggler_text, ti
 from accelmark.results.schema import RankTime
 from accelmark.run.agent.stall import diagnose
 from accelmark.run.controller.execution import stall_cause
+from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
 from accelmark.spec.plugins.framework import RankPlace
 from tests.run.fakes import wait_for
@@ -116,15 +117,22 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert any("STEP_END" in line for line in second.last_lines)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_do_not_wait_long_for_one_that_never_comes(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "in_use", "reason"),
+    [(0, False, "1/2 clients joined"), (1, False, "^the ranks cannot meet at 127.*timed out"), (0, True, "EADDRINUSE")],
+)
+def test_ranks_that_cannot_meet_end_soon_and_not_as_echoes_of_another_ranks_end(
+    rank: int, in_use: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert timedelta(minutes=5) == platform.MEETING_LIMIT
     monkeypatch.setattr(platform, "MEETING_LIMIT", timedelta(seconds=1))
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(os, "environ", {**os.environ, COORDINATOR: f"127.0.0.1:{free.getsockname()[1]}"})
-        with pytest.raises(dist.DistError, match="1/2 clients joined" if rank == 0 else "timed out"):
+    with socket.socket() as meeting:
+        meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        meeting.bind(("", 0))
+        if in_use:
+            meeting.listen()
+        monkeypatch.setattr(os, "environ", {**os.environ, COORDINATOR: f"127.0.0.1:{meeting.getsockname()[1]}"})
+        with pytest.raises((RunError, dist.DistStoreError), match=reason):
             platform.join_ranks(None, RankPlace(rank, 0, 2, 1), torch.device("cpu"), needed=False)
 
 

@@ -23,7 +23,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from accelmark.frameworks.process_launcher import COORDINATOR
-from accelmark.spec.errors import RequestError
+from accelmark.spec.errors import RequestError, RunError, first_line
 from accelmark.spec.job import JobSpec, LastCollective, LastCollectives
 from accelmark.spec.plugins.framework import RankPlace, collectives_address
 from accelmark.spec.settings.training import Precision
@@ -150,7 +150,7 @@ def join_ranks(
     """Open the process group if there are several ranks or it is ``needed``: gloo, and the device's own backend.
 
     Ranks meet at ``store``, else where the launcher says. Returns a gloo group for control messages, which do not wait
-    for the device.
+    for the device. Raises RunError: the port of rank 0 is in use, or was not reached.
     """
     if ranks.world_size == 1 and not needed:
         return None
@@ -161,7 +161,12 @@ def join_ranks(
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
         if ranks.local_world_size == ranks.world_size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=MEETING_LIMIT))
+        try:
+            store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=MEETING_LIMIT))
+        except dist.DistNetworkError as error:
+            if ranks.rank and "timed out" not in str(error):
+                raise  # rank 0 has ended
+            raise RunError(f"the ranks cannot meet at {os.environ[COORDINATOR]}: {first_line(error)}") from error
         store.set_timeout(default_pg_timeout)
     elif store is None:
         store = HashStore()
