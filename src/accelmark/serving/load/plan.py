@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, Optional, final
+from typing import Any, Final, NamedTuple, Optional, final
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
@@ -24,14 +24,19 @@ from accelmark.spec.model import Spec
 from accelmark.spec.settings.serving import Arrival, ServeSettings
 
 
-@final
-class Due(Spec):
-    """When a request is due; a line of a trace."""
-
+class _TraceLine(Spec):
     timestamp: NonNegativeFloat
-    """Seconds from the beginning of the stage, in a file from any other."""
     input_tokens: PositiveInt | None = None
     output_tokens: PositiveInt | None = None
+
+
+class Due(NamedTuple):
+    """When a request is due, and its entry in a trace; a tuple, since a stage may have millions."""
+
+    timestamp: float
+    """Seconds from the beginning of the stage."""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 def due_times(
@@ -61,15 +66,16 @@ def read_trace(file: Path, duration_s: float) -> list[Due]:
     A line is a JSON object with ``timestamp`` (s), in ascending order, and optionally ``input_tokens`` and
     ``output_tokens``. Raises DataError: a line is not, or all requests but the first are due later.
     """
-    lines: list[Due] = []
+    lines: list[_TraceLine] = []
     for number, text in numbered_lines(file):
         with raising(DataError, f"{file}:{number}", ValueError):
-            lines.append(Due.model_validate(json.loads(text)))
+            lines.append(_TraceLine.model_validate(json.loads(text)))
         if len(lines) > 1 and lines[-1].timestamp < lines[-2].timestamp:
             raise DataError(f"{file}:{number}: timestamp {lines[-1].timestamp:g} is before that of the line before")
     if not lines:
         raise DataError(f"{file}: has no requests")
-    due = (line.model_copy(update={"timestamp": line.timestamp - lines[0].timestamp}) for line in lines)
+    begin_s = lines[0].timestamp
+    due = (Due(line.timestamp - begin_s, line.input_tokens, line.output_tokens) for line in lines)
     in_stage = [arrival for arrival in due if arrival.timestamp < duration_s]
     if len(in_stage) == 1 < len(lines):
         problem = f"only the first of {len(lines)} requests is due within {duration_s:g} s (load.duration_s)"
