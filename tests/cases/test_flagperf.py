@@ -23,7 +23,7 @@ from accelmark.frameworks.pytorch.model.hugging_face import load_megatron_gpt2
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
 from accelmark.tasks.language.data import MaskedSamples
-from accelmark.tasks.language.pytorch_decoder import Choices, Cpm, Glm, MaskedLm
+from accelmark.tasks.language.pytorch_pretrained import Choices, Cpm, Glm, MaskedLm
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.job_of import job_of, run, value_of

@@ -227,7 +227,7 @@ def write_catalogue(path: Path, texts: Mapping[str, str]) -> None:
 
 @pytest.fixture
 def names(tmp_path: Path) -> Path:
-    """Words of four letters, each of which has one letter of the other alphabet."""
+    """Words of four letters; each stands for one letter of the other alphabet."""
     words = [f"{a}{b}{c}a" for a in LETTERS for b in LETTERS for c in "abcd"]
     texts = {word: "".join(LETTERS[letter] for letter in word) for word in words}
     more = {"Old Abba, Cab": "абба", "Cab (old)": "цаб", "A name of too many letters": "абцдефгх"}
@@ -256,7 +256,7 @@ def test_translation_mini_learns(tmp_path: Path, names: Path) -> None:
     over |= {"threads": 1, "precision": "fp32", "optimizer.lr": 1e-2, "batch_size": 32}
     finished, losses = trained("translation_mini", tmp_path, {"iso_codes": names}, over)
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5]), losses
-    assert finished["final_metrics"]["cer"] < 0.7, "words of which a few letters are guessed have about 0.85"
+    assert finished["final_metrics"]["cer"] < 0.7, "guessing a few letters gives about 0.85"
 
 
 LETTER_S = 0.12

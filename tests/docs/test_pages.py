@@ -21,7 +21,7 @@ PAGES = [
         *(f"how-to/{name}.md" for name in ("adapt-a-case", "add-a-kernel", "add-an-engine")),
     )
 ]
-pytestmark = pytest.mark.timeout(900)  # fifteen commands, four of which train or infer
+pytestmark = pytest.mark.timeout(900)  # fifteen commands; four train or infer
 _STEP = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)```|^    ((?:accelmark|chmod) [^\n]*)$", re.DOTALL | re.MULTILINE)
 _THE_REAL_THING = "accelmark train resnet_mini --vendor acme"
 """Takes minutes; what it does is seen in the tests of the case and of an installed vendor."""

@@ -54,7 +54,7 @@ Span = tuple[int, int]
 
 
 class ImageTexts(Protocol):
-    """Texts about an image each, parts of which are answers."""
+    """Conversations: each is a text about one image; parts of the text are answers."""
 
     def __len__(self) -> int: ...
 

@@ -95,7 +95,7 @@ def sample_neighbourhood(
     fan_out: Sequence[int],
     random: np.random.Generator,
 ) -> Neighbourhood:
-    """Return the neighbourhood of ``seeds``, different nodes of type ``kind``, of which there are ``counts[kind]``.
+    """Return the neighbourhood of ``seeds``, different nodes of type ``kind``; the graph has ``counts[kind]`` of them.
 
     In hop h, at most ``fan_out[h]`` edges of each relation are drawn into each node that hop h found first
     (Hamilton et al. 2017, arXiv:1706.02216, algorithm 2).

@@ -78,7 +78,7 @@ class Lines:
 
 @final
 class Parallel:
-    """Files of which line N of each belongs together; raises DataError where their numbers of lines differ."""
+    """Parallel text files: line N of one belongs to line N of the others. Raises DataError: one has fewer lines."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = [Lines(path) for path in paths]
