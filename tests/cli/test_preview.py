@@ -195,7 +195,7 @@ def test_the_executed_commands_are_those_of_the_dry_run(plugins: Path, tmp_path:
     directory = RunDirectory((tmp_path / "run").resolve(), plan)
     launcher = create_launcher(plan, directory.path)
     (node,) = asyncio.run(node_jobs(directory, plan.jobs[0], launcher))
-    shown = {tuple(without_assignments(command)) for command in launcher.job_commands(node)}
+    shown = {tuple(without_assignments(command)) for command in launcher.agents([node])[0].commands()}
     process = drive("start", directory.path, plan=plan)
     wait_for(lambda: stepping(directory.path), "a step")
     agent = agent_of(directory.path).pid

@@ -103,7 +103,8 @@ def test_a_dry_run_shows_the_commands_that_look_for_an_image_and_pull_it(store: 
     (looks,) = asyncio.run(preflight_commands(plan, launcher)).values()
     assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
     (node,) = asyncio.run(node_jobs(directory, job, launcher))
-    assert launcher.job_commands(node)[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
+    (agent,) = launcher.agents([node])
+    assert agent.commands()[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
 
 
 def test_the_command_that_repeats_a_build_has_no_secrets() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -46,11 +46,11 @@ def test_pyxis_makes_the_container_of_the_one_srun_of_a_job(plugins: Path, tmp_p
     assert srun[-3:] == ["--no-container-mount-home", "--container-writable", "--container-remap-root"]
     assert "--device" not in srun, "an option of Docker"
     assert (shell, script) == ("sh", str(nodes[0].node_dir / "step.sh"))
-    agent = launcher.job_commands(nodes[1])[0]
+    agent = launcher.agents(nodes)[1].commands()[0]
     assert agent[0] == "env"
     assert agent[agent.index("sh") :][1:3] == [f"{code}/accelmark/run/sandboxes/enter.sh", "/opt/python"]
     assert not any(word.startswith("srun") for word in agent), "the step runs it"
-    clean_up = launcher.clean_up_command(nodes[0], PurePosixPath(nodes[0].node_dir))
+    clean_up = launcher.agents(nodes)[0].clean_up
     assert clean_up[-2:] == ["accelmark.run.processes", str(nodes[0].node_dir)]
     assert "enter.sh" not in " ".join(clean_up), "the host's Python ends processes of a dead agent"
 
@@ -64,7 +64,7 @@ def test_apptainer_runs_the_image_file_with_the_vendors_options_for_it(plugins: 
     container = {"engine": "apptainer", "image_file": "/images/box.sif", "options": ["--userns"]}
     plan = make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
     launcher, (node,) = opened(plan, tmp_path)
-    looks, agent = launcher.job_commands(node)[:2]
+    looks, agent = launcher.agents([node])[0].commands()[:2]
     assert looks == ["test", "-e", "/images/box.sif"]
     assert agent[:6] == ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "--userns"]
     bound = [agent[index + 1] for index, word in enumerate(agent) if word == "--bind"]
@@ -81,7 +81,7 @@ def test_enroot_starts_the_image_file_with_mounts_and_variables_of_its_own_form(
     container = {"engine": "enroot", "image_file": "/images/box.sqsh", "options": ["--uts"], "mounts": ["/data:/d:ro"]}
     plan = make_plan((), cluster=ClusterSpec.model_validate({"container": container}))
     launcher, (node,) = opened(plan, tmp_path)
-    looks, agent = launcher.job_commands(node)[:2]
+    looks, agent = launcher.agents([node])[0].commands()[:2]
     assert looks == ["test", "-e", "/images/box.sqsh"]
     script = f"{launcher.code}/accelmark/run/sandboxes/enter.sh"
     assert agent[:6] == ["enroot", "start", "--rw", "--rc", script, "--uts"]

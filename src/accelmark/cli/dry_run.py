@@ -53,7 +53,8 @@ def print_plan(
         "preflight": asyncio.run(preflight_commands(plan, launcher)),
         "common": {name: launcher.common_commands(mine) for name, mine in nodes.items()},
         "commands": {
-            name: {node.host.name: launcher.job_commands(node) for node in mine} for name, mine in nodes.items()
+            name: {agent.node.host.name: agent.commands() for agent in launcher.agents(mine)}
+            for name, mine in nodes.items()
         },
     }
     dry = shown(dry if script is None else dry | {"batch_script": script}, secrets)

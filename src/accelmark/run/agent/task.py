@@ -131,8 +131,3 @@ class NodeJob:
     """Directory of its files on the coordinator's machine."""
     job: JobSpec
     task: AgentTask
-
-    def unique_name(self, run: str) -> str:
-        """Return a name that no other job of any run has on the host, given the run's own unique name."""
-        round_dir = self.node_dir.parent
-        return f"{run}-{round_dir.parent.name}-{round_dir.name}-{self.task.noderank}"

@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, Self
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
+from accelmark.run import onhost
 from accelmark.run.agent.rank_exit import NodeState, cause_among, explained, signal_name, tail
-from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, IDENTITY_FILE, NodeJob
+from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, IDENTITY_FILE, NodeJob
 from accelmark.run.host import Host, HostError
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.states import utc_now
-from accelmark.run.sandboxes.sandbox import ModuleCommand, Sandbox, job_sandbox
+from accelmark.run.sandboxes.sandbox import ModuleCommand, Sandbox, job_sandbox, model_files
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import NodeExit
@@ -31,27 +32,54 @@ START_TIMEOUT_S: Final = 120.0
 """Longest time from starting an agent (which may set up a container) to its lock."""
 
 
-@dataclass(eq=False)
 class AgentHandle(ABC):
     """The node agent of one job on one host.
 
     Each method may be called again after it failed; none blocks the event loop.
     """
 
-    node: NodeJob
-    """The agent's job on its host."""
-    host: Host
-    command: Sequence[str]
-    """The command on the host that runs the agent."""
-    clean_up: Sequence[str]
-    """The command on the host that ends a dead agent's processes, and may print their number."""
-    look: Sequence[str]
-    """The command on the host that reports possible causes of an agent's end: the verb ``state`` of ``onhost``."""
-    prepare: Callable[[], Awaitable[None]]
-    """Delivers the agent's files to the host; raises AccelmarkError if the host cannot run the job."""
-    started_at: str = field(default_factory=utc_now, init=False)
-    exit_code: int | None = field(default=None, init=False)
-    """Of the command, where it was a child of this process."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        node: NodeJob,
+        directory: PurePosixPath,
+        variables: Mapping[str, str],
+        writable: Sequence[Path],
+        readable: Sequence[Path] = (),
+    ) -> None:
+        """Describe the agent of ``node`` whose files on the host are in ``directory``; nothing is started.
+
+        It reads the directories ``readable`` in addition to the job's data.
+        """
+        self.launcher = launcher
+        self.node = node
+        self.directory = directory
+        self.host = launcher.host(node.host)
+        vendor = find("vendors", launcher.plan.vendor).path
+        self.sandbox = job_sandbox(launcher.plan, node.job, launcher.code, launcher.path_on_host(vendor))
+        round_dir = node.node_dir.parent
+        self.module = ModuleCommand(
+            module=AGENT_MODULE,
+            arguments=(str(directory),),
+            name=f"{launcher.run_id}-{round_dir.parent.name}-{round_dir.name}-{node.task.noderank}",
+            environment=variables,
+            writable=writable,
+            readable=(*readable, *node.job.data_dirs.values(), *model_files(node.job)),
+        )
+        """The agent as a module to run in its sandbox."""
+        self.command: Sequence[str] = self.sandbox.command(launcher.python, self.module)
+        """The command on the host that runs the agent."""
+        self.started_at = utc_now()
+        self.exit_code: int | None = None
+        """Of the command, where it was a child of this process."""
+
+    @abstractmethod
+    def commands(self) -> list[list[str]]:
+        """Return, in order, all commands for the job on its host; those that the agent starts come last."""
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Deliver the agent's files to the host. Raises AccelmarkError: the host cannot run the job."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -105,7 +133,8 @@ class AgentHandle(ABC):
         """Return the cause of the end of an agent without a record, from its host or logs; None where it is unknown."""
         host: dict[str, Any] = {}
         with contextlib.suppress(HostError, ValueError):
-            host = json.loads((await self.host.run(self.look)).out)
+            look = onhost.command(self.launcher.python, "state", str(self.directory))
+            host = json.loads((await self.host.run(look)).out)
         agent = ProcessId.stored(self.node.node_dir / IDENTITY_FILE)
         if agent is not None and host.get("boot_id", agent.boot_id) != agent.boot_id:
             return f"the host was rebooted while the job ran (boot {agent.boot_id} ended, it is {host['boot_id']} now)"
@@ -118,10 +147,29 @@ class AgentHandle(ABC):
         errors = [line for line in lines if "error" in line.lower()] or lines
         return f"last output: {errors[-1]}" if errors else None
 
+    @property
+    def clean_up(self) -> list[str]:
+        """The command on the host that ends the processes of a dead agent, and may print their number."""
+        launcher = self.launcher
+        ending = replace(
+            self.module,
+            module="accelmark.run.processes",
+            arguments=(str(self.directory),),
+            environment=launcher.variables,
+        )
+        return self.sandbox.clean_up(launcher.python, ending)
+
     async def end_processes(self) -> int:
         """End a dead agent's processes on its host; returns their number, 0 where it is unknown."""
         done = await self.host.run(self.clean_up)
         return int(done.out) if done.code == 0 and done.out.strip().isdigit() else 0
+
+    def sandbox_command(self, module: str, *arguments: str) -> list[str]:
+        """Return the command that runs a module of AccelMark in the sandbox of the job, before its files exist."""
+        agent, data = self.module, self.node.job.data_dirs.values()
+        readable = [path for path in agent.readable if path.is_dir() and path not in data]
+        command = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable)
+        return self.sandbox.command(self.launcher.python, command)
 
     def record(self, state: Literal["lost", "failed", "cancelled"], reason: str) -> NodeExit:
         """Write ``exit.json`` where the agent did not, for later coordinators."""
@@ -158,6 +206,8 @@ class Launcher(ABC):
     def __init__(self, plan: Plan, run: Path) -> None:
         self.plan = plan
         self.run = run
+        self.run_id = run.name
+        """The name of the run on its hosts, which no other run has."""
         self.spec = load_launcher(plan.cluster.launcher)
         self.report: Callable[[str], None] = lambda _: None
         """Receives messages for the user, such as the reason why an allocation waits."""
@@ -194,20 +244,8 @@ class Launcher(ABC):
         """Return a host; nothing is connected or requested yet."""
 
     @abstractmethod
-    def agent(self, node: NodeJob) -> AgentHandle:
-        """Return the agent of a job on one host; nothing is started yet."""
-
     def agents(self, nodes: Sequence[NodeJob]) -> Sequence[AgentHandle]:
         """Return the agents of a job on all of its hosts; nothing is started yet."""
-        return [self.agent(node) for node in nodes]
-
-    @abstractmethod
-    def agent_module(self, node: NodeJob) -> ModuleCommand:
-        """Return the agent of a job as a module to run in its sandbox."""
-
-    @abstractmethod
-    def job_commands(self, node: NodeJob) -> list[list[str]]:
-        """Return, in order, all commands for a job on one host; those that the agent starts come last."""
 
     def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
         """Return the commands that run on this machine and start the agents of a job on all of its hosts."""
@@ -235,26 +273,9 @@ class Launcher(ABC):
         """Return the path on the hosts of a plug-in's folder, or of a file inside it."""
         return path
 
-    def sandbox(self, node: NodeJob) -> Sandbox:
-        """Return the sandbox of a job."""
-        return job_sandbox(self.plan, node.job, self.code, self.path_on_host(find("vendors", self.plan.vendor).path))
-
     def native_command(self, module: str, *arguments: str) -> list[str]:
         """Return the command that runs a module of AccelMark on a host itself."""
         return Sandbox().command(self.python, ModuleCommand(module, arguments, "", self.variables))
-
-    def sandbox_command(self, node: NodeJob, module: str, *arguments: str) -> list[str]:
-        """Return the command that runs a module of AccelMark in the sandbox of a job, before its files exist."""
-        agent = self.agent_module(node)
-        readable = [path for path in agent.readable if path.is_dir() and path not in node.job.data_dirs.values()]
-        command = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable)
-        return self.sandbox(node).command(self.python, command)
-
-    def clean_up_command(self, node: NodeJob, node_dir: PurePosixPath) -> list[str]:
-        """Return the command on a host that ends the processes of a dead agent of a job."""
-        agent, module = self.agent_module(node), "accelmark.run.processes"
-        ending = replace(agent, module=module, arguments=(str(node_dir),), environment=self.variables)
-        return self.sandbox(node).clean_up(self.python, ending)
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run without a coordinator; returns one message for each host that was not reached."""

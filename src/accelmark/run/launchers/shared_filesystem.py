@@ -7,22 +7,20 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.results.store.loaded_run import PLAN_FILE
-from accelmark.run import onhost
 from accelmark.run.agent.agent import agent_commands
-from accelmark.run.agent.task import AGENT_LOG, AGENT_MODULE, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
+from accelmark.run.agent.task import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILES, TASK_FILE, NodeJob
 from accelmark.run.host import HostError, SubprocessHost
 from accelmark.run.launchers.launcher import START_TIMEOUT_S, AgentHandle, Launcher
 from accelmark.run.onhost.program import is_locked
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
-from accelmark.run.sandboxes.sandbox import ModuleCommand, ensure_image, model_files
+from accelmark.run.sandboxes.sandbox import ensure_image
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RunError, raising
 from accelmark.spec.job import NodeExit
@@ -61,31 +59,15 @@ class SharedFilesystemLauncher(Launcher):
         """Return a host whose commands have the prefix."""
         return SubprocessHost(spec, self.prefix)
 
-    def agent(self, node: NodeJob) -> CommandAgent:
-        """Return the agent of a job on one host."""
-        sandbox, host = self.sandbox(node), self.host(node.host)
+    def agents(self, nodes: Sequence[NodeJob]) -> Sequence[CommandAgent]:
+        """Return the agents of a job on all of its hosts."""
+        return [CommandAgent(self, node) for node in nodes]
 
-        async def prepare() -> None:
-            make_directory(node.node_dir)
-            private = any(secrets_in(node.task.model_dump(mode="json")))
-            write_atomic(node.node_dir / TASK_FILE, node.task.model_dump_json(indent=2), private=private)
-            await self.allocate()
-            if sandbox.image is not None:
-                await ensure_image(sandbox.image, host, node.node_dir)
 
-        node_dir, command = PurePosixPath(node.node_dir), sandbox.command(self.python, self.agent_module(node))
-        clean_up, look = self.clean_up_command(node, node_dir), onhost.command(self.python, "state", str(node_dir))
-        return CommandAgent(node, host, command, clean_up, look, prepare)
+class CommandAgent(AgentHandle):
+    """A node agent that a command starts (Python itself, a container engine)."""
 
-    def job_commands(self, node: NodeJob) -> list[list[str]]:
-        """Return the commands that ensure the image, start the agent, and are started by it."""
-        sandbox = self.sandbox(node)
-        steps = [*sandbox.image_commands(), sandbox.command(self.python, self.agent_module(node))]
-        started = agent_commands(node.task, node.node_dir, self.rank_python)
-        return [*map(self.host(node.host).command, steps), *started]
-
-    def agent_module(self, node: NodeJob) -> ModuleCommand:
-        """Return the agent of a job as a module to run in its sandbox."""
+    def __init__(self, launcher: Launcher, node: NodeJob) -> None:
         plugins = os.environ.get(PLUGINS_VARIABLE, "")
         markers = {RUN_MARKER: node.task.run, NODE_MARKER: str(node.node_dir)}
         folders = [
@@ -93,21 +75,25 @@ class SharedFilesystemLauncher(Launcher):
             *([node.task.telemetry.vendor_folder] if node.task.telemetry is not None else []),
             *(Path(place).absolute() for place in filter(None, plugins.split(os.pathsep))),
         ]
-        return ModuleCommand(
-            module=AGENT_MODULE,
-            arguments=(str(node.node_dir),),
-            name=node.unique_name(self.run.name),
-            environment={**markers, **self.variables, **({PLUGINS_VARIABLE: plugins} if plugins else {})},
-            writable=(self.run,),
-            readable=(*folders, *node.job.data_dirs.values(), *model_files(node.job)),
-        )
+        variables = {**markers, **launcher.variables, **({PLUGINS_VARIABLE: plugins} if plugins else {})}
+        super().__init__(launcher, node, PurePosixPath(node.node_dir), variables, (launcher.run,), folders)
+        self._process: subprocess.Popen[bytes] | None = None
 
+    def commands(self) -> list[list[str]]:
+        """Return the commands that ensure the image, start the agent, and are started by it."""
+        steps = [*self.sandbox.image_commands(), [*self.command]]
+        started = agent_commands(self.node.task, self.node.node_dir, self.launcher.rank_python)
+        return [*map(self.host.command, steps), *started]
 
-@dataclass(eq=False)
-class CommandAgent(AgentHandle):
-    """A node agent that a command starts (Python itself, a container engine)."""
-
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    async def prepare(self) -> None:
+        """Write the agent's task, and ensure that the host may be used and has the image."""
+        task, directory = self.node.task, self.node.node_dir
+        make_directory(directory)
+        private = any(secrets_in(task.model_dump(mode="json")))
+        write_atomic(directory / TASK_FILE, task.model_dump_json(indent=2), private=private)
+        await self.launcher.allocate()
+        if self.sandbox.image is not None:
+            await ensure_image(self.sandbox.image, self.host, directory)
 
     async def start(self) -> None:
         """Start the agent in its own session, so that neither Ctrl-C nor the coordinator's end reaches it."""

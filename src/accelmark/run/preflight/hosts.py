@@ -246,7 +246,7 @@ class Preflight:
         """Deliver AccelMark, and return what makes a module and its arguments a command in a job's sandbox."""
         await self.launcher.deliver(host.spec)
         nodes = await node_jobs(self.directory, job, self.launcher)
-        return partial(self.launcher.sandbox_command, next(node for node in nodes if node.host.name == host.name))
+        return self.launcher.agents([node for node in nodes if node.host.name == host.name])[0].sandbox_command
 
     async def _read_devices(self, host: Host, state: checks.HostState) -> list[Problem]:
         """Read the vendor's devices on a host; returns why they cannot be read.

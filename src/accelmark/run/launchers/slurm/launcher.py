@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
@@ -22,6 +22,7 @@ from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.run.agent.rank_exit import NodeState, explained, signal_name
 from accelmark.run.agent.task import AGENT_LOG, CODE_FILE, IDENTITY_FILE, LOCK_FILE, NodeJob
 from accelmark.run.host import CommandResult, HostError, SubprocessHost
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.shared_filesystem import POLL_S, CommandAgent, SharedFilesystemLauncher
 from accelmark.run.launchers.slurm.options import WHOLE_NODES, Options
 from accelmark.run.onhost.program import is_locked
@@ -191,7 +192,8 @@ class _JobStep:
 
     @property
     def command(self) -> list[str]:
-        return [*self._prefix(), "sh", str(self.log.with_name(_SCRIPT_FILE))]
+        first = self.agents[0]
+        return [*self._prefix(), *first.sandbox.step_options(first.module), "sh", str(self.log.with_name(_SCRIPT_FILE))]
 
     def start(self) -> None:
         """Start it, once; raises RunError if ``srun`` is not on the PATH."""
@@ -225,9 +227,15 @@ class _JobStep:
 
 
 @final
-@dataclass(eq=False)
 class _StepAgent(CommandAgent):
-    step: _JobStep = field(kw_only=True)
+    def __init__(self, launcher: Launcher, node: NodeJob, step: _JobStep) -> None:
+        super().__init__(launcher, node)
+        self.step = step
+
+    def commands(self) -> list[list[str]]:
+        """Return the commands that ensure the image by steps of one node, and those that the job's step starts."""
+        agent = [*self.command]
+        return [agent if argv[-len(agent) :] == agent else argv for argv in super().commands()]
 
     async def start(self) -> None:
         self.step.start()
@@ -283,28 +291,13 @@ class _SlurmLauncher(SharedFilesystemLauncher):
         nodes = (f"--nodes={number}", f"--ntasks={number}", f"--nodelist={names}", "--overlap", "--export=ALL")
         return ("srun", f"--jobid={self._job_id or 'JOBID'}", *nodes, "--kill-on-bad-exit=0", "--wait=0")
 
-    def agent(self, node: NodeJob) -> CommandAgent:
-        return self.agents([node])[0]
-
-    def agents(self, nodes: Sequence[NodeJob]) -> Sequence[CommandAgent]:
-        step = self._step(nodes)
-        step.agents = [
-            _StepAgent(plain.node, plain.host, plain.command, plain.clean_up, plain.look, plain.prepare, step=step)
-            for plain in map(super().agent, nodes)
-        ]
+    def agents(self, nodes: Sequence[NodeJob]) -> Sequence[_StepAgent]:
+        step = _JobStep(lambda: self.prefix(*(node.host for node in nodes)), nodes[0].node_dir)
+        step.agents = [_StepAgent(self, node, step) for node in nodes]
         return step.agents
 
-    def _step(self, nodes: Sequence[NodeJob]) -> _JobStep:
-        options = self.sandbox(nodes[0]).step_options(self.agent_module(nodes[0]))
-        return _JobStep(lambda: (*self.prefix(*(node.host for node in nodes)), *options), nodes[0].node_dir)
-
     def common_commands(self, nodes: Sequence[NodeJob]) -> list[list[str]]:
-        return [self._step(nodes).command]
-
-    def job_commands(self, node: NodeJob) -> list[list[str]]:
-        """Return the commands that ensure the image by steps of one node, and those that the job's step starts."""
-        agent = self.sandbox(node).command(self.python, self.agent_module(node))
-        return [agent if argv[-len(agent) :] == agent else argv for argv in super().job_commands(node)]
+        return [self.agents(nodes)[0].step.command]
 
     async def allocate(self) -> None:
         """Request an allocation of all hosts of the cluster file, once, and wait until Slurm grants it.

@@ -23,7 +23,7 @@ from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic, write_errors
 from accelmark.run.agent.agent import agent_commands, temporary_directories
-from accelmark.run.agent.task import AGENT_MODULE, TASK_FILE, AgentTask, NodeJob
+from accelmark.run.agent.task import TASK_FILE, AgentTask, NodeJob
 from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import START_TIMEOUT_S, AgentHandle, Launcher
 from accelmark.run.launchers.ssh import delivery
@@ -32,7 +32,7 @@ from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
 from accelmark.run.onhost.program import REFUSED
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER, ProcessId
-from accelmark.run.sandboxes.sandbox import ModuleCommand, ensure_image, model_files
+from accelmark.run.sandboxes.sandbox import ensure_image
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import JobSpec, NodeExit
@@ -201,17 +201,134 @@ LONGEST_PAUSE_S: Final = 5.0
 
 
 @final
-@dataclass(eq=False, kw_only=True)
 class _SshAgent(AgentHandle):
-    stream: NodeStream
-    """Copies its files here."""
     launcher: _SshLauncher
-    _stop_by: float | None = field(default=None, init=False)
-    _lost_since: float = field(default=-math.inf, init=False)
+    host: SshConnection
+
+    def __init__(self, launcher: _SshLauncher, node: NodeJob) -> None:
+        directory = launcher.remote_run.joinpath(*node.node_dir.parts[-3:])
+        variables = {
+            **launcher.variables,
+            RUN_MARKER: launcher.run_id,
+            NODE_MARKER: str(directory),
+            CACHE_VARIABLE: str(cache_directory()),
+        }
+        work = Path(launcher.work_directory)
+        super().__init__(launcher, node, directory, variables, (work, Path(launcher.remote_run)))
+        self._job_file = directory.parent / ("job.hosts.json" if launcher.is_shared_run else "job.json")
+        """The job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
+        self._stream = NodeStream(
+            self.host,
+            launcher.python,
+            str(directory),
+            launcher.owner,
+            node.node_dir,
+            launcher.options.ping_s,
+            max(_POLL_S, len(launcher.plan.cluster.hosts) / POLLS_PER_S),
+            skip=temporary_directories(node.task),
+            in_place=launcher.is_shared_run,
+        )
+        self._stop_by: float | None = None
+        self._lost_since = -math.inf
+
+    def commands(self) -> list[list[str]]:
+        """Return the commands over SSH, and those that the agent starts."""
+        python, data = self.launcher.python, self._data_command()
+        commands = [
+            delivery.delivery_command(python, self.launcher.code),
+            *self.sandbox.image_commands(),
+            self.launcher.clear_command(str(self.directory)),
+            command(python, "files"),
+            *([data] if data is not None else []),
+            start_command(str(self.directory), self.command),
+            command(python, "follow", str(self.directory), self.launcher.owner),
+        ]
+        started = agent_commands(self._task(), Path(self.directory), self.launcher.rank_python)
+        return [*map(self.host.command, commands), *started]
+
+    def _job(self) -> JobSpec:
+        job, code = self.node.job, self.launcher.code
+        # An evaluation job reads the checkpoints of its round, which is next to it.
+        checkpoints = os.path.relpath(job.checkpoint_dir, self.node.node_dir.parent)
+        return job.model_copy(
+            update={
+                "case": delivery.on_host(job.case, code),
+                "extern": delivery.on_host(job.extern, code) if job.extern is not None else None,
+                "checkpoint_dir": Path(self.directory.parent / checkpoints),
+            }
+        )
+
+    def _task(self) -> AgentTask:
+        task, path_on_host = self.node.task, self.launcher.path_on_host
+        changed: dict[str, object] = {
+            "run": self.launcher.run_id,
+            "job_file": Path(self._job_file),
+            "limits": task.limits.model_copy(update={"abandon_s": self.launcher.options.abandon_s}),
+            "locks_host": True,
+        }
+        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
+            changed[name] = path and path_on_host(path)
+        if task.telemetry is not None:
+            folder = path_on_host(task.telemetry.vendor_folder)
+            changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
+        return task.model_copy(update=changed)
+
+    def _data_command(self) -> list[str] | None:
+        """Return the command that fetches and verifies the job's data on the host; None where it needs none."""
+        plan, dirs = self.launcher.plan, list(self.node.job.data_dirs.values())
+        if not dirs:
+            return None
+        places = [path.parent if plan.cluster.container is not None or not path.is_dir() else path for path in dirs]
+        inside = replace(
+            self.module,
+            module="accelmark.run.controller.data",
+            arguments=(str(self._job_file), *(("--offline",) if plan.offline else ())),
+            name=f"{self.module.name}-data",
+            writable=(Path(self.launcher.work_directory), *places),
+            readable=(),
+        )
+        return self.sandbox.command(self.launcher.python, inside)
+
+    async def prepare(self) -> None:
+        """Remove an earlier attempt; deliver AccelMark, the image, the agent's files and the job's data."""
+        launcher, host = self.launcher, self.host
+        async with launcher.locks[host.name]:
+            argv = launcher.clear_command(str(self.directory))
+            await host.require(argv, "an earlier attempt cannot be removed", timeout_s=_CLEAR_TIMEOUT_S)
+            launcher.lost = {lost for lost in launcher.lost if lost[0] != host.name}
+        await launcher.deliver(self.node.host)
+        async with launcher.locks[host.name]:
+            image = self.sandbox.image
+            if image is not None and (host.name, image.name) not in launcher.present:
+                await ensure_image(image, host, self.node.node_dir)
+                launcher.present.add((host.name, image.name))
+        task, job = self._task().model_dump_json(indent=2), self._job().model_dump_json(indent=2)
+        await delivery.put_files(host, launcher.python, {self._job_file: job, self.directory / TASK_FILE: task})
+        if launcher.is_shared_run:
+            written = hashlib.sha256(task.encode()).hexdigest()
+            await wait_until_visible(host.name, self.node.node_dir / TASK_FILE, written)
+        await self._fetch_data()
+
+    async def _fetch_data(self) -> None:
+        argv, host = self._data_command(), self.host
+        if argv is None:
+            return
+        if self.launcher.plan.cluster.container is not None:
+            places = (str(path.parent) for path in self.node.job.data_dirs.values())
+            await host.run(["mkdir", "-p", "--", *places])
+        output = await host.require(argv, "its data is not available", timeout_s=_DATA_TIMEOUT_S)
+        records = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
+        path = self.node.node_dir.parent / DATA_FILE
+        content = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
+        first, known = self.launcher.data.setdefault(path, (host.name, content))
+        if known != content:
+            raise HostError(host.name, f"its data differs from the data of {first}: {content} here, {known} there")
+        if first == host.name:
+            write_atomic(path, json.dumps(records, indent=2))
 
     async def start(self) -> None:
         """Start the agent so that it outlives the connection; a second call starts no second agent."""
-        argv = start_command(self.stream.remote, self.command)
+        argv = start_command(str(self.directory), self.command)
         await self.host.require(argv, "the node agent could not be started")
 
     async def attach(self) -> bool:
@@ -220,7 +337,8 @@ class _SshAgent(AgentHandle):
         Raises RequestError: another coordinator follows it, for which this run's directory is a copy.
         """
         try:
-            done = await self.host.run(command(self.stream.python, "started", self.stream.remote, self.stream.owner))
+            argv = command(self.launcher.python, "started", str(self.directory), self.launcher.owner)
+            done = await self.host.run(argv)
         except HostError:
             return True
         if done.code == REFUSED:
@@ -229,29 +347,29 @@ class _SshAgent(AgentHandle):
 
     async def stop(self, *, at_once: bool) -> None:
         self._stop_by = time.monotonic() + STOP_TIMEOUT_S * (0.3 if at_once else 1)
-        self.stream.ask(at_once=at_once)
+        self._stream.ask(at_once=at_once)
 
     async def wait(self) -> NodeExit:
         pause_s = 0.2
         while True:
             try:
-                end = await self.stream.follow()
+                end = await self._stream.follow()
                 if end == "never":
                     return self.record("lost", "its node agent was never started")
                 return await self.ended(has_exit=end == "exit")
             except UnreachableError as error:
                 now = time.monotonic()
-                if self.stream.heard_at >= self._lost_since:
+                if self._stream.heard_at >= self._lost_since:
                     self._lost_since, pause_s = now, 0.2  # it was reachable since the last outage: this is another one
                     again = f"trying again for {duration(self.launcher.reconnect_s)}, its ranks may continue"
                     self.launcher.report(f"{self.host.name}: {error.what}; {again}")
                 is_over = self._stop_by is not None and now > self._stop_by
                 if is_over or now - self._lost_since > self.launcher.reconnect_s:
-                    self.launcher.end_when_reachable(self.node)
+                    self.launcher.end_when_reachable(self)
                     why = f"unreachable for {now - self._lost_since:.0f} s: {error.what}"
                     return self.record("lost", f"{why}; processes still running there are ended once it can be reached")
             except HostError as error:
-                self.launcher.end_when_reachable(self.node)
+                self.launcher.end_when_reachable(self)
                 return self.record("lost", error.what)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -259,7 +377,7 @@ class _SshAgent(AgentHandle):
     async def end_processes(self) -> int:
         """End a dead agent's processes, and copy its last files."""
         num_ended = await super().end_processes()
-        await self.stream.follow()
+        await self._stream.follow()
         return num_ended
 
 
@@ -287,24 +405,24 @@ class _SshLauncher(Launcher):
         self.shared_directory = shared = self.options.shared_directory
         self._work = PurePosixPath(self.options.work_directory if shared is None else shared / "accelmark")
         self.work_directory = str(self._work)
-        self._run_id = plan.run_id or run.name
+        self.run_id = plan.run_id or self.run_id
         here = ProcessId.own()
-        self._owner = f"{here.boot_id} {here.hostname}:{run.absolute()}"
+        self.owner = f"{here.boot_id} {here.hostname}:{run.absolute()}"
         """Names this machine and the run's directory: a copy has another owner."""
-        self._is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
+        self.is_shared_run = shared is not None and run.absolute().is_relative_to(shared)
         """Whether the hosts write to the run's directory directly, so that nothing is copied."""
-        self.remote_run = PurePosixPath(run.absolute()) if self._is_shared_run else self._work / "runs" / self._run_id
+        self.remote_run = PurePosixPath(run.absolute()) if self.is_shared_run else self._work / "runs" / self.run_id
         """The directory of the run on its hosts."""
         hosts, dialling = plan.cluster.hosts, asyncio.Semaphore(LOGINS_AT_ONCE)
         self._connections = {host.name: SshConnection(host, self.options, dialling) for host in hosts}
         raise_descriptor_limit(len(hosts))
-        self._locks = {name: asyncio.Lock() for name in self._connections}
-        self._present: set[tuple[str, str]] = set()
+        self.locks = {name: asyncio.Lock() for name in self._connections}
+        self.present: set[tuple[str, str]] = set()
         """Hosts, and the code or image that is known to be on them."""
-        self._lost: set[tuple[str, PurePosixPath]] = set()
+        self.lost: set[tuple[str, PurePosixPath]] = set()
         """Lost hosts, and directories there of jobs whose agents may still run."""
         self._retries: set[asyncio.Task[None]] = set()
-        self._data: dict[Path, tuple[str, str]] = {}
+        self.data: dict[Path, tuple[str, str]] = {}
         """For each round, the first host that had its data, and its content."""
 
     @property
@@ -321,158 +439,19 @@ class _SshLauncher(Launcher):
     def path_on_host(self, path: Path) -> Path:
         return delivery.path_on_host(path, self.code)
 
-    def _remote_dir(self, node: NodeJob) -> PurePosixPath:
-        return self.remote_run.joinpath(*node.node_dir.parts[-3:])
+    def agents(self, nodes: Sequence[NodeJob]) -> Sequence[_SshAgent]:
+        return [_SshAgent(self, node) for node in nodes]
 
-    def _remote_job_file(self, node: NodeJob) -> PurePosixPath:
-        """Return the path of the job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
-        return self._remote_dir(node).parent / ("job.hosts.json" if self._is_shared_run else "job.json")
-
-    def _remote_job(self, node: NodeJob) -> JobSpec:
-        job = node.job
-        # An evaluation job reads the checkpoints of its round, which is next to it.
-        checkpoints = os.path.relpath(job.checkpoint_dir, node.node_dir.parent)
-        return job.model_copy(
-            update={
-                "case": delivery.on_host(job.case, self.code),
-                "extern": delivery.on_host(job.extern, self.code) if job.extern is not None else None,
-                "checkpoint_dir": Path(self._remote_dir(node).parent / checkpoints),
-            }
-        )
-
-    def _remote_task(self, node: NodeJob) -> AgentTask:
-        task = node.task
-        changed: dict[str, object] = {
-            "run": self._run_id,
-            "job_file": Path(self._remote_job_file(node)),
-            "limits": task.limits.model_copy(update={"abandon_s": self.options.abandon_s}),
-            "locks_host": True,
-        }
-        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
-            changed[name] = path and self.path_on_host(path)
-        if task.telemetry is not None:
-            folder = self.path_on_host(task.telemetry.vendor_folder)
-            changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
-        return task.model_copy(update=changed)
-
-    def agent(self, node: NodeJob) -> _SshAgent:
-        host, node_dir = self.host(node.host), self._remote_dir(node)
-        stream = NodeStream(
-            host,
-            self.python,
-            str(node_dir),
-            self._owner,
-            node.node_dir,
-            self.options.ping_s,
-            max(_POLL_S, len(self._connections) / POLLS_PER_S),
-            skip=temporary_directories(node.task),
-            in_place=self._is_shared_run,
-        )
-        return _SshAgent(
-            node,
-            host,
-            self._agent_command(node),
-            self.clean_up_command(node, node_dir),
-            command(self.python, "state", str(node_dir)),
-            lambda: self._prepare(node),
-            stream=stream,
-            launcher=self,
-        )
-
-    def agent_module(self, node: NodeJob) -> ModuleCommand:
-        node_dir = str(self._remote_dir(node))
-        markers = {RUN_MARKER: self._run_id, NODE_MARKER: node_dir, CACHE_VARIABLE: str(cache_directory())}
-        return ModuleCommand(
-            module=AGENT_MODULE,
-            arguments=(node_dir,),
-            name=node.unique_name(self._run_id),
-            environment={**self.variables, **markers},
-            writable=(Path(self._work), Path(self.remote_run)),
-            readable=(*node.job.data_dirs.values(), *model_files(node.job)),
-        )
-
-    def job_commands(self, node: NodeJob) -> list[list[str]]:
-        """Return the commands over SSH, and those that the agent starts."""
-        node_dir, data = self._remote_dir(node), self._data_command(node)
-        commands = [
-            delivery.delivery_command(self.python, self.code),
-            *self.sandbox(node).image_commands(),
-            self._clear_command(str(node_dir)),
-            command(self.python, "files"),
-            *([data] if data is not None else []),
-            start_command(str(node_dir), self._agent_command(node)),
-            command(self.python, "follow", str(node_dir), self._owner),
-        ]
-        started = agent_commands(self._remote_task(node), Path(node_dir), self.rank_python)
-        return [*map(self.host(node.host).command, commands), *started]
-
-    def _agent_command(self, node: NodeJob) -> list[str]:
-        return self.sandbox(node).command(self.python, self.agent_module(node))
-
-    def _clear_command(self, node_dir: str) -> list[str]:
+    def clear_command(self, node_dir: str) -> list[str]:
         """Return the command that ends agents of this run, renames an earlier attempt, and removes old runs."""
-        keep_days = "" if self._is_shared_run else f"{self.options.keep_days:g}"
-        return command(self.python, "clear", str(self.remote_run), node_dir, keep_days, self._owner)
-
-    def _data_command(self, node: NodeJob) -> list[str] | None:
-        """Return the command that fetches and verifies a job's data on a host; None where it needs none."""
-        dirs = list(node.job.data_dirs.values())
-        if not dirs:
-            return None
-        in_container = self.plan.cluster.container is not None
-        places = [path.parent if in_container or not path.is_dir() else path for path in dirs]
-        agent, offline = self.agent_module(node), ("--offline",) if self.plan.offline else ()
-        inside = replace(
-            agent,
-            module="accelmark.run.controller.data",
-            arguments=(str(self._remote_job_file(node)), *offline),
-            name=f"{agent.name}-data",
-            writable=(Path(self._work), *places),
-            readable=(),
-        )
-        return self.sandbox(node).command(self.python, inside)
+        keep_days = "" if self.is_shared_run else f"{self.options.keep_days:g}"
+        return command(self.python, "clear", str(self.remote_run), node_dir, keep_days, self.owner)
 
     async def deliver(self, host: HostSpec) -> None:
-        async with self._locks[host.name]:
-            if (host.name, "code") not in self._present:
+        async with self.locks[host.name]:
+            if (host.name, "code") not in self.present:
                 await delivery.deliver(self.host(host), self.python, self.code)
-                self._present.add((host.name, "code"))
-
-    async def _prepare(self, node: NodeJob) -> None:
-        host, node_dir = self.host(node.host), self._remote_dir(node)
-        async with self._locks[host.name]:
-            argv = self._clear_command(str(node_dir))
-            await host.require(argv, "an earlier attempt cannot be removed", timeout_s=_CLEAR_TIMEOUT_S)
-            self._lost = {lost for lost in self._lost if lost[0] != host.name}
-        await self.deliver(node.host)
-        async with self._locks[host.name]:
-            image = self.sandbox(node).image
-            if image is not None and (host.name, image.name) not in self._present:
-                await ensure_image(image, host, node.node_dir)
-                self._present.add((host.name, image.name))
-        task = self._remote_task(node).model_dump_json(indent=2)
-        job = self._remote_job(node).model_dump_json(indent=2)
-        await delivery.put_files(host, self.python, {self._remote_job_file(node): job, node_dir / TASK_FILE: task})
-        if self._is_shared_run:
-            written = hashlib.sha256(task.encode()).hexdigest()
-            await wait_until_visible(host.name, node.node_dir / TASK_FILE, written)
-        await self._fetch_data(node)
-
-    async def _fetch_data(self, node: NodeJob) -> None:
-        argv, host = self._data_command(node), self.host(node.host)
-        if argv is None:
-            return
-        if self.plan.cluster.container is not None:
-            await host.run(["mkdir", "-p", "--", *(str(path.parent) for path in node.job.data_dirs.values())])
-        output = await host.require(argv, "its data is not available", timeout_s=_DATA_TIMEOUT_S)
-        records = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
-        path = node.node_dir.parent / DATA_FILE
-        content = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
-        first, known = self._data.setdefault(path, (host.name, content))
-        if known != content:
-            raise HostError(host.name, f"its data differs from the data of {first}: {content} here, {known} there")
-        if first == host.name:
-            write_atomic(path, json.dumps(records, indent=2))
+                self.present.add((host.name, "code"))
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
         """End agents of this run on hosts; unreachable ones end by themselves without heartbeats."""
@@ -480,7 +459,7 @@ class _SshLauncher(Launcher):
 
         async def end(spec: HostSpec) -> str:
             try:
-                running = self.host(spec).run(self._clear_command(""), timeout_s=None)
+                running = self.host(spec).run(self.clear_command(""), timeout_s=None)
                 done = await asyncio.wait_for(running, _CLEAR_TIMEOUT_S)
                 problem = "" if done.code == 0 else f"{spec.name}: {done.message}"
             except (HostError, TimeoutError) as error:
@@ -489,21 +468,21 @@ class _SshLauncher(Launcher):
 
         return [problem for problem in await asyncio.gather(*map(end, specs)) if problem]
 
-    def end_when_reachable(self, node: NodeJob) -> None:
+    def end_when_reachable(self, agent: _SshAgent) -> None:
         """End the agent of a job on a lost host as soon as the host can be reached again."""
-        host, lost = self.host(node.host), (node.host.name, self._remote_dir(node))
-        argv = command(self.python, "clear", str(lost[1]), "", "", self._owner)
+        host, lost = agent.host, (agent.host.name, agent.directory)
+        argv = command(self.python, "clear", str(lost[1]), "", "", self.owner)
 
         async def end() -> None:
-            while lost in self._lost:
+            while lost in self.lost:
                 await asyncio.sleep(LONGEST_PAUSE_S)
-                async with self._locks[host.name]:
-                    if lost in self._lost:
+                async with self.locks[host.name]:
+                    if lost in self.lost:
                         with contextlib.suppress(HostError):
                             await host.run(argv, timeout_s=None)
-                            self._lost.discard(lost)
+                            self.lost.discard(lost)
 
-        self._lost.add(lost)
+        self.lost.add(lost)
         self._retries.add(asyncio.create_task(end()))
 
     async def close(self) -> None:
@@ -511,7 +490,7 @@ class _SshLauncher(Launcher):
         for retry in self._retries:
             retry.cancel()
         await asyncio.gather(*self._retries, return_exceptions=True)
-        lost = [self._connections[name].spec for name in {name for name, _ in self._lost}]
+        lost = [self._connections[name].spec for name in {name for name, _ in self.lost}]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.end_stale_agents(lost), STOP_TIMEOUT_S)
         await asyncio.gather(*(host.close() for host in self._connections.values()))
