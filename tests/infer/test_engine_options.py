@@ -107,7 +107,6 @@ def test_tensorrt_with_graphs_and_several_contexts(
         engine.contexts.put(each)
     loaded = engine_class("tensorrt", None)(request_of(model=None, onnx_path=None, engine_path=engine.file))
     assert torch.allclose(_answers(loaded, request, 4), _expected(request, 4), atol=1e-4)
-    engine.close()
 
 
 def _onnx(

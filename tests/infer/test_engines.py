@@ -48,7 +48,6 @@ def test_an_engine_gives_the_models_answers_for_every_batch_size(
         for size in (4, 3):
             inputs = [request.example[0][:size]]
             assert torch.allclose(loaded(inputs)[0][0], engine(inputs)[0][0], atol=1e-5)
-    engine.close()
 
 
 def test_openvino_compiles_for_the_batch_size_and_computes_others_too(request_of: Any) -> None:
@@ -62,7 +61,6 @@ def test_openvino_compiles_for_the_batch_size_and_computes_others_too(request_of
         expected = [request.model(*inputs) for inputs in calls]
     assert all(torch.allclose(one[0], other, atol=1e-4) for one, other in zip(found, expected, strict=True))
     assert engine.any_size is not None
-    engine.close()
 
 
 def test_the_declared_engines_are_what_their_classes_say() -> None:
@@ -84,7 +82,6 @@ def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch
             (outputs,), compiling_s = engine([inputs])
             assert (compiling_s > 0) == is_new
             assert torch.allclose(outputs, request.model(inputs), atol=1e-4)
-    engine.close()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.infer.language_model import CausalModel, Costs
+from accelmark.infer.language_model import CausalModel
 from accelmark.results.read.requests import RequestTable
 from accelmark.results.rounds.load import measured_stage
 from accelmark.results.rounds.serving import generation_stage
@@ -50,8 +50,8 @@ def test_the_flops_of_a_case_are_those_of_its_published_shapes(name: str) -> Non
     assert infer is not None
     length = infer.parameters["seq_length"]
     assert isinstance(length, int)
-    matrices = costs.body_parameters + costs.head_parameters
-    expected = 2 * length * matrices + 4 * costs.attention_width * length**2
+    matrices = costs["body_parameters"] + costs["head_parameters"]
+    expected = 2 * length * matrices + 4 * costs["attention_width"] * length**2
     assert InferSettings.model_validate(infer.configurations).flops == expected
 
 
@@ -95,7 +95,8 @@ def test_prefill_and_decoding_are_measured_apart() -> None:
     )  # fmt: skip
     requests = RequestTable(records).requests()
     measured = measured_stage(requests, load, generation_load(settings), 1, 6.0)
-    shapes = Costs(900, 100, 1000, 8, 4)._asdict()
+    parameters = {"body_parameters": 900, "head_parameters": 100, "step_parameters": 1000}
+    shapes = parameters | {"attention_width": 8, "cache_width": 4}
     stage = generation_stage(measured, requests, shapes, "bf16", 1e-6, 1e-4)
     assert stage.window_s == (0.0, 4.5)
     assert stage.label == "2 at a time, 100 + 11 tokens"

@@ -236,6 +236,8 @@ class Engine(ABC):
         from as many threads, and excludes no time."""
         self.file: Path | None = None
         """The compiled engine, if this engine saves one for ``exist_compiler_path``."""
+        self.built_with: dict[str, str] = {}
+        """Versions and other facts that an engine file depends on, which ``describe`` returns too."""
         if request.precision not in self.precisions:
             problem = f"{self.name} does not support {request.precision}; it supports {', '.join(self.precisions)}"
             raise InferenceError(problem, "bad_request")
@@ -290,7 +292,7 @@ class Engine(ABC):
 
     def describe(self) -> dict[str, str]:
         """Return versions, providers, devices and precision as the engine reports them."""
-        return {}
+        return self.built_with
 
     def graph_types(self) -> dict[str, int] | None:
         """Return {type of the weights: number of matrix products and convolutions} of the compiled graph.
@@ -305,6 +307,7 @@ class Engine(ABC):
             "engine": self.name,
             "precision": self.request.precision,
             "device": device_name(self.request.device, self.request.device_type),
+            **self.built_with,
         }
 
     def keep(self, path: Path) -> None:
@@ -316,10 +319,6 @@ class Engine(ABC):
     def device_memory_mib(self) -> float | None:
         """Return the engine's peak device memory, or None if its runtime does not report it."""
         return None
-
-    def close(self) -> None:
-        """Release the engine's resources."""
-        return
 
     def onnx_file(self) -> Path:
         """Return the ONNX file to compile. Raises RequestError: there is none."""
@@ -529,7 +528,7 @@ class TorchEngine(Engine):
 
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version and the element type."""
-        return {"torch": torch.__version__, "dtype": str(self.dtype)}
+        return super().describe() | {"torch": torch.__version__, "dtype": str(self.dtype)}
 
     def device_memory_mib(self) -> float | None:
         """Return the peak of PyTorch's allocator on an accelerator, None on the CPU."""

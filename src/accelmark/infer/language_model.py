@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -17,20 +17,6 @@ from accelmark.serving.model import ServedModel
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
-
-
-class Costs(NamedTuple):
-    """The model and prompts of generation; see :mod:`accelmark.results.rounds.serving`."""
-
-    body_parameters: int
-    """Weights of the matrix products of all layers."""
-    head_parameters: int
-    step_parameters: int
-    """Weights that a decode step reads: all but the embedding of the input, unless the output layer shares it."""
-    attention_width: int
-    """Layers x heads x size of a head."""
-    cache_width: int
-    """Numbers in the KV cache for a token: 2 x layers x heads of keys x size of a head."""
 
 
 class CausalModel(nn.Module):
@@ -73,8 +59,8 @@ class CausalModel(nn.Module):
         logits: Tensor = self.model(input_ids=tokens, use_cache=False, logits_to_keep=num_last).logits
         return logits
 
-    def costs(self) -> Costs:
-        """Return the model and prompts of generation."""
+    def costs(self) -> dict[str, int]:
+        """Return the sizes that the costs of generation follow from; see :mod:`accelmark.results.rounds.serving`."""
         config = self.model.config
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -82,13 +68,19 @@ class CausalModel(nn.Module):
         matrices = sum(parameter.numel() for parameter in self.model.parameters() if parameter.ndim > 1)
         every = sum(each.numel() for each in self.model.parameters())
         is_tied = head is embedding
-        return Costs(
-            body_parameters=matrices - embedding.numel() - (0 if is_tied else head.numel()),
-            head_parameters=head.numel(),
-            step_parameters=every - (0 if is_tied else embedding.numel()),
-            attention_width=config.num_hidden_layers * heads * size,
-            cache_width=2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * size,
-        )
+        return {
+            # Of the matrix products of all layers.
+            "body_parameters": matrices - embedding.numel() - (0 if is_tied else head.numel()),
+            "head_parameters": head.numel(),
+            # What a decode step reads: all but the embedding of the input, unless the output layer shares it.
+            "step_parameters": every - (0 if is_tied else embedding.numel()),
+            "attention_width": config.num_hidden_layers * heads * size,
+            # Numbers in the KV cache for a token.
+            "cache_width": 2
+            * config.num_hidden_layers
+            * (getattr(config, "num_key_value_heads", None) or heads)
+            * size,
+        }
 
 
 def load_model(directory: Path, dtype: torch.dtype = torch.float32, num_devices: int = 1) -> CausalModel:

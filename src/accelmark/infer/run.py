@@ -238,7 +238,7 @@ class InferenceRun:
                 "weights_hash": weights_hash(self.model),
             }
             if isinstance(self.model, CausalModel):
-                self.details |= self.model.costs()._asdict()
+                self.details |= self.model.costs()
 
     def _validate(self) -> None:
         if self.process is not None:

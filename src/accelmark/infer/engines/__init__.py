@@ -89,16 +89,13 @@ class FlagPerfEngine(TorchEngine):
         # Some engines read ``config._fields``.
         config = type("Config", (namedtuple("Config", values),), {"__getattr__": absent})(**values)
         self._call = type(self).made(config, path, self.model_on_device() if self.takes_model else None)
+        self.matrix_types = None  # an ``InferModel`` does not report in which types it computes
 
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch; return its outputs on the CPU and the seconds that it reports as other than inference."""
         arguments = [self._converted(tensor) for tensor in inputs] if self.takes_model else inputs
         outputs, other_s = self._call(arguments)
         return [output.cpu() for output in as_list(outputs)], float(other_s)
-
-    def graph_types(self) -> dict[str, int] | None:
-        """Return None: an ``InferModel`` does not report in which types it computes."""
-        return None
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Not used: ``InferModel`` copies to the device by itself."""

@@ -18,6 +18,7 @@ class Engine(TorchEngine):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
+        self.built_with = {"torch": torch.__version__}
         path = self.engine_file()
         if path is None:
             path = request.work_dir / f"{self.name}.pt2"
@@ -39,7 +40,3 @@ class Engine(TorchEngine):
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the package."""
         return as_list(self.run(*inputs))
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the device, precision and PyTorch version that a package is bound to."""
-        return super().fingerprint() | {"torch": torch.__version__}

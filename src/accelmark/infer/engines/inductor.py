@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelmark.infer.case import IterativeModel
 from accelmark.infer.engine import EngineRequest, TorchEngine, as_list
-from accelmark.spec.settings.inference import choice_option
 
-_MODES: Final = {name: name for name in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}
 GraphKey = tuple[tuple[torch.Size, bool], ...]
 """Key of a compiled graph: the shape of each input, and whether it was created in inference mode."""
 
@@ -34,7 +32,7 @@ class Engine(TorchEngine):
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         self.model = self.model_on_device()
-        mode = choice_option(request.options, "mode", _MODES, "default")
+        mode = str(request.options.get("mode", "default"))
         self.compiled: Any = self.model
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside the compiler
@@ -69,11 +67,6 @@ class Engine(TorchEngine):
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version, the element type and the number of compiled shapes."""
         return super().describe() | {"shapes": str(len(self.graphs))}
-
-    def close(self) -> None:
-        """Release the compiled graphs."""
-        del self.compiled, self.model
-        torch.compiler.reset()
 
 
 def _graph_key(inputs: list[Tensor]) -> GraphKey:

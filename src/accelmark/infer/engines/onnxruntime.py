@@ -15,7 +15,7 @@ from accelmark.infer.engine import EngineRequest, InferenceError, shortened
 from accelmark.infer.onnx_files import fp16_file, int8_file, matrix_types
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError, nearest
-from accelmark.spec.settings.inference import choice_option, number_option, streams_option, switch_option, text_options
+from accelmark.spec.settings.inference import number_option, switch_option, text_options
 
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDERS: Final = {
@@ -35,7 +35,6 @@ _GRAPH_LEVELS: Final = {
     "disabled": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED",
     "layout": "ORT_ENABLE_LAYOUT", "all": "ORT_ENABLE_ALL",
 }  # fmt: skip
-_EXECUTION_MODES: Final = {"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}
 _NUMPY: Final = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype.type
     for dtype in (
@@ -66,20 +65,25 @@ class Engine(Base):
         super().__init__(request)
         self.ort = self.package("onnxruntime")
         self.providers = self._providers()
+        self.built_with = {"onnxruntime": self.ort.__version__, "providers": ",".join(self.providers)}
         self.quantised: dict[str, str] = {}
-        existing = self.engine_file()
-        source = existing or self._in_precision()
+        on_cpu = self.providers[0] == _CPU
+        if (existing := self.engine_file()) is not None:
+            source = existing
+        elif request.precision == "int8":
+            source, self.quantised = int8_file(self, on_cpu=on_cpu)
+        else:
+            source = fp16_file(self) if request.precision == "fp16" else self.onnx_file()
         options = self.ort.SessionOptions()
-        self.concurrency = streams_option(request.options)
+        self.concurrency = number_option(request.options, "streams", 1, least=1)
         options.intra_op_num_threads = max(1, request.threads // self.concurrency)
         options.log_severity_level = 3
-        on_cpu = self.providers[0] == _CPU
-        level = choice_option(request.options, "graph_level", _GRAPH_LEVELS, "all")
+        level = _GRAPH_LEVELS[str(request.options.get("graph_level", "all"))]
         options.graph_optimization_level = getattr(self.ort.GraphOptimizationLevel, level)
-        mode = choice_option(request.options, "execution_mode", _EXECUTION_MODES, "sequential")
-        options.execution_mode = getattr(self.ort.ExecutionMode, mode)
+        is_parallel, modes = request.options.get("execution_mode") == "parallel", self.ort.ExecutionMode
+        options.execution_mode = modes.ORT_PARALLEL if is_parallel else modes.ORT_SEQUENTIAL
         if inter_op := number_option(request.options, "inter_op_threads", 0):
-            if mode != _EXECUTION_MODES["parallel"]:
+            if not is_parallel:
                 raise RequestError("engine_options.inter_op_threads has no effect without execution_mode: parallel")
             options.inter_op_num_threads = inter_op
         # Spinning threads occupy cores: inference on a busy machine becomes ten times slower.
@@ -142,12 +146,6 @@ class Engine(Base):
                 raise self.incompatible(path, error) from error
             raise
 
-    def _in_precision(self) -> Path:
-        if self.request.precision == "int8":
-            path, self.quantised = int8_file(self, on_cpu=self.providers[0] == _CPU)
-            return path
-        return fp16_file(self) if self.request.precision == "fp16" else self.onnx_file()
-
     def __call__(self, inputs: list[Tensor]) -> tuple[list[Tensor], float]:
         """Compute one batch."""
         if self.binds:
@@ -179,21 +177,12 @@ class Engine(Base):
             self.rows[key] = [(output.shape, output.dtype) for output in outputs]
         return outputs
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return the version, providers, device and precision that an optimised model is bound to."""
-        return super().fingerprint() | {"onnxruntime": self.ort.__version__, "providers": ",".join(self.providers)}
-
     def describe(self) -> dict[str, str]:
         """Return the version, the active providers, the number of nodes on the CPU, and the bits of int8 weights."""
         active = ",".join(self.session.get_providers())
-        facts = {"onnxruntime": self.ort.__version__, "providers": active, "nodes_on_cpu": self.cpu_nodes}
-        return facts | self.quantised
+        return super().describe() | {"providers": active, "nodes_on_cpu": self.cpu_nodes} | self.quantised
 
     def graph_types(self) -> dict[str, int] | None:
         """Return the types in the session's optimised graph; in its source, where the provider saves no graph."""
         self.package("onnx")
         return matrix_types(self.graph)
-
-    def close(self) -> None:
-        """Close the session."""
-        del self.session

@@ -15,7 +15,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, InferenceError, TimedCall
 from accelmark.infer.onnx_files import int8_file
-from accelmark.spec.settings.inference import InferPrecision, streams_option, text_options
+from accelmark.spec.settings.inference import InferPrecision, number_option, text_options
 
 _HINTS: Final[dict[InferPrecision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
 _DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}
@@ -50,9 +50,10 @@ class Engine(Base):
         self.settings = {
             "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
             "PERFORMANCE_HINT": request.optimize_for.upper(),
-            **({"NUM_STREAMS": streams_option(request.options)} if "streams" in request.options else {}),
             **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),
         }
+        if "streams" in request.options:
+            self.settings["NUM_STREAMS"] = number_option(request.options, "streams", 1, least=1)
         self.source = None if existing else self.onnx_file()
         """The ONNX file that is compiled; None where a compiled model is loaded."""
         if self.source is not None and request.precision == "int8":
@@ -196,7 +197,3 @@ class Engine(Base):
                 precision = str(facts["runtimePrecision"].astype(str))
                 types[_TYPES.get(precision, precision)] += 1
         return dict(types) or None
-
-    def close(self) -> None:
-        """Release the compiled model."""
-        del self.requests, self.bound, self.any_size, self.compiled

@@ -12,7 +12,7 @@ from torch import Tensor
 from accelmark.infer.engine import Compute, EngineRequest, GraphCalls, InferenceError, shortened
 from accelmark.infer.engine import Engine as Base
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.settings.inference import number_option, streams_option, switch_option
+from accelmark.spec.settings.inference import number_option, switch_option
 
 _FLAGS: Final = {"tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}
 """The builder's flag for each precision; TF32 is on unless cleared."""
@@ -38,6 +38,7 @@ class Engine(Base):
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         trt = self.trt = self.package("tensorrt")
+        self.built_with = {"tensorrt": trt.__version__}
         self.logger = trt.Logger(trt.Logger.WARNING)
         self.device = request.device
         path = self.engine_file() or self._compile(self.onnx_file(), request.work_dir / f"{self.name}.plan")
@@ -53,7 +54,7 @@ class Engine(Base):
         self.inputs = self.named("inputs", [name for name in names if is_input[name]])
         self.outputs = self.named("outputs", [name for name in names if not is_input[name]])
         self.dtypes = {name: _DTYPES[self.engine.get_tensor_dtype(name).name] for name in names}
-        self.concurrency = streams_option(request.options)
+        self.concurrency = number_option(request.options, "streams", 1, least=1)
         self.contexts: SimpleQueue[_Context] = SimpleQueue()
         for _ in range(self.concurrency):
             self.contexts.put(_Context(self))
@@ -103,18 +104,10 @@ class Engine(Base):
         finally:
             self.contexts.put(context)
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return the device, precision and TensorRT version that a plan is bound to."""
-        return super().fingerprint() | {"tensorrt": self.trt.__version__}
-
     def describe(self) -> dict[str, str]:
         """Return TensorRT's version and the plan's activation memory."""
         size = self.engine.device_memory_size_v2 / 2**20
-        return {"tensorrt": self.trt.__version__, "activation_memory_mib": f"{size:.1f}"}
-
-    def close(self) -> None:
-        """Release the contexts and the engine."""
-        del self.contexts, self.engine, self.runtime
+        return super().describe() | {"activation_memory_mib": f"{size:.1f}"}
 
 
 @final

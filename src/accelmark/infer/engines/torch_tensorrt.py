@@ -19,7 +19,8 @@ class Engine(TorchEngine):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
-        trt = self.trt = self.package("torch_tensorrt")
+        trt = self.package("torch_tensorrt")
+        self.built_with = {"torch_tensorrt": trt.__version__}
         shapes = [(tuple(each.shape), each.dtype) for each in self.to_device(request.example)]
         self.compiled = trt.compile(
             self.model_on_device(),
@@ -36,11 +37,3 @@ class Engine(TorchEngine):
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the compiled module."""
         return as_list(self.compiled(*inputs))
-
-    def describe(self) -> dict[str, str]:
-        """Return the versions and the element type."""
-        return {"torch_tensorrt": self.trt.__version__} | super().describe()
-
-    def close(self) -> None:
-        """Release the compiled module."""
-        del self.compiled

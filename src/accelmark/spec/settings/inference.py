@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from accelmark.spec.backports import StrEnum
-from accelmark.spec.errors import RequestError, nearest, raising
+from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.settings.training import Scalar
 
@@ -339,16 +339,3 @@ def switch_option(options: Mapping[str, EngineOption], name: str, *, default: bo
     if not isinstance(value, bool):
         raise RequestError(f"engine_options.{name} must be true or false, found {value!r}")
     return value
-
-
-def choice_option(options: Mapping[str, EngineOption], name: str, choices: Mapping[str, str], default: str) -> str:
-    """Return what ``choices`` has for the value of an option; raises RequestError: it is none of them."""
-    value = options.get(name, default)
-    if not isinstance(value, str) or value not in choices:
-        raise RequestError(f"engine_options.{name}: unknown value {value!r} ({nearest(str(value), choices)})")
-    return choices[value]
-
-
-def streams_option(options: Mapping[str, EngineOption]) -> int:
-    """Return ``engine_options.streams``, the number of calls at the same time (1); raises RequestError."""
-    return number_option(options, "streams", 1, least=1)

@@ -28,6 +28,7 @@ class Engine(Base):
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
         rt = self.rt = self.package("tensorrt")
+        self.built_with = {"ixrt": str(rt.__version__)}
         self.logger = rt.Logger(rt.Logger.WARNING)
         path = self.engine_file() or self._compile(self.onnx_file())
         self.runtime = rt.Runtime(self.logger)
@@ -82,15 +83,3 @@ class Engine(Base):
             copies = [self.buffers[index].to("cpu", non_blocking=True) for index in self.outputs]
         self.stream.synchronize()
         return copies, 0.0
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the device, precision and version that an engine file is bound to."""
-        return super().fingerprint() | {"ixrt": str(self.rt.__version__)}
-
-    def describe(self) -> dict[str, str]:
-        """Return IxRT's version."""
-        return {"ixrt": str(self.rt.__version__)}
-
-    def close(self) -> None:
-        """Release the context and the engine."""
-        del self.context, self.engine, self.runtime

@@ -13,6 +13,7 @@ from torch import Tensor, from_numpy
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest
 from accelmark.spec.backports import zip_strict
+from accelmark.spec.settings.inference import text_options
 
 
 class Engine(Base):
@@ -27,7 +28,8 @@ class Engine(Base):
 
     def __init__(self, request: EngineRequest) -> None:
         super().__init__(request)
-        tvm = self.tvm = self.package("tvm")
+        tvm = self.package("tvm")
+        self.built_with = {"tvm": str(tvm.__version__)}
         relay, onnx = self.package("tvm.relay"), self.package("onnx")
         graph = onnx.load(str(self.onnx_file()))
         weights = {each.name for each in graph.graph.initializer}
@@ -41,8 +43,7 @@ class Engine(Base):
             half = self.package("tvm.contrib.xpu_config").XPUOutDtypeConfig
             config = half(default_precision="float16", config_last_node=True, config_map={})
             options["XPUOutDtypeConfig"] = config.value()
-        disabled = request.options.get("disabled_pass", ())
-        names = list(disabled) if isinstance(disabled, tuple) else [str(disabled)]
+        names = list(text_options(request.options, "disabled_pass"))
         with tvm.transform.PassContext(opt_level=3, config=options, disabled_pass=names):
             program = relay.backend.vm.compile(module, target=target, target_host=target, params=parameters)
         self.machine = self.package("tvm.runtime.vm").VirtualMachine(program, tvm.device("xpu", 0))
@@ -53,11 +54,3 @@ class Engine(Base):
             self.machine.set_one_input("main", name, each.numpy())
         self.machine.run()
         return [from_numpy(each.numpy()) for each in self.machine.get_outputs()], 0.0
-
-    def describe(self) -> dict[str, str]:
-        """Return TVM's version."""
-        return {"tvm": str(self.tvm.__version__)}
-
-    def close(self) -> None:
-        """Release the compiled program."""
-        del self.machine
