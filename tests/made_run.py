@@ -30,11 +30,7 @@ INIT_MS = 2_000.0
 """From the start of the process to TRAIN_START."""
 
 CHIP = Chip(
-    name="X1",
-    variant="Pod",
-    device_name="Acme X1 Pod",
-    peaks=Peaks(fp32=10.0, bf16=100.0),
-    source="made up for tests",
+    name="X1", variant="Pod", device_name="Acme X1 Pod", peaks=Peaks(fp32=10.0, bf16=100.0), source="made up for tests"
 )
 
 
