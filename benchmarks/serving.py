@@ -27,7 +27,7 @@ import numpy as np
 
 from accelmark.serving.client.client import Client
 from accelmark.serving.request import Endpoint, Load, PlannedRequest
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.log.inference import LoadStage, RequestRecord
 from benchmarks.null_server import allow_files
 
 NUM_TOKENS: Final = 128

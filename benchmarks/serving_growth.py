@@ -30,7 +30,7 @@ from accelmark.serving.load.prompts import open_prompts
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, Load
 from accelmark.serving.stages import Stages
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.log.inference import LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Lengths, PromptSettings, ServeSettings
 from benchmarks.serving import machine, null_server, planned, table
 

@@ -15,8 +15,15 @@ from typing import Any
 
 from accelmark.spec.job import JobSpec, ServeJob
 from accelmark.spec.key import CaseKey
-from accelmark.spec.log import serving
-from accelmark.spec.log.serving import Answer, BenchmarkScore, LoadStage, RequestRecord, ServeFinished, ServeStarted
+from accelmark.spec.log.inference import (
+    Answer,
+    BenchmarkScore,
+    LoadStage,
+    RequestRecord,
+    ServeFinished,
+    ServeStarted,
+    StartTimes,
+)
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.programs import ServerSpec
 from accelmark.spec.settings.inference import Benchmark, Reference
@@ -115,7 +122,7 @@ class Served:
     min_agreement: float = 0.9
     is_open: bool = False
     ended: ServeFinished = COMPLETED
-    start: serving.StartTimes | None = None
+    start: StartTimes | None = None
     device_type: str = "acme"
     lag_p99_ms: float = 0.01
     warm_up: int = 4

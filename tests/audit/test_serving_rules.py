@@ -13,7 +13,7 @@ import pytest
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import CaseResult
 from accelmark.run.record.directory import measure_run
-from accelmark.spec.log.serving import BenchmarkScore, RequestRecord, StartTimes
+from accelmark.spec.log.inference import BenchmarkScore, RequestRecord, StartTimes
 from accelmark.spec.settings.inference import Reference
 from tests.audit.adversary.attack import add_event
 from tests.served_run import COMPLETED, Queue, Served, Stage, make_served_run

@@ -24,8 +24,7 @@ from accelmark.results.schema import JobState, Mark, Verdict
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.log.events import EndReason
-from accelmark.spec.log.inference import InferEndReason
-from accelmark.spec.log.serving import ServeEndReason
+from accelmark.spec.log.inference import InferEndReason, ServeEndReason
 from accelmark.spec.model import parse, read_value, read_yaml
 from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.vendor import Peaks

@@ -13,7 +13,7 @@ from accelmark.infer.language_model import CausalModel
 from accelmark.results.read.requests import RequestTable
 from accelmark.results.rounds.load import measured_stage
 from accelmark.results.rounds.serving import generation_stage
-from accelmark.spec.log.serving import LoadStage, RequestRecord
+from accelmark.spec.log.inference import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load

@@ -27,8 +27,8 @@ from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.results.table import rows_of
 from accelmark.run.record.directory import measure_run
 from accelmark.spec.errors import RequestError
+from accelmark.spec.log.inference import ServeFinished
 from accelmark.spec.log.records import Ceilings, CollectiveTiming, Rate
-from accelmark.spec.log.serving import ServeFinished
 from accelmark.spec.rules import RunRules
 from tests.made_run import Made, make_run
 from tests.served_run import Queue, Served, Stage, make_served_run

@@ -15,7 +15,7 @@ from accelmark.results.rounds import load
 from accelmark.results.rounds.load import SteadyWindow
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.schema import RoundResult, ServingStage
-from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeFinished
+from accelmark.spec.log.inference import LoadStage, RequestRecord, ServeFinished
 from accelmark.spec.settings.serving import ServeSettings
 from tests.served_run import ROUND, Queue, Served, Stage, make_served_run
 

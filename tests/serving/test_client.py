@@ -17,7 +17,7 @@ import pytest
 from accelmark.serving.client.client import Client
 from accelmark.serving.request import Api, Endpoint, Load, PlannedRequest
 from accelmark.spec.errors import RunError
-from accelmark.spec.log.serving import LoadStage, RequestRecord, RequestStatus
+from accelmark.spec.log.inference import LoadStage, RequestRecord, RequestStatus
 from tests.serving.scripted_server import Handle, Peer, chunk, scripted_server
 
 TIMEOUT_S = 60.0

@@ -26,7 +26,7 @@ from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.serving.stages import LoadReporter, Stages
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import LoadProgress, LoadStage, RequestRecord
+from accelmark.spec.log.inference import LoadProgress, LoadStage, RequestRecord
 from accelmark.spec.settings.serving import Arrival, Lengths, LoadSettings, PromptSettings, ServeSettings, Slo
 
 WORDS = random.Random(1).choices(["the", "king", "walks", "to", "night", "and", "ghosts", "thee"], k=1500)

@@ -22,7 +22,7 @@ from accelmark.serving.load.plan import LoadPlan
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint
 from accelmark.serving.stages import StageClient, Stages, TokenScenarios
-from accelmark.spec.log.serving import LoadStage, TokenScenarioResult
+from accelmark.spec.log.inference import LoadStage, TokenScenarioResult
 from accelmark.spec.settings.serving import ServeSettings
 from tests.serving.scripted_server import Peer, scripted_server
 

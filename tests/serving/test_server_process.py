@@ -18,7 +18,7 @@ from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, PlannedRequest, ServeError
 from accelmark.serving.server_process import Cores, ServerProcess
 from accelmark.spec.job import JobSpec
-from accelmark.spec.log.serving import Answer, RequestRecord
+from accelmark.spec.log.inference import Answer, RequestRecord
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import folders, load_server
 from accelmark.spec.plugins.programs import SERVER_PLACEHOLDERS, ServerSpec, fill

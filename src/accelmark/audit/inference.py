@@ -10,8 +10,7 @@ from accelmark.results.figures import FigureName
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
 from accelmark.spec.job import InferJob
-from accelmark.spec.log.inference import ScenarioResult
-from accelmark.spec.log.serving import TokenScenarioResult
+from accelmark.spec.log.inference import ScenarioResult, TokenScenarioResult
 from accelmark.spec.number_format import limit_percent, percent
 from accelmark.spec.settings.inference import InferSettings, InferStep
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, Scalar

@@ -30,7 +30,7 @@ from accelmark.spec.backports import pairwise, zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import REQUESTS_FILE, LoadStage, RequestRecord
+from accelmark.spec.log.inference import REQUESTS_FILE, LoadStage, RequestRecord
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
 

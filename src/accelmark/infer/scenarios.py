@@ -25,8 +25,7 @@ from accelmark.serving.loadgen import MLPERF_MIN_DURATION_S, LoadGenLog, Query, 
 from accelmark.serving.request import LoadGenSettings
 from accelmark.serving.stages import LoadReporter
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult
-from accelmark.spec.log.serving import SCENARIO_PHASES
+from accelmark.spec.log.inference import SCENARIO_PHASES, AnswerCheck, RepeatCheck, ScenarioResult
 from accelmark.spec.settings.inference import ScenarioName
 
 _HEADROOM: Final = 1.2

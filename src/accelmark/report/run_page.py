@@ -26,7 +26,7 @@ from accelmark.results.store.files import write_atomic
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun, load_run
 from accelmark.results.tuning import tuned_result
 from accelmark.spec.key import CaseKey
-from accelmark.spec.log.serving import TokenScenarioResult
+from accelmark.spec.log.inference import TokenScenarioResult
 from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent, quantity, scale_of, subtracted
 
 F = FigureName

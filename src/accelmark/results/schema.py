@@ -13,8 +13,16 @@ from accelmark.results.figures import FigureName
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd
-from accelmark.spec.log.serving import BenchmarkScore, StageLoad, StartTimes, TokenScenarioResult
+from accelmark.spec.log.inference import (
+    AnswerCheck,
+    BenchmarkScore,
+    RepeatCheck,
+    ScenarioResult,
+    StageEnd,
+    StageLoad,
+    StartTimes,
+    TokenScenarioResult,
+)
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip

@@ -22,7 +22,7 @@ from accelmark.serving.server_process import run_reporting
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec
-from accelmark.spec.log.serving import ANSWERS_FILE, Answer, RequestRecord, StartTimes
+from accelmark.spec.log.inference import ANSWERS_FILE, Answer, RequestRecord, StartTimes
 from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.train.loop.process import process_start

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from accelmark.serving.request import Watch
 from accelmark.spec.errors import RunError
-from accelmark.spec.log.serving import SCORES_FILE, BenchmarkScore
+from accelmark.spec.log.inference import SCORES_FILE, BenchmarkScore
 from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.inference import BenchmarkSettings
 

@@ -26,8 +26,8 @@ from accelmark.serving.stages import LoadReporter, Stages, TokenScenarios
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError
 from accelmark.spec.job import JobSpec, ServeJob
 from accelmark.spec.log.events import Event
+from accelmark.spec.log.inference import REQUESTS_FILE, ServeEndReason, ServeFinished, ServeStarted, StartTimes
 from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.log.serving import REQUESTS_FILE, ServeEndReason, ServeFinished, ServeStarted, StartTimes
 from accelmark.spec.plugins.requirements import installed_version, installed_versions
 from accelmark.spec.settings.training import Scalar
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest

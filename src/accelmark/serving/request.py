@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, final
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError, raising
-from accelmark.spec.log.serving import LoadStage, RequestRecord, ServeEndReason
+from accelmark.spec.log.inference import LoadStage, RequestRecord, ServeEndReason
 from accelmark.spec.plugins.programs import REQUEST_PLACEHOLDER
 from accelmark.spec.settings.serving import StageArrival, TokenScenario
 

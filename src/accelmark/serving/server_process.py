@@ -20,7 +20,7 @@ import psutil
 
 from accelmark.serving.request import ServeError, Watch
 from accelmark.spec.errors import DataError, raising
-from accelmark.spec.log.serving import StartTimes
+from accelmark.spec.log.inference import StartTimes
 from accelmark.spec.plugins.programs import ServerSpec, fill
 from accelmark.spec.settings.training import Scalar
 

@@ -15,7 +15,7 @@ from accelmark.serving.loadgen import MIN_TOKENS, MLPERF_MIN_DURATION_S, LoadGen
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, LoadGenRun, LoadGenSettings, PlannedRequest, Record, Watch
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.serving import (
+from accelmark.spec.log.inference import (
     SCENARIO_PHASES,
     LoadPhase,
     LoadProgress,

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.log import events, inference
 from accelmark.spec.log.events import Compiled, Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.log.inference import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogRecord
-from accelmark.spec.log.serving import LoadStage, ServeFinished, ServeStarted, TokenScenarioResult
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.training import Scalar
 

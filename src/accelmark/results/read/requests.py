@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from accelmark.spec.errors import RunError, first_error, raising
-from accelmark.spec.log.serving import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
+from accelmark.spec.log.inference import ANSWERS_FILE, SCORES_FILE, Answer, BenchmarkScore, RequestRecord
 from accelmark.spec.model import Spec
 
 S = TypeVar("S", bound=Spec)

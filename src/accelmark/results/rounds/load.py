@@ -19,7 +19,7 @@ from accelmark.results import schema
 from accelmark.results.read.requests import Booleans, Floats, Integers, Requests
 from accelmark.results.schema import PERCENTILES, Distribution, Quantile, ServingStage
 from accelmark.spec.backports import zip_strict
-from accelmark.spec.log.serving import Answer, LoadStage, StageLoad
+from accelmark.spec.log.inference import Answer, LoadStage, StageLoad
 from accelmark.spec.settings.serving import ServeSettings, Slo
 
 _BLOCKS: Final = 30

@@ -26,7 +26,7 @@ from accelmark.results.rounds.hosts import agreement_findings, contention_findin
 from accelmark.results.rounds.load import compared_answers, counted, curves_of, measured_stage, prompt_use, timeline_of
 from accelmark.results.schema import Figure, Figures, Finding, finding, value
 from accelmark.spec.job import InferJob, JobSpec, ServeJob
-from accelmark.spec.log.serving import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason
+from accelmark.spec.log.inference import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario, generation_load
 from accelmark.spec.settings.training import Scalar

@@ -23,7 +23,7 @@ from accelmark.results.schema import JobState, RoundResult
 from accelmark.run.display.progress import JobProgress, metric_text
 from accelmark.run.record.states import JobStatus, utc_now
 from accelmark.spec.job import InferJob, ServeJob, TrainingWork
-from accelmark.spec.log.serving import LoadPhase
+from accelmark.spec.log.inference import LoadPhase
 from accelmark.spec.number_format import counted, digits, duration, percent, quantity
 
 SIGNS: Final[Mapping[JobState, tuple[str, str]]] = {

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from accelmark.results.read.rank_log import warning_text
 from accelmark.spec.job import InferJob, TrainingWork, Work
 from accelmark.spec.log.events import Evaluation, Event, StepWindow
-from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, Phase
+from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, InferEvaluation, LoadProgress, Phase
 from accelmark.spec.log.perflog import PerfLogRecord, decode_line
-from accelmark.spec.log.serving import LoadProgress
 from accelmark.spec.model import json_objects
 from accelmark.spec.number_format import digits, subtracted
 from accelmark.spec.settings.inference import InferStep

@@ -18,7 +18,7 @@ from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record, Wa
 from accelmark.serving.server_process import started_on
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
-from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.log.inference import LoadStage
 from accelmark.spec.plugins.framework import module_command
 
 _LEAD_S: Final = 0.2

@@ -28,7 +28,7 @@ from accelmark.serving import loadgen
 from accelmark.serving.client.connection import Connections, Response, Stream, WakeSelector, has_output, read_stream
 from accelmark.serving.request import LoadGenRun
 from accelmark.spec.backports import pairwise
-from accelmark.spec.log.serving import RequestRecord, RequestStatus
+from accelmark.spec.log.inference import RequestRecord, RequestStatus
 from accelmark.spec.model import Spec
 
 _LAG_PERIOD_S: Final = 0.01

@@ -19,7 +19,7 @@ from accelmark.serving.load.prompts import numbered_lines, open_prompts
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, PlannedRequest
 from accelmark.spec.errors import DataError, raising
-from accelmark.spec.log.serving import LoadStage
+from accelmark.spec.log.inference import LoadStage
 from accelmark.spec.model import Spec
 from accelmark.spec.settings.serving import Arrival, ServeSettings
 
