@@ -26,7 +26,7 @@ from torch import nn
 
 from accelmark.audit.reevaluation import NUM_CLOSE_STEPS, loss_correlation
 from accelmark.frameworks.pytorch.backend import PyTorchBackend
-from accelmark.results.read.reevaluation import ReplayedStep
+from accelmark.results.read.round_dir import ReplayedStep
 from accelmark.run.controller.data import DataFetcher, data_dirs
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.layers import Layer, resolve

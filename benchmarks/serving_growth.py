@@ -22,8 +22,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from accelmark.results.read.requests import read_requests
-from accelmark.results.rounds.load import measured_stage
+from accelmark.results.rounds.load import measured_stage, read_requests
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
 from accelmark.serving.load.prompts import open_prompts

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,24 @@ def make_run(run_dir: Path, made: Made | None = None) -> Path:
     (run_dir / "source.json").write_text(json.dumps(source))
     (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return run_dir
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Set keys of the JSON object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_lines(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change each object in a file of JSON lines."""
+    entries = (change(json.loads(line)) for line in path.read_text().splitlines())
+    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+def end_round(round_dir: Path, state: str, reason: str) -> None:
+    """Record the end of a round as the coordinator does."""
+    event = {"kind": "state", "job": f"{round_dir.parent.name}/{round_dir.name}", "state": state, "reason": reason}
+    with (round_dir.parents[1] / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
 
 
 def make_round(round_dir: Path, made: Made, number: int = 1) -> JobSpec:

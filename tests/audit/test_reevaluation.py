@@ -15,7 +15,7 @@ from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, 
 from accelmark.audit.rounds import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figures import FigureName
-from accelmark.results.read.reevaluation import reevaluation_dir
+from accelmark.results.read.round_dir import reevaluation_dir
 from accelmark.results.schema import CaseResult, Figure, Finding, Point, RoundResult
 from accelmark.results.store.bundle import unpack, write_bundle
 from accelmark.results.store.loaded_run import RESULT_FILE, load_round

@@ -11,7 +11,7 @@ import pytest
 from accelmark.audit.verify import verify_run
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
-from accelmark.results.read.reevaluation import read_reevaluation, reevaluation_dir
+from accelmark.results.read.round_dir import read_reevaluation, reevaluation_dir
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
 from tests.cluster.bed import Bed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.results.read.reevaluation import read_reevaluation
+from accelmark.results.read.round_dir import read_reevaluation
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import podman, write_rootfs

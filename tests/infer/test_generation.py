@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from accelmark.infer.language_model import CausalModel
-from accelmark.results.read.requests import RequestTable
-from accelmark.results.rounds.load import measured_stage
+from accelmark.results.rounds.load import RequestTable, measured_stage
 from accelmark.results.rounds.serving import generation_stage
 from accelmark.spec.log.inference import LoadStage, RequestRecord
 from accelmark.spec.plugins.catalog import load_case

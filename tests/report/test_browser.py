@@ -15,10 +15,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from accelmark.ledger.ledger import read_ledger, write_record
 from accelmark.report.ledger_page import render_ledger
 from accelmark.report.run_page import write_page
-from accelmark.results.rounds.summary import write_round
 from accelmark.run.record.directory import measure_run
 from benchmarks.ledger import made_up
-from tests.made_run import Made, make_run, measured_run, perflog
+from tests.made_run import Made, end_round, make_run, measured_run, perflog
 from tests.report.test_page import SETTINGS, STAGES
 from tests.report.test_view import running, serving
 from tests.served_run import Served, make_served_run
@@ -142,7 +141,7 @@ def test_tables_have_heads_and_captions_and_text_has_contrast_on_a_desktop_and_a
 def test_a_failed_run_shows_its_reason_and_runs_no_script_of_it(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(telemetry=False))
     hostile = "</script><script>window.hacked = 1</script>"
-    write_round(run / "toy-pytorch-X1x1x1" / "round1", state="failed", reason=hostile)
+    end_round(run / "toy-pytorch-X1x1x1" / "round1", "failed", hostile)
     measure_run(run)
     seen = see(browser, write_page(run))
     assert seen.page.evaluate("window.hacked") is None

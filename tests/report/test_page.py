@@ -20,7 +20,6 @@ from accelmark.report.tables import results_table, shown_table
 from accelmark.results.cluster import CheckpointWrites, ClusterReport, Recovery, ScalePoint, ScalingCurve
 from accelmark.results.comparison import compare
 from accelmark.results.figures import FigureName
-from accelmark.results.rounds.summary import write_round
 from accelmark.results.schema import Finding, Spread
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import LoadedRun, load_run
@@ -30,7 +29,7 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.log.inference import ServeFinished
 from accelmark.spec.log.records import Ceilings, CollectiveTiming, Rate
 from accelmark.spec.rules import RunRules
-from tests.made_run import Made, make_run
+from tests.made_run import Made, end_round, make_run
 from tests.served_run import Queue, Served, Stage, make_served_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -131,7 +130,7 @@ def test_null_figures_have_their_reasons_and_settings_their_provenance(tmp_path:
 
 def test_reasons_warnings_and_findings_are_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2, telemetry=False))
-    write_round(run / "toy-pytorch-X1x1x1" / "round2", state="lost", reason="host node00 went away")
+    end_round(run / "toy-pytorch-X1x1x1" / "round2", "lost", "host node00 went away")
     text = visible(page_of(run))
     assert "round 2 was lost: host node00 went away" in text
     assert "telemetry-missing" in text
@@ -142,7 +141,7 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     log = run / "toy-pytorch-X1x1x1" / "round1" / "node00_noderank0" / "rank0.out.log"
     log.write_text(log.read_text().replace('"accuracy"', json.dumps(HOSTILE)))
-    write_round(run / "toy-pytorch-X1x1x1" / "round1", state="failed", reason=HOSTILE)
+    end_round(run / "toy-pytorch-X1x1x1" / "round1", "failed", HOSTILE)
     page = page_of(run)
     assert HOSTILE not in page
     assert "<img src=x" not in page

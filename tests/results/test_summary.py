@@ -18,10 +18,8 @@ import numpy as np
 import pytest
 
 from accelmark.results.cluster import scaling_curves
-from accelmark.results.figures import FigureName
 from accelmark.results.figures import FigureName as F
-from accelmark.results.read.reevaluation import SavedCheckpoints
-from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.read.round_dir import NodeDir, SavedCheckpoints
 from accelmark.results.rounds.hosts import contention_findings, device_indices, disturbances
 from accelmark.results.rounds.summary import (
     finding_texts,
@@ -30,11 +28,10 @@ from accelmark.results.rounds.summary import (
     spread,
     spread_warnings,
     student_t,
-    write_round,
 )
 from accelmark.results.rounds.timeline import Timeline, read_timeline
 from accelmark.results.rounds.training import pace_findings
-from accelmark.results.schema import Figure, Finding, Spread
+from accelmark.results.schema import Figure, Finding
 from accelmark.results.statistics import change_points, levels
 from accelmark.results.store.bundle import check_manifest
 from accelmark.results.store.loaded_run import LoadedRun
@@ -44,7 +41,7 @@ from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
 from accelmark.spec.log.events import CheckpointHashes, Event
 from accelmark.spec.log.inference import InferFinished
-from tests.made_run import BOOT_MS, Made, loaded, make_run, perflog, rank_events
+from tests.made_run import BOOT_MS, Made, change_json, change_lines, end_round, loaded, make_run, perflog, rank_events
 
 
 def test_a_wide_interval_warns_with_the_number_of_rounds_needed(tmp_path: Path) -> None:
@@ -71,7 +68,7 @@ def test_verdicts_have_their_reasons(tmp_path: Path, made: Made, verdict: str, r
 
 def test_a_failed_round_fails_the_case_and_keeps_figures_of_the_others(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
-    write_round(run / "toy-pytorch-X1x1x1" / "round2", state="failed", reason="out of memory")
+    end_round(run / "toy-pytorch-X1x1x1" / "round2", "failed", "out of memory")
     case = measure_run(run).cases[0]
     assert (case.state, case.verdict) == ("failed", "INVALID")
     assert any("round 2 failed: out of memory" in reason for reason in case.reasons)
@@ -163,19 +160,22 @@ def test_a_warning_of_several_rounds_is_shown_once() -> None:
     assert finding_texts(told, "warning") == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]
 
 
-def test_a_figure_that_fewer_rounds_have_says_how_many() -> None:
-    def of(*values: float) -> Spread:
-        return spread([Figure(value=value) for value in values])
-
-    figures = {FigureName.THROUGHPUT_STEADY: of(1.0, 2.0, 3.0), FigureName.TIME_TO_TARGET: of(1.0, 2.0)}
-    (warning,) = spread_warnings(figures, CaseKey.parse("toy", hardware="X1"))
-    assert "after 3 rounds: throughput, steady ±124 %; time to target ±424 % (2 rounds)." in warning
-
-
-def test_a_single_round_has_no_interval_and_the_warning_has_the_key_of_three() -> None:
-    figures = {FigureName.THROUGHPUT_STEADY: spread([Figure(value=1.0)])}
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {F.THROUGHPUT_STEADY: (1.0, 2.0, 3.0), F.TIME_TO_TARGET: (1.0, 2.0)},
+            "after 3 rounds: throughput, steady ±124 %; time to target ±424 % (2 rounds).",
+        ),
+        ({F.THROUGHPUT_STEADY: (1.0,)}, "only one round. For three rounds, use toy:pytorch:X1:2:8:3"),
+    ],
+)
+def test_a_wide_interval_says_its_rounds_and_a_missing_one_the_key_of_three(
+    values: dict[F, tuple[float, ...]], told: str
+) -> None:
+    figures = {name: spread([Figure(value=value) for value in of]) for name, of in values.items()}
     (warning,) = spread_warnings(figures, CaseKey.parse("toy:pytorch:X1:2:8", hardware="X1"))
-    assert warning.endswith("only one round. For three rounds, use toy:pytorch:X1:2:8:3")
+    assert told in warning
 
 
 def noisy(*segments: tuple[float, int]) -> list[float]:
@@ -253,15 +253,9 @@ def cut(path: Path, keep: int) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:keep]))
 
 
-def end_as(round_dir: Path, state: str, **changes: object) -> None:
-    path = node(round_dir) / "exit.json"
-    end = NodeExit.model_validate_json(path.read_bytes())
-    path.write_text(end.model_copy(update={"state": state, **changes}).model_dump_json())
-
-
 def test_a_rank_that_died_fails_the_round_with_its_reason(round_dir: Path) -> None:
     dead = RankExit(rank=1, local_rank=1, state="signaled", exit_code=-9, signal="SIGKILL", reason="killed by SIGKILL")
-    end_as(round_dir, "failed", ranks=(dead,))
+    change_json(node(round_dir) / "exit.json", state="failed", ranks=[dead.model_dump()])
     for rank in (0, 1):
         cut(node(round_dir) / f"rank{rank}.out.log", 7)
     result = round_result(round_dir)
@@ -281,7 +275,8 @@ def test_a_host_without_an_exit_is_lost(round_dir: Path) -> None:
     assert "node00" in (result.reason or "")
     shutil.rmtree(node(round_dir))
     assert round_result(round_dir).state == "queued"
-    result = round_result(round_dir, state="timed_out", reason="no end after 10 s")
+    end_round(round_dir, "timed_out", "no end after 10 s")
+    result = round_result(round_dir)
     assert (result.state, result.reason) == ("timed_out", "no end after 10 s"), "the coordinator's record counts"
 
 
@@ -339,10 +334,8 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
     began = "2020-02-02T02:02:02.000Z"
     (earlier.parent / "exit.json").write_text(json.dumps(end | {"started_at": began}))
     record, later_ms = log.with_name("telemetry.jsonl"), 100_000
-    entries = [json.loads(line) for line in record.read_text().splitlines()]
     (earlier.parent / record.name).write_text(record.read_text())
-    later = [entry | ({"t": entry["t"] + later_ms / 1e3} if "t" in entry else {}) for entry in entries]
-    record.write_text("".join(f"{json.dumps(entry)}\n" for entry in later))
+    change_lines(record, lambda entry: entry | ({"t": entry["t"] + later_ms / 1e3} if "t" in entry else {}))
     log.write_text(
         "".join(
             perflog(event, value | ({"resumed": is_continued} if event == "TRAIN_START" else {}), mono_ms + later_ms, 0)
@@ -368,8 +361,7 @@ def test_an_earlier_attempt_counts_where_the_last_one_continues_it(tmp_path: Pat
 
 
 def test_other_work_before_the_run_and_on_a_device_is_marked(round_dir: Path) -> None:
-    path = node(round_dir) / "sys_info.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"busy_at_start": ["80% of the cores are busy"]}))
+    change_json(node(round_dir) / "sys_info.json", busy_at_start=["80% of the cores are busy"])
     with (node(round_dir) / "telemetry.jsonl").open("a") as file:
         file.write(json.dumps({"note": {"t": 1.0, "what": "foreign process 12 (python) on device 0"}}) + "\n")
     result = round_result(round_dir)
@@ -387,14 +379,12 @@ def test_devices_selected_by_uuid_are_matched_by_uuid(tmp_path: Path) -> None:
     made = Made()
     round_dir = make_run(tmp_path / "run", made) / made.key.slug / "round1"
     path = node(round_dir)
-    lines = [json.loads(line) for line in (path / "telemetry.jsonl").read_text().splitlines()]
-    (path / "telemetry.jsonl").write_text("".join(json.dumps(_with_second_device(line)) + "\n" for line in lines))
+    change_lines(path / "telemetry.jsonl", _with_second_device)
     task = {"nproc": 1, "visible_devices": {"variable": "ACME_VISIBLE_DEVICES", "count": 1}}
     (path / "agent.json").write_text(json.dumps(task))
     energies: dict[str, float | None] = {}
     for uuid in ("GPU-0000", "GPU-1111", "GPU-2222", ""):
-        info = json.loads((path / "sys_info.json").read_text())
-        (path / "sys_info.json").write_text(json.dumps(info | {"environment": {"ACME_VISIBLE_DEVICES": uuid}}))
+        change_json(path / "sys_info.json", environment={"ACME_VISIBLE_DEVICES": uuid})
         energies[uuid] = round_result(round_dir).figures[F.ENERGY].value
     assert energies["GPU-0000"] is not None
     assert energies["GPU-1111"] == pytest.approx(2 * energies["GPU-0000"])
@@ -516,25 +506,27 @@ def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
 
 
 PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
+OUTSIDE = ("warning", "replay", "40\u202f% of the steps are in no pair")
 
 
-def faster(timeline: Timeline) -> list[Finding]:
-    return [found for found in pace_findings(timeline, PAIRS) if found.rule == "replayed-pace"]
-
-
-def test_steps_outside_of_pairs_are_counted_and_a_steady_pace_is_no_finding(timeline: Timeline) -> None:
-    (found,) = pace_findings(timeline, PAIRS)
-    assert (found.severity, found.rule) == ("warning", "replay")
-    assert "40\u202f% of the steps" in str(found.actual)
-
-
-def test_faster_steps_between_pairs_are_named(timeline: Timeline) -> None:
-    (found,) = faster(paced(timeline, lambda step: 10 if step <= 40 or 60 < step <= 80 else 7))
-    assert (found.severity, found.rule) == ("open", "replayed-pace")
-    assert "took 30\u202f% less time" in str(found.actual)
-
-
-def test_an_interruption_within_pairs_or_a_slow_pair_is_no_finding(timeline: Timeline) -> None:
-    assert not faster(paced(timeline, lambda step: 90 if step in (30, 70) else 10))
-    assert not faster(paced(timeline, lambda step: 30 if step <= 40 else 10))
-    assert not list(pace_findings(paced(timeline, float), checkpoints((None, 10), (10, 60), (60, 100))))
+@pytest.mark.parametrize(
+    ("step_ms", "pairs", "expected"),
+    [
+        (lambda _: 10, PAIRS, [OUTSIDE]),
+        (
+            lambda step: 10 if step <= 40 or 60 < step <= 80 else 7,
+            PAIRS,
+            [OUTSIDE, ("open", "replayed-pace", "took 30\u202f% less time")],
+        ),
+        (lambda step: 90 if step in (30, 70) else 10, PAIRS, [OUTSIDE]),
+        (lambda step: 30 if step <= 40 else 10, PAIRS, [OUTSIDE]),
+        (float, checkpoints((None, 10), (10, 60), (60, 100)), []),
+    ],
+    ids=("steady", "faster between pairs", "interrupted in pairs", "one slow pair", "all in pairs"),
+)
+def test_steps_outside_of_pairs_are_counted_and_named_where_they_are_faster(
+    timeline: Timeline, step_ms: Callable[[int], float], pairs: SavedCheckpoints, expected: list[tuple[str, str, str]]
+) -> None:
+    found = list(pace_findings(paced(timeline, step_ms), pairs))
+    assert [(one.severity, one.rule) for one in found] == [(severity, rule) for severity, rule, _ in expected]
+    assert all(words in one.actual for one, (_, _, words) in zip(found, expected, strict=True))

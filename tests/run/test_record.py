@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.results.read.reevaluation import SavedCheckpoints
+from accelmark.results.read.round_dir import SavedCheckpoints
 from accelmark.run.controller.evaluate import MOST_DRAWN, _replays
 from accelmark.run.launchers.ssh.launcher import create
 from accelmark.run.record import directory

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from accelmark.results.read.requests import Requests, RequestTable
+from accelmark.results.rounds.load import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, due_times, read_trace, search_rate
 from accelmark.serving.load.prompts import draw_length, open_prompts

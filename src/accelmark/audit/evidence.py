@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeVarTuple, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation, reevaluation_dir
-from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_json
+from accelmark.results.read import round_dir as reading
+from accelmark.results.read.round_dir import Reevaluation, ledger_events, planned_jobs, read_json
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
@@ -184,7 +184,7 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
     with suppress(ValidationError):  # an empty one is no record
         started = Started.model_validate(result.environment.started)
     adaptations = map(records.AdaptationRecord.stored, sorted(round_dir.glob(f"*_noderank*/{records.ADAPTATION_FILE}")))
-    places = (round_dir, reevaluation_dir(round_dir))
+    places = (round_dir, reading.reevaluation_dir(round_dir))
     files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{records.ENVIRONMENT_FILE}")))
     environments = map(records.EnvironmentRecord.stored, files)
     return RoundEvidence(
@@ -193,7 +193,7 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
         reference=reference,
         started=started,
         data=data,
-        reevaluation=read_reevaluation(round_dir),
+        reevaluation=reading.read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
         environments=tuple(filter(None, environments)),
     )

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
 from accelmark.results.figures import FigureName
-from accelmark.results.read.reevaluation import Reevaluation, ReplayedStep, ReplayedSteps
+from accelmark.results.read.round_dir import Reevaluation, ReplayedStep, ReplayedSteps
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import TrainingWork, TrainJob
 from accelmark.spec.number_format import limit_percent, percent

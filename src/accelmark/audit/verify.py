@@ -12,8 +12,7 @@ from accelmark.audit.evidence import ReferenceFolders, RoundEvidence
 from accelmark.audit.provenance import own_hash
 from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
-from accelmark.results.read.reevaluation import Reevaluation, read_reevaluation, reevaluation_dir
-from accelmark.results.read.round_dir import read_job
+from accelmark.results.read.round_dir import Reevaluation, read_job, read_reevaluation, reevaluation_dir
 from accelmark.results.rounds.summary import gather, round_result
 from accelmark.results.schema import CaseResult, Finding, RoundResult, Summary
 from accelmark.results.store import loaded_run

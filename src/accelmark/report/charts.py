@@ -331,7 +331,7 @@ def _progress(rounds: Sequence[RoundResult], *, is_serving: bool) -> list[Json]:
 def _lines(rounds: Sequence[RoundResult], name: str) -> list[Json]:
     import numpy as np
 
-    from accelmark.results.rounds.curves import thin
+    from accelmark.results.rounds.timeline import thin
 
     most = max(_MAX_POINTS // len(rounds), 100)
     lines = []

@@ -62,8 +62,7 @@ def _of_run(case: LoadedCase) -> Iterable[tuple[Area, str, str]]:
     for name, title in (("source_sha256", "AccelMark's files"), ("vendor_sha256", "files of the vendor")):
         if isinstance(plan.get(name), str):
             yield "source", title, _short(plan[name])
-    jobs = [job for directory, job in planned_jobs(plan).items() if directory in case.result.rounds]
-    for job in jobs:
+    for job in (job for directory, job in planned_jobs(plan).items() if directory in case.result.rounds):
         for name, title in (("case", "files of the case"), ("extern", "files of the vendor for the case")):
             folder = job.get(name)
             if isinstance(folder, dict) and isinstance(folder.get("sha256"), str):
@@ -153,21 +152,19 @@ def load_curve(result: RoundResult | None) -> tuple[LoadCurvePoint, ...]:
     serving = result.serving if result is not None else None
     stages = [stage for stage in serving.stages if stage.output_token_rate is not None] if serving else []
     stages.sort(key=lambda stage: (stage.concurrency is None, stage.concurrency or stage.rate or 0.0))
-    points = []
-    for stage in stages:
-        ttft = stage.latencies["ttft"].quantiles
-        point = LoadCurvePoint(
+    return tuple(
+        LoadCurvePoint(
             load=stage.short_label,
             is_open=stage.concurrency is None,
             lengths=stage.lengths,
             output_token_rate=stage.output_token_rate or 0.0,
-            ttft_p50_ms=ttft.get("p50"),
-            ttft_p99_ms=ttft.get("p99"),
+            ttft_p50_ms=stage.latencies["ttft"].quantiles.get("p50"),
+            ttft_p99_ms=stage.latencies["ttft"].quantiles.get("p99"),
             token_rate_per_user=stage.token_rate_per_user,
             token_rate_per_device=stage.token_rate_per_device,
         )
-        points.append(point)
-    return tuple(points)
+        for stage in stages
+    )
 
 
 Effect = Literal["better", "worse", "different", "within noise", "equal", "unknown"]

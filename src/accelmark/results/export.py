@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from accelmark.results.read.rank_log import logs_of_attempts
 from accelmark.results.read.round_dir import rank_logs, read_job
+from accelmark.results.schema import RoundResult
 from accelmark.results.store.bundle import update_manifest
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import RESULT_FILE, SUMMARY_FILE, LoadedRun
@@ -122,8 +123,7 @@ def mllog_lines(
             block = samples, time_ms
         elif name == Event.TRAIN_END and block is not None:
             yield from _block(*block, samples, time_ms, epoch_samples)
-            status = "success" if reached else "aborted"
-            yield _line("run_stop", None, time_ms, kind=_END, status=status)
+            yield _line("run_stop", None, time_ms, kind=_END, status="success" if reached else "aborted")
 
 
 def _block(first: int, begin_ms: int, samples: int, end_ms: int, epoch_samples: int | None) -> Iterator[str]:
@@ -184,41 +184,29 @@ def _flagperf_lines(events: Sequence[PerfLogRecord], unit: str) -> Iterator[str]
         yield encode_line(event.event, value, where | {"rank": event.rank})
 
 
-class RoundContents(NamedTuple):
-    """One round as flat parameters, figures, curves and tags."""
-
-    name: str
-    """Directory of the round, relative to the run."""
-    parameters: dict[str, str]
-    figures: dict[str, float]
-    """Without those that were not measured."""
-    curves: dict[str, tuple[tuple[int, float, float], ...]]
-    """Name -> (step, Unix time in seconds, value)."""
-    tags: dict[str, str]
-
-
-def contents_of(run: LoadedRun) -> Iterator[RoundContents]:
-    """Yield every readable round of a run."""
+def _rounds(run: LoadedRun) -> Iterator[tuple[str, RoundResult, dict[str, str], dict[str, str]]]:
+    """Yield the directory of every readable round of a run, its result, its settings and its tags."""
     named = ((case, name) for case in run.summary.cases for name in case.rounds if name in run.rounds)
     for case, name in named:
         result = run.rounds[name]
-        begin = datetime.fromisoformat(result.started_at).timestamp() if result.started_at else 0.0
-        yield RoundContents(
-            name=name,
-            parameters={setting: str(found.value) for setting, found in sorted(result.settings.items())},
-            figures={figure.value: found.value for figure, found in result.figures.items() if found.value is not None},
-            curves={
-                curve: tuple((at.step, begin + at.time_s, at.value) for at in points if at.value is not None)
-                for curve, points in result.curves.items()
-            },
-            tags={
-                "accelmark.run": run.summary.run, "accelmark.key": str(result.key),
-                "accelmark.round": str(result.round), "accelmark.verdict": case.verdict,
-                "accelmark.state": result.state, "accelmark.vendor": result.vendor,
-                "accelmark.case_version": str(result.case_version), "accelmark.marks": ", ".join(result.marks),
-                "accelmark.version": run.summary.accelmark_version,
-            },
-        )  # fmt: skip
+        tags = {
+            "accelmark.run": run.summary.run, "accelmark.key": str(result.key), "accelmark.round": str(result.round),
+            "accelmark.verdict": case.verdict, "accelmark.state": result.state, "accelmark.vendor": result.vendor,
+            "accelmark.case_version": str(result.case_version), "accelmark.marks": ", ".join(result.marks),
+            "accelmark.version": run.summary.accelmark_version,
+        }  # fmt: skip
+        yield name, result, {setting: str(found.value) for setting, found in sorted(result.settings.items())}, tags
+
+
+def _figures(result: RoundResult) -> dict[str, float]:
+    return {f"figures/{name}": found.value for name, found in result.figures.items() if found.value is not None}
+
+
+def _points(result: RoundResult) -> list[tuple[str, int, float, float]]:
+    """Return (curve, step, Unix time in seconds, value) of the points of all curves."""
+    begin = datetime.fromisoformat(result.started_at).timestamp() if result.started_at else 0.0
+    curves = ((name, at) for name, points in result.curves.items() for at in points)
+    return [(name, at.step, begin + at.time_s, at.value) for name, at in curves if at.value is not None]
 
 
 def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
@@ -230,19 +218,19 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     written: list[Path] = []
-    for contents in contents_of(run):
-        place = directory / run.summary.run / contents.name
+    for name, result, parameters, tags in _rounds(run):
+        place = directory / run.summary.run / name
         if place.is_dir() and any(place.iterdir()):
             raise RequestError(f"{place}: already exists, and its points would be duplicated: choose another directory")
-        begin = min((points[0][1] for points in contents.curves.values() if points), default=0.0)
-        values = [(name, *point) for name, points in contents.curves.items() for point in points]
-        values += [(f"figures/{name}", 0, begin, value) for name, value in contents.figures.items()]
-        rows = "\n".join(f"| {name} | {value} |" for name, value in (contents.tags | contents.parameters).items())
+        points = _points(result)
+        begin = min((at for _, _, at, _ in points), default=0.0)
+        points += [(figure, 0, begin, value) for figure, value in _figures(result).items()]
+        rows = "\n".join(f"| {name} | {value} |" for name, value in (tags | parameters).items())
         settings = text_pb("settings/text_summary", f"| setting | value |\n| --- | --- |\n{rows}")
         with write_errors(place):
             writer = EventFileWriter(str(place))
-            for name, step, at, value in values:
-                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            for curve, step, at, value in points:
+                summary = Summary(value=[Summary.Value(tag=curve, simple_value=value)])
                 writer.add_event(TensorBoardEvent(step=step, wall_time=at, summary=summary))
             writer.add_event(TensorBoardEvent(step=0, wall_time=begin, summary=settings))
             writer.close()
@@ -277,31 +265,23 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
         client = MlflowClient(tracking_uri=tracking_uri)
         known = client.get_experiment_by_name(experiment)
         experiment_id = known.experiment_id if known else client.create_experiment(experiment)
-        for contents in contents_of(run):
-            run_name = f"{run.summary.run}/{contents.name}"
-            made = client.create_run(experiment_id, run_name=run_name, tags=contents.tags)
+        for place, result, settings, tags in _rounds(run):
+            made = client.create_run(experiment_id, run_name=f"{run.summary.run}/{place}", tags=tags)
             run_id = str(made.info.run_id)
             parameters = [
-                Param(_UNSAFE.sub("_", key), value[:_MAX_PARAMETER_LENGTH])
-                for key, value in contents.parameters.items()
+                Param(_UNSAFE.sub("_", key), value[:_MAX_PARAMETER_LENGTH]) for key, value in settings.items()
             ]
-            begin_ms = made.info.start_time
-            metrics = [
-                Metric(_UNSAFE.sub("_", f"figures/{key}"), value, begin_ms, 0)
-                for key, value in contents.figures.items()
-            ]
-            for curve, points in contents.curves.items():
-                metrics += [Metric(_UNSAFE.sub("_", curve), value, int(at * 1000), step) for step, at, value in points]
+            points = [(figure, 0, made.info.start_time, value) for figure, value in _figures(result).items()]
+            points += [(curve, step, int(at * 1000), value) for curve, step, at, value in _points(result)]
+            metrics = [Metric(_UNSAFE.sub("_", name), value, at_ms, step) for name, step, at_ms, value in points]
             for begin in range(0, len(parameters), _MAX_PARAMETERS):
                 client.log_batch(run_id, params=parameters[begin : begin + _MAX_PARAMETERS])
             for begin in range(0, len(metrics), _MAX_METRICS):
                 client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
-            for name in (f"{contents.name}/{RESULT_FILE}", *_ARTEFACTS):
+            for name in (f"{place}/{RESULT_FILE}", *_ARTEFACTS):
                 if run.files.has(name):
                     text = without(run.files.read(name).decode("utf-8", errors="replace"), secrets)
                     client.log_text(run_id, text, name.rpartition("/")[2])
-            client.set_terminated(
-                run_id, status="FINISHED" if contents.tags["accelmark.state"] == "succeeded" else "FAILED"
-            )
+            client.set_terminated(run_id, status="FINISHED" if result.state == "succeeded" else "FAILED")
             ids.append(run_id)
     return ids

@@ -106,8 +106,7 @@ def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
     cases = tuple(case.model_copy(update={"marks": (*case.marks, "edited")}) for case in run.summary.cases)
     more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
     what = f"{run.path}: {problems[0]}{more}: see 'accelmark verify {run.path}'"
-    summary = run.summary.model_copy(update={"cases": cases})
-    return replace(run, summary=summary, problems=(*run.problems, what))
+    return replace(run, summary=run.summary.model_copy(update={"cases": cases}), problems=(*run.problems, what))
 
 
 def is_copy(one: LoadedRun, other: LoadedRun) -> bool:

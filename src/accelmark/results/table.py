@@ -161,8 +161,7 @@ def run_query(rows: Sequence[Row], sql: str) -> QueryResult:
             raise RequestError("results are read-only: a query is a single SELECT")
         try:
             cursor = connection.execute(statements[0])
-            columns = tuple(str(entry[0]) for entry in cursor.description or ())
-            return QueryResult(columns, tuple(cursor.fetchall()))
+            return QueryResult(tuple(str(entry[0]) for entry in cursor.description or ()), tuple(cursor.fetchall()))
         except duckdb.Error as error:
             raise RequestError(f"the query failed: {first_line(error)}; the one table is 'results'") from error
 

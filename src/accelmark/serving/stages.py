@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol, final
 
-from accelmark.results.read.requests import Requests, RequestTable
+from accelmark.results.rounds.load import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, LoadPlan, search_rate
 from accelmark.serving.loadgen import MIN_TOKENS, MLPERF_MIN_DURATION_S, LoadGenLog, library, read_log

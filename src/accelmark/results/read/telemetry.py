@@ -61,8 +61,7 @@ class Samples:
     @property
     def infos(self) -> dict[int, dict[str, Any]]:
         """The header's description of each device, by index."""
-        devices = self.header.get("devices") or ()
-        return {int(info.get("index", 0)): info for info in devices if isinstance(info, dict)}
+        return {int(info.get("index", 0)): info for info in self.header.get("devices") or () if isinstance(info, dict)}
 
     def times(self, columns: Mapping[str, array[float]]) -> Sequence[float]:
         """Return the times of a device's readings: ``t`` minus their age."""

@@ -1,18 +1,18 @@
-"""Figures from telemetry: utilisation, memory, power and energy."""
+"""Figures from telemetry: utilisation, memory, power and energy; and its series for charts, which give no figure."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from accelmark.results.figures import FigureName as F
 from accelmark.results.read.telemetry import Samples
-from accelmark.results.rounds.timeline import Column
-from accelmark.results.schema import Figure, Figures, ratio, value
-from accelmark.spec.backports import StrEnum, pairwise
+from accelmark.results.rounds.timeline import Column, Floats, rounded, thin
+from accelmark.results.schema import Figure, Figures, Quantity, TelemetrySeries, ratio, value
+from accelmark.spec.backports import pairwise, zip_strict
 
 GAP_INTERVALS: Final = 5.0
 MIN_GAP_S: Final = 5.0
@@ -54,8 +54,7 @@ def integrate(t: Column, values: Column, spans: Spans, gap_s: float) -> Integral
         gaps = np.diff(around)
         if len(gaps) and float(gaps.max()) > gap_s:
             at = max(float(around[int(gaps.argmax())]) - begin, 0.0)
-            reason = f"telemetry has a gap of {float(gaps.max()):.1f} s, {at:.1f} s after the start"
-            return Integral(None, None, reason)
+            return Integral(None, None, f"telemetry has a gap of {float(gaps.max()):.1f} s, {at:.1f} s after the start")
         grid = np.concatenate(([begin], times[(times > begin) & (times < end)], [end]))
         total += float(np.trapezoid(np.interp(grid, times, column), grid))
     return Integral(total, total / duration)
@@ -72,54 +71,43 @@ TOLERANCE: Final = 0.05
 Series = Sequence[tuple[float, float]]
 """(monotonic s, value), sorted by time."""
 
-
-class EnergyReason(StrEnum):
-    """Why the energy of a window is unknown or doubtful."""
-
-    EMPTY_WINDOW = "nothing was measured"
-    START_NOT_COVERED = "no power reading before the start"
-    END_NOT_COVERED = "no power reading after the end"
-    GAP_TOO_LONG = "the gap between power readings is too long"
-    COUNTER_DISAGREES = "integrated power and the energy counter differ by more than 5 %"
-    COUNTER_WENT_BACK = "the energy counter decreased; energy is integrated from power"
-
-
-_WARNINGS: Final = {EnergyReason.COUNTER_DISAGREES, EnergyReason.COUNTER_WENT_BACK}
-"""Reasons that are a warning next to a figure; all others make it null."""
+COUNTER_DISAGREES: Final = "integrated power and the energy counter differ by more than 5 %"
+COUNTER_WENT_BACK: Final = "the energy counter decreased; energy is integrated from power"
+"""These two are warnings next to a figure; all other reasons make it null."""
 
 
 def energy(
     power: Series, start_s: float, end_s: float, counter: Series = (), *, max_gap_s: float = MAX_GAP_S
-) -> tuple[float | None, tuple[EnergyReason, ...]]:
+) -> tuple[float | None, tuple[str, ...]]:
     """Return one device's energy over a window, from power in W and its energy counter in J over monotonic time.
 
     The counter is preferred, because instantaneous power sampled at 1 s aliases with shorter training steps. None where
     neither covers the window; the reasons why the energy is unknown or doubtful.
     """
     if end_s <= start_s:
-        return None, (EnergyReason.EMPTY_WINDOW,)
+        return None, ("nothing was measured",)
     integrated_j: float | None = None
     reasons = _not_covered(power, start_s, end_s)
     if power and not reasons:
         gaps = (t1 - t0 for (t0, _), (t1, _) in pairwise(power) if t1 > start_s and t0 < end_s)
-        reasons = (EnergyReason.GAP_TOO_LONG,) if max(gaps, default=0.0) > max_gap_s else ()
+        reasons = ("the gap between power readings is too long",) if max(gaps, default=0.0) > max_gap_s else ()
         inside = [(t, watts) for t, watts in power if start_s < t < end_s]
         curve = [(start_s, _at(power, start_s)), *inside, (end_s, _at(power, end_s))]
         integrated_j = sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(curve))
     went_back = any(after < before for (_, before), (_, after) in pairwise(counter))
-    problems = (EnergyReason.COUNTER_WENT_BACK,) if went_back else _not_covered(counter, start_s, end_s)
+    problems = (COUNTER_WENT_BACK,) if went_back else _not_covered(counter, start_s, end_s)
     if counter and not problems:  # gaps in the readings of a counter have no effect
         counter_j = _at(counter, end_s) - _at(counter, start_s)
         differs = integrated_j is not None and abs(integrated_j - counter_j) > TOLERANCE * counter_j
-        return counter_j, (EnergyReason.COUNTER_DISAGREES,) if differs and not reasons else ()
+        return counter_j, (COUNTER_DISAGREES,) if differs and not reasons else ()
     if not power:
         return None, problems
     return integrated_j, (*reasons, *(problems if went_back else ()))
 
 
-def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[EnergyReason, ...]:
-    starts = (EnergyReason.START_NOT_COVERED,) if points and points[0][0] > start_s else ()
-    return (*starts, EnergyReason.END_NOT_COVERED) if points and points[-1][0] < end_s else starts
+def _not_covered(points: Series, start_s: float, end_s: float) -> tuple[str, ...]:
+    starts = ("no power reading before the start",) if points and points[0][0] > start_s else ()
+    return (*starts, "no power reading after the end") if points and points[-1][0] < end_s else starts
 
 
 def _at(points: Series, t: float) -> float:
@@ -247,13 +235,112 @@ def _energy_of(samples: Samples, spans: Spans, power: Series, counter: Series, w
     gap_s = max(MAX_GAP_S, 3 * samples.interval_s)
     total = 0.0
     for energy_j, reasons in (energy(power, begin, end, counter, max_gap_s=gap_s) for begin, end in spans):
-        fatal = [reason for reason in reasons if reason not in _WARNINGS]
+        fatal = [reason for reason in reasons if reason not in (COUNTER_DISAGREES, COUNTER_WENT_BACK)]
         if energy_j is None or fatal:
             return Integral(None, None, f"{what}: {', '.join(fatal) or 'samples do not cover it'}")
-        notes += (f"{what}: {reason.value}" for reason in reasons)
+        notes += (f"{what}: {reason}" for reason in reasons)
         total += energy_j
     return Integral(total, total / sum(end - begin for begin, end in spans))
 
 
 def _series(times: Sequence[float], column: Sequence[float]) -> Series:
     return [(t, number) for t, number in zip(times, column) if number == number]
+
+
+MAX_LINES: Final = 8
+"""Largest number of devices or hosts with a line each; more are drawn as mean, minimum and maximum."""
+_MAX_TELEMETRY_POINTS: Final = 600
+_GRID: Final = 600
+
+_DEVICE: Final[dict[str, tuple[Quantity, str]]] = {
+    "utilisation": ("utilisation", "ratio"), "memory_used_mib": ("memory", "MiB"), "power_w": ("power", "W"),
+    "temperature_c": ("temperature", "°C"), "sm_clock_mhz": ("clock", "MHz"),
+}  # fmt: skip
+_HOST: Final[dict[str, tuple[Quantity, str]]] = {
+    "cpu": ("cpu", "ratio"), "rank_rss_mib": ("rank_memory", "MiB"), "mem_used_mib": ("host_memory", "MiB"),
+}  # fmt: skip
+
+
+class _Line(NamedTuple):
+    label: str
+    times: Floats
+    values: Floats
+
+
+def telemetry_series(hosts: HostSamples, span_s: tuple[float, float] | None = None) -> tuple[TelemetrySeries, ...]:
+    """Return telemetry of each host and device as series over raw training time in seconds.
+
+    What was sampled between two attempts has no place on this axis and is left out. With ``span_s`` (monotonic time of
+    the host of a load) the series have what was sampled in it, from its beginning.
+    """
+    if span_s is not None:
+        hosts = {host: (samples, (span_s,)) for host, (samples, _) in hosts.items()}
+    lines: dict[tuple[Quantity, str], list[_Line]] = {named: [] for named in (*_DEVICE.values(), *_HOST.values())}
+    packages = []
+    for host, (samples, spans) in hosts.items():
+        for column, named in _DEVICE.items():
+            for index, columns in samples.devices.items():
+                label = f"device {index}" if len(hosts) == 1 else f"{host} device {index}"
+                if column in columns and (times := samples.times(columns)):
+                    lines[named].append(_line(label, times, columns[column], spans))
+        for column, named in _HOST.items():
+            if column in samples.host:
+                lines[named].append(_line(host, samples.t, samples.host[column], spans))
+        counter = np.asarray(samples.host.get("rapl_j", ()), dtype=np.float64)
+        if len(counter) > 1:
+            read_s = np.asarray(samples.t, dtype=np.float64)
+            packages.append(_line(f"{host} CPU packages", read_s[1:], np.diff(counter) / np.diff(read_s), spans))
+    series = [one for (quantity, unit), found in lines.items() for one in _lines_of(quantity, unit, found, span_s)]
+    if not any(one.quantity == "power" for one in series):
+        series += _lines_of("power", "W", packages, span_s)
+    return tuple(series)
+
+
+def _line(label: str, times: Column, values: Column, spans: Spans) -> _Line:
+    """Return samples over the time in ``spans``; times before the first are negative, those after the last continue."""
+    t, measured = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    clock_began = max((at for at in range(1, len(spans)) if spans[at][0] < spans[at - 1][1]), default=0)
+    first = next((at for at in range(clock_began, len(spans)) if not len(t) or spans[at][1] >= t[0]), len(spans) - 1)
+    placed, before_s = np.full(len(t), np.nan), sum(end - begin for begin, end in spans[:first])
+    for at, (begin, end) in enumerate(spans[first:], first):
+        low, high = begin if at > first else -np.inf, end if at < len(spans) - 1 else np.inf
+        inside = (t >= low) & (t <= high)
+        placed[inside] = t[inside] - begin + before_s
+        before_s += end - begin
+    kept = np.isfinite(placed)
+    return _Line(label, placed[kept], measured[kept])
+
+
+def _lines_of(
+    quantity: Quantity, unit: str, lines: list[_Line], span_s: tuple[float, float] | None
+) -> Iterator[TelemetrySeries]:
+    if span_s is not None:
+        inside = [(line, (line.times >= 0) & (line.times <= span_s[1] - span_s[0])) for line in lines]
+        lines = [_Line(line.label, line.times[kept], line.values[kept]) for line, kept in inside]
+    lines = [line for line in lines if np.isfinite(line.values).any()]
+    for line in _joined(lines) if len(lines) > MAX_LINES else lines:
+        kept = thin(line.values, _MAX_TELEMETRY_POINTS)
+        points = zip_strict(line.times[kept].tolist(), line.values[kept].tolist())
+        yield TelemetrySeries(
+            quantity=quantity,
+            unit=unit,
+            label=line.label,
+            points=tuple((round(time, 3), rounded(value, 5)) for time, value in points),
+        )
+
+
+def _joined(lines: list[_Line]) -> list[_Line]:
+    begin, end = min(line.times[0] for line in lines), max(line.times[-1] for line in lines)
+    grid = np.linspace(begin, end, min(_GRID, max(len(line.times) for line in lines)))
+    rows = []
+    for line in lines:
+        kept = np.isfinite(line.values)
+        rows.append(np.interp(grid, line.times[kept], line.values[kept], left=np.nan, right=np.nan))
+    table = np.vstack(rows)
+    covered = np.isfinite(table).any(axis=0)
+    table, grid = table[:, covered], grid[covered]
+    return [
+        _Line(f"mean of {len(lines)} lines", grid, np.nanmean(table, axis=0)),
+        _Line("minimum", grid, np.nanmin(table, axis=0)),
+        _Line("maximum", grid, np.nanmax(table, axis=0)),
+    ]

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from accelmark.results.read.rank_log import EventTime, EventTimes, RankEnd
-from accelmark.results.read.round_dir import LedgerState, NodeDir, ledger_events, planned_jobs, read_json
+from accelmark.results.read.rank_log import EventTimes
+from accelmark.results.read.round_dir import NodeDir, ledger_events, ledger_states, planned_jobs, read_json
 from accelmark.results.read.telemetry import Samples, read_samples
 from accelmark.results.rounds.consumption import HostSamples, Spans
 from accelmark.results.rounds.timeline import Timeline
@@ -36,7 +36,6 @@ MIN_CPU_WAIT_S: Final = 0.5
 """Shorter waits are ignored: AccelMark's own start-up uses some CPU time too."""
 _ADVICE: Final = ". Use an idle host."
 _WORST_FIRST: Final[tuple[JobState, ...]] = ("failed", "timed_out", "lost", "cancelled")
-_FINAL: Final = frozenset({"succeeded", *_WORST_FIRST})
 
 
 def read_telemetry(
@@ -156,10 +155,11 @@ def contention_findings(nodes: Iterable[NodeDir], finished: Mapping[int, Finishe
 
 
 def job_state(
-    job: JobSpec, nodes: list[NodeDir], rank_error: str | None, has_events: bool, ledger: LedgerState | None
+    round_dir: Path, job: JobSpec, nodes: list[NodeDir], rank_error: str | None, *, has_events: bool
 ) -> tuple[JobState, str | None]:
-    """Return the state of a round and, unless it succeeded, the reason."""
-    if ledger is not None and ledger[0] in _FINAL and ledger[0] != "succeeded":
+    """Return the state of a round and, unless it succeeded, the reason; the coordinator's record takes precedence."""
+    ledger = ledger_states(round_dir.parents[1]).get(f"{round_dir.parent.name}/{round_dir.name}")
+    if ledger is not None and ledger[0] in _WORST_FIRST:
         return ledger[0], ledger[1] or rank_error or f"the coordinator recorded the state {ledger[0]}"
     exits = [(node, node.exit) for node in nodes if node.exit is not None]
     for state in _WORST_FIRST:
@@ -171,7 +171,7 @@ def job_state(
                     reason = f"{node.host}, rank {failed.rank}: {failed.reason or failed.state}"
                 return state, reason
     if len(exits) < job.key.nnodes:
-        if ledger is not None and ledger[0] not in _FINAL:
+        if ledger is not None and ledger[0] != "succeeded":
             return ledger[0], ledger[1] or "the job has not ended"
         if not nodes:
             return "queued", "the job was not started"
@@ -267,7 +267,8 @@ def clock_findings(
     expected = f"at most {limit_percent(MAX_DIFFERENCE)} apart"
     for node in nodes:
         own = times.get(str(node.path), {})
-        for begin, end, first, last in _spans(own):
+        spans = [(begin, end, own[begin][0], own[end][1]) for begin, end in _SPANS if begin in own and end in own]
+        for begin, end, first, last in spans:
             mono_s, wall_s = last.mono_s - first.mono_s, last.wall_s - first.wall_s
             if _differ(mono_s, wall_s):
                 clocks_s = f"{mono_s:.2f} s by its monotonic clock, {wall_s:.2f} s by its wall clock"
@@ -284,7 +285,7 @@ def clock_findings(
                 for name, other_s in others.items()
                 if _differ(mono_s, other_s)
             )
-            for begin, end, first, last in _spans(own):
+            for begin, end, first, last in spans:
                 if begin in clocks.seen and end in clocks.seen and not (is_translated and begin == "TRAIN_START"):
                     logged_s = last.mono_s - first.mono_s
                     seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
@@ -319,12 +320,6 @@ def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Findin
 
 def _differ(one_s: float, two_s: float, delay_s: float = _DELAY_S) -> bool:
     return abs(one_s - two_s) > MAX_DIFFERENCE * max(one_s, two_s) + delay_s
-
-
-def _spans(times: EventTimes) -> Iterator[tuple[str, str, EventTime, EventTime]]:
-    for begin, end in _SPANS:
-        if begin in times and end in times:
-            yield begin, end, times[begin][0], times[end][1]
 
 
 def _of_coordinator(round_dir: Path, host: str, duration_s: float) -> Iterator[str]:
@@ -390,9 +385,18 @@ def agreement_findings(
 
 
 def log_findings(timeline: Timeline, job: JobSpec, samples_per_step: int) -> Iterator[Finding]:
-    """Yield errors about FINISHED events that contradict the events before them, and about counts of samples."""
-    for end in timeline.ranks:
-        yield from (_error(f"rank {end.rank}: {what}") for what in _end_contradictions(timeline, end))
+    """Yield errors about a FINISHED event that contradicts the events before it, and about counts of samples."""
+    done = timeline.lead.end.finished
+    if done is not None and done.state == "completed" and len(timeline.lead.attempts) == 1:
+        stated = f"rank {timeline.lead.end.rank}: FINISHED states"
+        counts = (done.global_steps, done.num_trained_samples), (timeline.num_steps, timeline.num_samples)
+        if counts[0] != counts[1] and timeline.num_steps:
+            yield _error(f"{stated} {counts[0][0]} steps and {counts[0][1]} samples, its windows {counts[1]}")
+        if not math.isclose(done.raw_train_time, timeline.train_s, rel_tol=0.01, abs_tol=_TIME_S):
+            yield _error(f"{stated} {done.raw_train_time:.2f} s of training, its events {timeline.train_s:.2f} s")
+        if timeline.evaluations and done.final_metrics != timeline.evaluations[-1][1].metrics:
+            evaluated = dict(timeline.evaluations[-1][1].metrics)
+            yield _error(f"{stated} the metrics {dict(done.final_metrics)}, the last EVALUATE {evaluated}")
     expected = timeline.num_steps * samples_per_step
     if job.num_ranks == job.key.world_size and timeline.num_samples != expected:
         steps = f"{timeline.num_steps} steps of {samples_per_step} samples"
@@ -453,18 +457,3 @@ def _telemetry(node: NodeDir, samples: Samples, own: EventTimes) -> Iterator[str
         return
     if not began - _OFFSET_S <= wall <= began + node.exit.duration_s + _RECORDER_S:
         yield f"was not recorded in this round: it begins {wall - began:,.0f} s after the node agent's start"
-
-
-def _end_contradictions(timeline: Timeline, end: RankEnd) -> Iterator[str]:
-    done = end.finished
-    if done is None or done.state != "completed" or len(timeline.lead.attempts) > 1:
-        return
-    if end.rank == timeline.lead.end.rank:
-        counts = (done.global_steps, done.num_trained_samples), (timeline.num_steps, timeline.num_samples)
-        if counts[0] != counts[1] and timeline.num_steps:
-            yield f"FINISHED states {counts[0][0]} steps and {counts[0][1]} samples, its windows {counts[1]}"
-        if not math.isclose(done.raw_train_time, timeline.train_s, rel_tol=0.01, abs_tol=_TIME_S):
-            yield f"FINISHED states {done.raw_train_time:.2f} s of training, its events {timeline.train_s:.2f} s"
-        if timeline.evaluations and done.final_metrics != timeline.evaluations[-1].evaluation.metrics:
-            stated, evaluated = dict(done.final_metrics), dict(timeline.evaluations[-1].evaluation.metrics)
-            yield f"FINISHED states the metrics {stated}, the last EVALUATE {evaluated}"

@@ -11,9 +11,8 @@ from accelmark.results import schema
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import InferLog, read_log
-from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
-from accelmark.results.rounds.curves import telemetry_series
+from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory, telemetry_series
 from accelmark.results.rounds.hosts import agreement_findings, contention_findings, job_state, read_telemetry, round_of
 from accelmark.results.rounds.load import latency_curve
 from accelmark.results.rounds.serving import generation_round, load_span
@@ -185,15 +184,13 @@ _SCENARIOS: Final[dict[F, ScenarioName]] = {
 }  # fmt: skip
 
 
-def infer_round(
-    round_dir: Path, job: JobSpec, infer: InferJob, nodes: list[NodeDir], ledger: LedgerState | None
-) -> schema.RoundResult:
+def infer_round(round_dir: Path, job: JobSpec, infer: InferJob, nodes: list[NodeDir]) -> schema.RoundResult:
     """Compute the result of an inference round, even if it failed, was lost or is incomplete."""
     logs = [path for node in nodes for _, path in node.rank_logs()]
     log = read_log(logs[0], InferLog) if logs else InferLog()
     failed = log.finished if log.finished is not None and log.finished.state != "completed" else None
     rank_error = None if failed is None else failed.message or failed.end_reason
-    state, reason = job_state(job, nodes, rank_error, log.begin_ms is not None, ledger)
+    state = job_state(round_dir, job, nodes, rank_error, has_events=log.begin_ms is not None)
     findings: list[Finding] = []
     phase: Phase = "inference" if "inference" in log.spans_ms else "validation"
     spans = {}
@@ -207,7 +204,7 @@ def infer_round(
     generated: schema.ServingRound | None = None
     curves: dict[str, tuple[schema.Point, ...]] = {}
     if infer.settings.generate_batches:
-        node_dir = logs[0].parent if logs else None
+        node_dir = logs[0].parent if logs else round_dir
         generated, of_text, curves = generation_round(job, infer, log, node_dir, hosts, no_telemetry)
         figures |= of_text
     is_partial = log.created("partial") is True
@@ -231,7 +228,7 @@ def infer_round(
     )
     return round_of(
         job,
-        (state, reason),
+        state,
         nodes,
         findings,
         {"started": log.started},

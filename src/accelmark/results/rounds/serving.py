@@ -8,7 +8,7 @@ the sum of their peaks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,15 +18,14 @@ from accelmark.results import schema
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import EndedStage, InferLog, ServeLog, read_log
-from accelmark.results.read.requests import Requests, read_comparisons, read_requests
-from accelmark.results.read.round_dir import LedgerState, NodeDir
-from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory
-from accelmark.results.rounds.curves import telemetry_series
+from accelmark.results.read.round_dir import NodeDir
+from accelmark.results.rounds import load
+from accelmark.results.rounds.consumption import HostSamples, consumption_figures, device_memory, telemetry_series
 from accelmark.results.rounds.hosts import agreement_findings, contention_findings, job_state, read_telemetry, round_of
-from accelmark.results.rounds.load import compared_answers, counted, curves_of, measured_stage, prompt_use, timeline_of
+from accelmark.results.rounds.load import Requests, counted, curves_of, read_requests
 from accelmark.results.schema import Figure, Figures, Finding, finding, value
 from accelmark.spec.job import InferJob, JobSpec, ServeJob
-from accelmark.spec.log.inference import ANSWERS_FILE, REQUESTS_FILE, ServeEndReason
+from accelmark.spec.log.inference import ANSWERS_FILE, REQUESTS_FILE
 from accelmark.spec.settings.inference import InferStep
 from accelmark.spec.settings.serving import ServeSettings, TokenScenario, generation_load
 from accelmark.spec.settings.training import Scalar
@@ -48,31 +47,43 @@ _GENERATION: Final = {
 }  # fmt: skip
 
 
+_ENERGY: Final = {
+    "mean_power_w": F.MEAN_POWER, "joules_per_token": F.ENERGY_PER_UNIT, "tokens_per_joule": F.UNITS_PER_JOULE,
+}  # fmt: skip
+
+
 class MeasuredStage(NamedTuple):
-    """A stage, the figures from telemetry in its window, warnings about them, and its output tokens."""
+    """A stage with its requests, the figures from telemetry in its window, warnings about them, its output tokens."""
 
     stage: schema.ServingStage
+    requests: Requests
     used: Figures
     notes: list[str]
     num_tokens: int
 
 
-def with_energy(
-    job: JobSpec, stage: schema.ServingStage, begin_s: float, hosts: HostSamples, no_telemetry: str
-) -> MeasuredStage:
-    """Return a stage, which began at ``begin_s`` of the hosts' clock, with the energy in its window."""
-    if stage.window_s is None:
-        tokens, (used, notes) = 0, consumption_figures({}, 0, job.device_type, stage.reasons[0])
-    else:
-        span = begin_s + stage.window_s[0], begin_s + stage.window_s[1]
-        tokens = round((stage.output_token_rate or 0.0) * (span[1] - span[0]))
-        of_span = {host: (samples, (span,)) for host, (samples, _) in hosts.items()}
-        used, notes = consumption_figures(of_span, tokens, job.device_type, no_telemetry)
-    energy = {
-        "mean_power_w": F.MEAN_POWER, "joules_per_token": F.ENERGY_PER_UNIT, "tokens_per_joule": F.UNITS_PER_JOULE,
-    }  # fmt: skip
-    stage = stage.model_copy(update={field: used[name].value for field, name in energy.items()})
-    return MeasuredStage(stage, used, notes, tokens)
+def measured_stages(
+    job: JobSpec,
+    loads: Sequence[EndedStage],
+    requests: Requests,
+    settings: ServeSettings,
+    num_devices: int,
+    hosts: HostSamples,
+    no_telemetry: str,
+) -> Iterator[MeasuredStage]:
+    """Yield the stages of a load, with the energy in their windows."""
+    for ended in loads:
+        chosen, begin_s = requests.where(requests.stage == ended.load.stage), ended.load.begin_mono_s
+        stage = load.measured_stage(chosen, ended.load, settings, num_devices, ended.mono_s - begin_s)
+        if stage.window_s is None:
+            tokens, (used, notes) = 0, consumption_figures({}, 0, job.device_type, stage.reasons[0])
+        else:
+            span = begin_s + stage.window_s[0], begin_s + stage.window_s[1]
+            tokens = round((stage.output_token_rate or 0.0) * (span[1] - span[0]))
+            of_span = {host: (samples, (span,)) for host, (samples, _) in hosts.items()}
+            used, notes = consumption_figures(of_span, tokens, job.device_type, no_telemetry)
+        stage = stage.model_copy(update={field: used[name].value for field, name in _ENERGY.items()})
+        yield MeasuredStage(stage, chosen, used, notes, tokens)
 
 
 def headline_of(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
@@ -92,7 +103,7 @@ def headline_of(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tupl
 def serving_round(
     settings: ServeSettings,
     recorded: tuple[Requests, int],
-    node_dir: Path | None,
+    node_dir: Path,
     stages: Sequence[schema.ServingStage],
     *,
     has_slo: bool,
@@ -101,7 +112,7 @@ def serving_round(
 ) -> schema.ServingRound:
     """Return the stages of a load with the answers, prompts and scores; ``recorded`` has the malformed requests."""
     requests, malformed = recorded
-    answers, scores, unread = read_comparisons(node_dir)
+    answers, scores, unread = load.read_comparisons(node_dir)
     headline, why = headline_of(stages, has_slo=has_slo)
     return schema.ServingRound(
         api=settings.api,
@@ -110,10 +121,10 @@ def serving_round(
         stages=tuple(stages),
         headline=headline,
         headline_why=why,
-        answers=compared_answers(answers, requests, settings.num_compared, min_agreement),
-        prompts=prompt_use(requests),
+        answers=load.compared_answers(answers, requests, settings.num_compared, min_agreement),
+        prompts=load.prompt_use(requests),
         scores=tuple(scores),
-        timeline=() if headline is None else timeline_of(requests.where(requests.stage == headline)),
+        timeline=() if headline is None else load.timeline_of(requests.where(requests.stage == headline)),
         malformed_lines=malformed + unread,
         **own,
     )
@@ -144,45 +155,31 @@ def load_span(ended: Sequence[EndedStage]) -> tuple[float, float] | None:
     return ended[0].load.begin_mono_s, last.begin_mono_s + last.duration_s
 
 
-_ENDS: Final[dict[ServeEndReason, str]] = {
-    "server_missing": "the server is not installed",
-    "never_healthy": "the server did not become healthy within start_timeout_s",
-    "server_died": "the server ended while it was measured",
-    "unreachable": "the endpoint cannot be reached",
-    "bad_request": "the settings contradict each other",
-    "cancelled": "the run was cancelled",
-}
 _NO_LIMITS: Final = "the SLO has no limits"
 
 
-def serve_round(
-    round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[NodeDir], ledger: LedgerState | None
-) -> schema.RoundResult:
+def serve_round(round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[NodeDir]) -> schema.RoundResult:
     """Compute the result of a serving round, even if it failed, was lost or is incomplete."""
-    node, log_file = next(((node, logs[0][1]) for node in nodes if (logs := node.rank_logs())), (None, None))
-    log = read_log(log_file, ServeLog) if log_file else ServeLog()
-    requests, lines = read_requests(node.path / REQUESTS_FILE if node else Path(REQUESTS_FILE))
-    settings = serve.settings
+    logs = [path for node in nodes for _, path in node.rank_logs()]
+    log = read_log(logs[0], ServeLog) if logs else ServeLog()
+    node_dir, settings = logs[0].parent if logs else round_dir, serve.settings
+    requests, lines = read_requests(node_dir / REQUESTS_FILE)
     ended = [stage for stage in log.stages if stage.load.stage >= 0]
     error = None if ended else "no stage of the load was measured"
     if log.finished is None:
         error = "the rank wrote no event FINISHED" if log.begin_ms is not None else None
     elif log.finished.state != "completed":
-        error = log.finished.message or _ENDS.get(log.finished.end_reason, log.finished.end_reason)
-    state, reason = job_state(job, nodes, error, log.begin_ms is not None, ledger)
+        error = log.finished.message or log.finished.end_reason
+    state = job_state(round_dir, job, nodes, error, has_events=log.begin_ms is not None)
     findings: list[Finding] = []
     span = load_span(ended)
     hosts: HostSamples = {}
     no_telemetry = "the endpoint's machine records no telemetry"
     if settings.endpoint is None:
-        hosts, no_telemetry = read_telemetry(nodes, {str(node.path): (span,)} if node and span else {}, findings)
+        hosts, no_telemetry = read_telemetry(nodes, {str(node_dir): (span,)} if span else {}, findings)
         no_telemetry = no_telemetry if ended else "no stage of the load was measured"
     num_devices = log.started.num_devices if log.started else job.key.nproc
-    measured = []
-    for stage in ended:
-        chosen, begin_s = requests.where(requests.stage == stage.load.stage), stage.load.begin_mono_s
-        timed = measured_stage(chosen, stage.load, settings, num_devices, stage.mono_s - begin_s)
-        measured.append(with_energy(job, timed, begin_s, hosts, no_telemetry))
+    measured = list(measured_stages(job, ended, requests, settings, num_devices, hosts, no_telemetry))
     stages = [stage for stage, *_ in measured]
     rate, note = _highest_rate(stages, has_slo=settings.slo.has_limits)
     reported = ("served_model", "command", "start_s", "start", "server_cores", "client_cores", "has_tokenizer")
@@ -191,7 +188,7 @@ def serve_round(
     serving = serving_round(
         settings,
         (requests, lines.malformed),
-        node.path if node else None,
+        node_dir,
         stages,
         scenarios=tuple(log.scenarios),
         has_slo=settings.slo.has_limits,
@@ -212,15 +209,14 @@ def serve_round(
         first = f": {lines.first_problem}" if lines.first_problem else ""
         actual = f"{serving.malformed_lines} malformed lines in {REQUESTS_FILE} and {ANSWERS_FILE}{first}"
         findings.append(finding("error", "request-records", "a record on every line", actual))
-    times = {str(node.path): log.times} if node is not None else {}
-    findings += agreement_findings(round_dir, job, nodes, times, hosts)
+    findings += agreement_findings(round_dir, job, nodes, {str(node_dir): log.times}, hosts)
     findings += contention_findings(nodes, {0: log.finished})
     headline = next((one for one in measured if one.stage.stage == serving.headline), None)
     findings += [finding("warning", "telemetry-note", "", note) for note in (headline.notes if headline else ())]
     figures = _figures(job, serving, log, headline.used if headline else {}, hosts)
     return round_of(
         job,
-        (state, reason),
+        state,
         nodes,
         findings,
         {"started": log.started},
@@ -334,21 +330,17 @@ def generation_stage(
 
 
 def generation_round(
-    job: JobSpec, infer: InferJob, log: InferLog, node_dir: Path | None, hosts: HostSamples, no_telemetry: str
+    job: JobSpec, infer: InferJob, log: InferLog, node_dir: Path, hosts: HostSamples, no_telemetry: str
 ) -> tuple[schema.ServingRound, Figures, dict[str, tuple[schema.Point, ...]]]:
     """Return the stages, figures and curves of text; figures that were not measured are null with a reason."""
     settings = generation_load(infer.settings)
-    requests, lines = read_requests(node_dir / REQUESTS_FILE if node_dir else Path(REQUESTS_FILE))
+    requests, lines = read_requests(node_dir / REQUESTS_FILE)
     create, chip, precision = log.stage(InferStep.CREATE), job.chip, infer.settings.precision
     details: Mapping[str, Scalar] = create.details if create is not None else {}
     peaks = (getattr(chip.peaks, precision, None), chip.memory_bandwidth_gb_s) if chip is not None else (None, None)
     peak, bandwidth = (of_one * job.key.nproc if of_one else None for of_one in peaks)
-    stages = []
-    for ended in log.loads:
-        chosen, begin_s = requests.where(requests.stage == ended.load.stage), ended.load.begin_mono_s
-        timed = measured_stage(chosen, ended.load, settings, job.key.nproc, ended.mono_s - begin_s)
-        measured = with_energy(job, timed, begin_s, hosts, no_telemetry).stage
-        stages.append(generation_stage(measured, chosen, details, precision, peak, bandwidth))
+    measured = measured_stages(job, log.loads, requests, settings, job.key.nproc, hosts, no_telemetry)
+    stages = [generation_stage(one.stage, one.requests, details, precision, peak, bandwidth) for one in measured]
     serving = serving_round(
         settings,
         (requests, lines.malformed),

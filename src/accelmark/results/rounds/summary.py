@@ -14,7 +14,6 @@ from pydantic import ValidationError
 import accelmark
 from accelmark.results import schema
 from accelmark.results.figures import WARNED_FIGURES, FigureName, figures_of
-from accelmark.results.read.reevaluation import read_reevaluation
 from accelmark.results.read.round_dir import LedgerState, ledger_states, node_dirs, planned_jobs, read_job, read_json
 from accelmark.results.schema import Figure, Finding, JobState, RoundResult, Spread, Summary
 from accelmark.results.store.bundle import write_manifest
@@ -123,34 +122,30 @@ Arguments: the run's directory, the rounds (directory relative to the run -> res
 """
 
 
-def round_result(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+def round_result(round_dir: Path) -> RoundResult:
     """Compute the result of one round, whether it succeeded, failed, was lost or is incomplete.
 
-    ``state`` and ``reason`` are those that the coordinator recorded, by default as in the run's ``events.jsonl``.
     Raises RunError if ``job.json`` or a rank's log cannot be read, or the kind of work has no figures.
     """
-    job = read_job(round_dir)
-    name = f"{round_dir.parent.name}/{round_dir.name}"
-    ledger = (state, reason) if state else ledger_states(round_dir.parents[1]).get(name)
-    nodes = node_dirs(round_dir)
+    job, nodes = read_job(round_dir), node_dirs(round_dir)
     if isinstance(job.work, InferJob):
         from accelmark.results.rounds.inference import infer_round
 
-        return infer_round(round_dir, job, job.work, nodes, ledger)
+        return infer_round(round_dir, job, job.work, nodes)
     if isinstance(job.work, ServeJob):
         from accelmark.results.rounds.serving import serve_round
 
-        return serve_round(round_dir, job, job.work, nodes, ledger)
+        return serve_round(round_dir, job, job.work, nodes)
     if isinstance(job.work, TrainingWork):
         from accelmark.results.rounds.training import train_round
 
-        return train_round(round_dir, job, job.work, nodes, ledger, read_reevaluation(round_dir))
+        return train_round(round_dir, job, job.work, nodes)
     raise RunError(f"{round_dir}: no figures are defined for work of kind {job.work.kind!r}")
 
 
-def write_round(round_dir: Path, *, state: JobState | None = None, reason: str | None = None) -> RoundResult:
+def write_round(round_dir: Path) -> RoundResult:
     """Compute the result of one round as :func:`round_result`, and write its ``result.json``."""
-    result = round_result(round_dir, state=state, reason=reason)
+    result = round_result(round_dir)
     write_atomic(round_dir / RESULT_FILE, result.model_dump_json() + "\n")
     return result
 
@@ -175,10 +170,9 @@ def gather(
     """Return the summary of a run, and its rounds by directory. Raises RunError if ``run_dir`` has no rounds."""
     plan = read_json(run_dir / "plan.json")
     planned = planned_jobs(plan)
-    on_disk = (path.parent.relative_to(run_dir).as_posix() for path in run_dir.glob("*/round*/job.json"))
-    names = list(
-        dict.fromkeys([*planned, *sorted(on_disk, key=lambda name: (name.partition("/")[0], len(name), name))])
-    )
+    places = (path.parent.relative_to(run_dir).as_posix() for path in run_dir.glob("*/round*/job.json"))
+    on_disk = sorted(places, key=lambda name: (name.partition("/")[0], len(name), name))
+    names = list(dict.fromkeys([*planned, *on_disk]))
     if not names:
         raise RunError(f"{run_dir}: is not a run: it has no rounds and no plan.json with jobs")
     rounds: dict[str, RoundResult] = {}

@@ -1,4 +1,4 @@
-"""Merge the logs of all ranks of a round into one timeline, and find its warm-up."""
+"""Merge the logs of all ranks of a round into one timeline; its warm-up, its curves and its histogram for charts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelmark.results.read.rank_log import Attempt, EventTimes, OwnTime, RankEnd, TrainLog, read_train_log
+from accelmark.results.schema import Point
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.events import Evaluation
 
 Floats = NDArray[np.floating[Any]]
@@ -50,13 +52,6 @@ def warm_up(step_ms: Floats) -> WarmUp:
     return WarmUp(count, float(step_ms[:count].sum()) / 1e3, is_bounded=not len(settled))
 
 
-class TimedEvaluation(NamedTuple):
-    """An evaluation of the lead rank and the raw training time at its end."""
-
-    time_s: float
-    evaluation: Evaluation
-
-
 class Timeline(NamedTuple):
     """One round over all its ranks; job-wide times come from the lead rank.
 
@@ -82,7 +77,8 @@ class Timeline(NamedTuple):
     """Time waiting for data, mean over ranks."""
     num_steps: int
     num_samples: int
-    evaluations: tuple[TimedEvaluation, ...]
+    evaluations: tuple[tuple[float, Evaluation], ...]
+    """Of the lead rank, with the raw training time at their end."""
     step_ms: Floats
     """Every step of every rank, unsorted."""
     losses: Floats
@@ -164,7 +160,7 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         mean_losses = loss_sums / num_losses
     nonfinite = np.flatnonzero(~np.isfinite(loss_sums))
     evaluations = tuple(
-        TimedEvaluation((at_ms - start_ms + before) / 1e3, evaluation)
+        ((at_ms - start_ms + before) / 1e3, evaluation)
         for attempt, start_ms, before in begun
         for at_ms, evaluation in attempt.evaluations
     )
@@ -190,3 +186,76 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         times=times,
         own=own,
     )
+
+
+MAX_POINTS: Final = 1000
+HISTOGRAM_BINS: Final = 60
+
+
+def thin(values: Floats, limit: int = MAX_POINTS) -> Indices:
+    """Return increasing indices of at most ``limit`` points, with the minimum and maximum of each interval."""
+    count = len(values)
+    if count <= limit:
+        return np.arange(count)
+    edges = np.linspace(1, count - 1, max((limit - 2) // 2, 1) + 1).astype(np.int64)
+    low, high = edges[:-1], edges[1:]
+    kept = [0, count - 1]
+    lowest = np.where(np.isfinite(values), values, np.inf)
+    highest = np.where(np.isfinite(values), values, -np.inf)
+    for begin, end in zip_strict(low.tolist(), high.tolist()):
+        if end > begin:
+            kept.append(begin + int(lowest[begin:end].argmin()))
+            kept.append(begin + int(highest[begin:end].argmax()))
+    return np.unique(np.asarray(kept))
+
+
+def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) -> dict[str, tuple[Point, ...]]:
+    """Return the curves ``loss``, ``throughput`` (units/s of each window) and each metric, over steps and time."""
+    curves: dict[str, tuple[Point, ...]] = {}
+    ends, times = timeline.windows["steps"], timeline.windows["time_s"]
+    steps = np.arange(1, len(timeline.losses) + 1)
+    if len(steps) and len(ends):
+        loss_times = np.interp(steps, np.append(0.0, ends), np.append(0.0, times))
+        curves["loss"] = _points(steps, loss_times, timeline.losses)
+    if len(ends):
+        trained, wall_s = np.diff(timeline.windows["samples"], prepend=0.0), timeline.windows["wall_s"]
+        by_steps = timeline.windows["lengths"] * samples_per_step  # for the first window after a restart
+        units = np.where((trained <= 0) | (trained > by_steps), by_steps, trained) * units_per_sample
+        with np.errstate(divide="ignore", invalid="ignore"):
+            curves["throughput"] = _points(ends, times, np.where(wall_s > 0, units / wall_s, np.nan))
+    for time_s, evaluation in timeline.evaluations:
+        for name, value in evaluation.metrics.items():
+            point = Point(step=evaluation.global_steps, time_s=round(time_s, 4), value=value)
+            curves[name] = (*curves.get(name, ()), point)
+    return curves
+
+
+def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Point, ...]:
+    kept = thin(values)
+    return tuple(
+        Point(step=int(step), time_s=round(time, 4), value=rounded(value))
+        for step, time, value in zip_strict(steps[kept], times[kept].tolist(), values[kept].tolist())
+    )
+
+
+def rounded(value: float, digits: int = 7) -> float | None:
+    """Return a value with as many significant digits as a chart shows; None where it is not finite."""
+    return float(f"{value:.{digits}g}") if value - value == 0 else None
+
+
+def histogram(step_ms: Floats) -> tuple[tuple[float, int], ...]:
+    """Return (upper edge in ms, number of steps) of bins of equal width up to p99.5, and one bin to the slowest step.
+
+    The first entry has the lower edge of the first bin and 0 steps. The number of bins follows Rice's rule.
+    """
+    if not len(step_ms):
+        return ()
+    low, high, slowest = float(step_ms.min()), float(np.quantile(step_ms, 0.995)), float(step_ms.max())
+    if high <= low:
+        return ((low, 0), (slowest, len(step_ms)))
+    edges = np.linspace(low, high, min(HISTOGRAM_BINS, max(8, round(2 * len(step_ms) ** (1 / 3)))) + 1)
+    if slowest > high:
+        edges = np.append(edges, slowest)
+    counts, _ = np.histogram(step_ms, bins=edges.astype(np.float64))
+    counts[-1] += len(step_ms) - int(counts.sum())
+    return ((round(low, 4), 0), *((round(float(edge), 4), int(n)) for edge, n in zip_strict(edges[1:], counts)))

@@ -14,20 +14,11 @@ import numpy as np
 from accelmark.results import schema
 from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
-from accelmark.results.read.reevaluation import Reevaluation, SavedCheckpoints, saved_checkpoints
-from accelmark.results.read.round_dir import LedgerState, NodeDir, earlier_attempts, node_dirs, read_job, read_json
-from accelmark.results.rounds.consumption import HostSamples, consumption_figures
-from accelmark.results.rounds.curves import curves_of, histogram, telemetry_series
-from accelmark.results.rounds.hosts import (
-    agreement_findings,
-    contention_findings,
-    job_state,
-    log_findings,
-    read_telemetry,
-    round_of,
-    step_clock_findings,
-)
-from accelmark.results.rounds.timeline import Timeline, read_timeline
+from accelmark.results.read import round_dir as reading
+from accelmark.results.read.round_dir import NodeDir, Reevaluation, SavedCheckpoints, node_dirs, read_job, read_json
+from accelmark.results.rounds import hosts as recorded
+from accelmark.results.rounds.consumption import HostSamples, consumption_figures, telemetry_series
+from accelmark.results.rounds.timeline import Timeline, curves_of, histogram, read_timeline
 from accelmark.results.schema import Figure, Figures, Finding, finding, ratio, value
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
@@ -91,7 +82,7 @@ def outcome_figures(timeline: Timeline, train: TrainingWork, checked: Reevaluati
     elif not timeline.evaluations:
         metric = to_target = value(None, "no evaluation was run")
     else:
-        last = timeline.evaluations[-1].evaluation
+        _, last = timeline.evaluations[-1]
         metrics = last.metrics if checked is None or not is_checked(train) else checked.metrics or {}
         unknown = "the weights were not evaluated after training" if _is_unevaluated(train, checked) else ""
         metric = value(metrics.get(target.metric), unknown or f"the last evaluation has no finite {target.metric}")
@@ -127,7 +118,7 @@ def first_hit(timeline: Timeline, train: TrainingWork, checked: Reevaluation | N
 
 def _reported_hit(timeline: Timeline, target: Target) -> float | None:
     """Return the same by the evaluations in the ranks alone."""
-    metrics = ((timed.time_s, timed.evaluation.metrics.get(target.metric)) for timed in timeline.evaluations)
+    metrics = ((time_s, evaluation.metrics.get(target.metric)) for time_s, evaluation in timeline.evaluations)
     return next((time_s for time_s, metric in metrics if metric is not None and target.reached(metric)), None)
 
 
@@ -170,8 +161,7 @@ def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precis
     if finished is None:
         flops = value(None, f"rank {timeline.lead.end.rank} wrote no FINISHED event, which has the model's FLOPs")
     elif not finished.flops_per_sample and finished.flops_per_sample_formula:
-        note = "from the case's formula; they were not counted"
-        flops = Figure(value=finished.flops_per_sample_formula, reason=note)
+        flops = Figure(value=finished.flops_per_sample_formula, reason="from the case's formula; they were not counted")
     else:
         unknown = "the model's FLOPs could not be counted and the case has no formula"
         flops = value(finished.flops_per_sample or None, unknown)
@@ -419,24 +409,18 @@ def reference_of(round_dir: Path, accelmark_version: str) -> ReferenceLoss:
     )
 
 
-def train_round(
-    round_dir: Path,
-    job: JobSpec,
-    work: TrainingWork,
-    nodes: list[NodeDir],
-    ledger: LedgerState | None,
-    checked: Reevaluation | None,
-) -> schema.RoundResult:
+def train_round(round_dir: Path, job: JobSpec, work: TrainingWork, nodes: list[NodeDir]) -> schema.RoundResult:
     """Compute the result of a training round, even if it failed, was lost or is incomplete."""
+    checked = reading.read_reevaluation(round_dir)
     timeline = read_timeline([log for node in nodes for log in node.rank_logs()])
-    earlier = earlier_attempts(round_dir)
+    earlier = reading.earlier_attempts(round_dir)
     num_continued = len(timeline.lead.attempts) - 1 if timeline is not None else 0
     before = [node for attempt in earlier[len(earlier) - num_continued :] for node in node_dirs(attempt)]
     ends = [(end.rank, end.finished) for end in timeline.ranks if end.finished] if timeline else []
     errors = (f"rank {rank}: {end.message or end.end_reason}" for rank, end in ends if end.state != "completed")
-    state, reason = job_state(job, nodes, next(errors, None), timeline is not None, ledger)
+    state, reason = recorded.job_state(round_dir, job, nodes, next(errors, None), has_events=timeline is not None)
     findings: list[Finding] = []
-    hosts, no_telemetry = read_telemetry(nodes, timeline.train_spans if timeline else {}, findings, before)
+    hosts, no_telemetry = recorded.read_telemetry(nodes, timeline.train_spans if timeline else {}, findings, before)
     lead = timeline.lead.end if timeline else None
     precision = lead.started.precision if lead and lead.started else work.precision
     figures = {name: value(None, "no rank wrote an event") for name in figures_of("train")}
@@ -461,9 +445,9 @@ def train_round(
         if len(timeline.lead.attempts) == 1 and earlier:
             actual = "the round was started again at step 1: figures are of its last attempt only"
             findings.append(finding("info", "resumed", "", actual))
-        findings += contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
-        findings += log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
-        findings += step_clock_findings(timeline, job.device_type)
+        findings += recorded.contention_findings(nodes, {end.rank: end.finished for end in timeline.ranks})
+        findings += recorded.log_findings(timeline, job, per_step) if isinstance(work, TrainJob) else ()
+        findings += recorded.step_clock_findings(timeline, job.device_type)
         share, causes = slow_steps(timeline, hosts)
         if share > _REPORTED_SHARE:
             listed = ", ".join(f"{cause} {count}" for cause, count in causes.items())
@@ -471,13 +455,13 @@ def train_round(
             actual = f"{number}, which cost {percent(share)} of the time: {listed}"
             findings.append(finding("info", "slow-steps", "", actual))
         if job.has_vendors_code and state == "succeeded":
-            findings += pace_findings(timeline, saved_checkpoints(round_dir))
+            findings += pace_findings(timeline, reading.saved_checkpoints(round_dir))
         rank_times, rank_times_unknown = times_of_ranks(timeline, nodes)
         if rank_times is not None and rank_times.straggler is not None:
             expected, slow = f"at most {limit_percent(MAX_SHARE)} of a step", straggler_text(rank_times.straggler)
             findings.append(finding("info", "stragglers", expected, slow))
-    findings += agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
-    return round_of(
+    findings += recorded.agreement_findings(round_dir, job, nodes, timeline.times if timeline else {}, hosts)
+    return recorded.round_of(
         job,
         (state, reason),
         nodes,

@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple, final
 
 from pydantic_core import from_json
 
-from accelmark.results.read.reevaluation import REEVALUATION_PREFIX
+from accelmark.results.read.round_dir import REEVALUATION_PREFIX
 from accelmark.results.store.files import write_atomic, write_errors
 from accelmark.results.store.loaded_run import MANIFEST_FILE, LoadedRun, RunFiles, loaded_from, require_ended
 from accelmark.results.store.secret_list import SECRETS_FILE, SecretFinder
@@ -176,11 +176,9 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     if key is not None:
         signed = {SIGNATURE_FILE: sign(_manifest_of(files), key)}
     elif signature.is_file():  # of the files as they are in the run
-        manifest = (run_dir / MANIFEST_FILE).read_bytes()
-        signed = {SIGNATURE_FILE: signature.read_bytes(), SIGNED_MANIFEST_FILE: manifest}
-    packed = pack(root.name, files | signed)
+        signed = {SIGNATURE_FILE: signature.read_bytes(), SIGNED_MANIFEST_FILE: (run_dir / MANIFEST_FILE).read_bytes()}
     with write_errors(output):
-        output.write_bytes(packed)
+        output.write_bytes(pack(root.name, files | signed))
 
 
 def _manifest_of(files: Mapping[str, bytes]) -> str:
@@ -399,11 +397,10 @@ def _checked(signature: Path, content: bytes, trust: Trust) -> SignatureState:
 
 def _ssh_keygen(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes] | None:
     """Run ssh-keygen; None where it cannot be started."""
-    environment = os.environ | {"SSH_ASKPASS_REQUIRE": "never"}
     try:
         return subprocess.run(
             ["ssh-keygen", *arguments], input=content, capture_output=True, timeout=_TIMEOUT_S, check=False,
-            env=environment, start_new_session=True,
+            env=os.environ | {"SSH_ASKPASS_REQUIRE": "never"}, start_new_session=True,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

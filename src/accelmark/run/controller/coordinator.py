@@ -20,8 +20,7 @@ from accelmark.audit.verdict import audit_case
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.plan.tuning import settings_of, with_trial, with_tuned_rounds
 from accelmark.results.figures import FigureName
-from accelmark.results.read.reevaluation import was_cancelled
-from accelmark.results.read.round_dir import earlier_attempts
+from accelmark.results.read.round_dir import earlier_attempts, was_cancelled
 from accelmark.results.schema import JobState, RoundResult, Summary
 from accelmark.results.store.bundle import require_key
 from accelmark.results.store.files import make_directory

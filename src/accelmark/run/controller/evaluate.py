@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.plan.plan import PlannedJob
-from accelmark.results.read import reevaluation
-from accelmark.results.read.round_dir import read_job
+from accelmark.results.read import round_dir as reading
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import FetchData, execute_job
 from accelmark.run.display.progress import Tail
@@ -50,19 +49,19 @@ def evaluation_of(
         again: the job gets a directory of its own where the round's evaluation is complete.
     """
     round_dir = directory.round_dir(job)
-    spec = read_job(round_dir)
+    spec = reading.read_job(round_dir)
     train = spec.work
-    if not isinstance(train, TrainJob) or not (saved := reevaluation.saved_checkpoints(round_dir)).steps:
+    if not isinstance(train, TrainJob) or not (saved := reading.saved_checkpoints(round_dir)).steps:
         return None
     train = train if spec.seed is None else train.with_seed(spec.seed)
-    place = reevaluation.reevaluation_dir(round_dir)
+    place = reading.reevaluation_dir(round_dir)
     if nonce is not None:
         place = place.with_name(f"{place.name}-{hashlib.sha256(nonce.encode()).hexdigest()[:12]}")
-    elif again and (earlier := reevaluation.read_reevaluation(round_dir)) is not None and earlier.problem is None:
+    elif again and (earlier := reading.read_reevaluation(round_dir)) is not None and earlier.problem is None:
         place = place.with_name(f"{place.name}-again")
     hashes, draw = saved.hashes, nonce
     with contextlib.suppress(RunError):  # of an evaluation that was interrupted: another draw would be another chance
-        earlier_work = read_job(place).work
+        earlier_work = reading.read_job(place).work
         draw = draw or (earlier_work.draw if isinstance(earlier_work, EvaluateJob) else None)
     draw = draw or secrets.token_hex(16)
     is_all = train.settings.checkpoint.replay_all or nonce == ALL_PAIRS
@@ -130,7 +129,7 @@ async def evaluate(
     await execute_job(directory, evaluation, launcher, fetch, stop, tick=tick, interval_s=1.0)
 
 
-def _replays(saved: reevaluation.SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:
+def _replays(saved: reading.SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:
     """Yield the steps from the initial weights, those up to evaluated ones, then drawn pairs of ``num_left`` steps."""
     hashes, steps = saved.hashes, saved.steps
     if hashes is None:
@@ -150,7 +149,7 @@ def _replays(saved: reevaluation.SavedCheckpoints, draw: str, num_left: float) -
         yield pair
 
 
-def _pairs(saved: reevaluation.SavedCheckpoints) -> Iterator[ReplayedPair]:
+def _pairs(saved: reading.SavedCheckpoints) -> Iterator[ReplayedPair]:
     """Yield the pairs of checkpoints except the one from the initial weights."""
     for start, end in saved.hashes.pairs if saved.hashes is not None else ():
         if start is not None and start in saved.steps and end in saved.steps:
@@ -206,7 +205,7 @@ def evaluate_run(
 def remove_repeated(places: Mapping[Path, Path]) -> None:
     """Remove the evaluation jobs of :func:`evaluate_run` that are not the evaluations of their rounds."""
     for round_dir, place in places.items():
-        if place != reevaluation.reevaluation_dir(round_dir):
+        if place != reading.reevaluation_dir(round_dir):
             shutil.rmtree(place, ignore_errors=True)
 
 

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from accelmark.results.cluster import ScalingCurve, scaling_curves
 from accelmark.results.figures import FigureName, format_figure, title_of
-from accelmark.results.read.reevaluation import reevaluation_dir, was_cancelled
-from accelmark.results.read.round_dir import node_dirs
+from accelmark.results.read.round_dir import node_dirs, reevaluation_dir, was_cancelled
 from accelmark.results.schema import CaseResult, Summary, marks_text
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result

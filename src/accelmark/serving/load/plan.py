@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple, Optional, final
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 
-from accelmark.results.read.requests import Requests
-from accelmark.results.rounds.load import measured_stage
+from accelmark.results.rounds.load import Requests, measured_stage
 from accelmark.serving.load.prompts import numbered_lines, open_prompts
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, PlannedRequest
