@@ -93,3 +93,9 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "frameworks" / "bare" / "launch.py").write_text(LAUNCH)
     monkeypatch.setenv(PLUGINS_VARIABLE, str(root))
     return root
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a run that is to be made."""
+    return tmp_path / "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from accelmark.plan.plan import Plan
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.cluster.boxed import write_rootfs
-from tests.cluster.conftest import done, drive, signalled, statuses, stepping
+from tests.cluster.conftest import done, drive, ends, statuses, stepping
 from tests.cluster.test_containers import in_container, tiny, train_adapted
 from tests.run.fakes import FAKE_RANK, left_running, make_plan, wait_for
 
@@ -100,9 +101,7 @@ def test_a_job_runs_in_an_image_and_ends_with_ctrl_c(
     ranks = [pid for pid in left_running(run) if str(FAKE_RANK) in psutil.Process(pid).cmdline()]
     assert ranks
     assert all("OF_THE_HOST" not in psutil.Process(pid).environ() for pid in ranks)
-    code, out, err = signalled(process)
-    first, second = statuses(run)
-    assert (code, first.state, second.state) == (130, "succeeded", "cancelled"), f"{out}{err}{first}{second}{logs(run)}"
+    ends(process, run, 130, "succeeded", "cancelled", by=signal.SIGINT)
     assert left_running(run) == []
     information = json.loads(next(run.rglob("sys_info.json")).read_text())
     assert information["virtualisation"] == "container"
@@ -119,9 +118,7 @@ def test_what_a_killed_agent_leaves_is_ended_from_another_container(
     agents = [pid for pid in left_running(run) if "accelmark.run.agent.agent" in psutil.Process(pid).cmdline()]
     for pid in agents:
         psutil.Process(pid).kill()
-    code, out, err = done(process)
-    (status,) = statuses(run)
-    assert (code, status.state) == (1, "lost"), f"{out}{err}{status}{logs(run)}"
+    (status,) = ends(process, run, 1, "lost")
     assert left_running(run) == [], [psutil.Process(p).cmdline() for p in left_running(run)]
     assert "processes that it left behind were killed" in (status.reason or ""), logs(run)
 

@@ -18,8 +18,9 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
-from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, signalled, statuses, stepping
+from tests.cluster.conftest import on_first_host_only, record_fault
 from tests.run.fakes import wait_for
+from tests.run.test_session import done, drive, ends, running, signalled, statuses, stepping
 
 ENDLESS = "steps=100000"
 MakePlan = Callable[..., Plan]
@@ -156,8 +157,7 @@ def alive(bed: Bed, number: int, case: str) -> bool:
     )
 
 
-def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, bed: Bed, run: Path) -> None:
     made = plan((ENDLESS, "pace=0.1"), (ENDLESS, "pace=0.1"), num_hosts=2, on={"reconnect_s": 3.0})
     process = running(run, on_first_host_only(made, 1))
     bed.link(2, "down")
@@ -175,8 +175,7 @@ def test_agents_on_a_lost_host_are_ended_once_it_can_be_reached(plan: MakePlan, 
     assert "processes still running there are ended once it can be reached" in (first.reason or "")
 
 
-def test_stop_ends_agents_on_a_lost_host_after_the_run(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_stop_ends_agents_on_a_lost_host_after_the_run(plan: MakePlan, bed: Bed, run: Path) -> None:
     process = running(run, plan((ENDLESS, "pace=0.1"), on={"reconnect_s": 2.0}))
     bed.link(1, "down")
     try:
@@ -200,8 +199,7 @@ def elsewhere(boot_id: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
-def test_status_and_stop_work_from_another_login_node(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_status_and_stop_work_from_another_login_node(plan: MakePlan, run: Path, tmp_path: Path) -> None:
     process = running(run, plan((ENDLESS, "pace=0.1"), ()))
     seen = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "status", str(run))
     assert f"Coordinator: process {process.pid} on {socket.gethostname()}." in seen.stdout, seen
@@ -209,8 +207,7 @@ def test_status_and_stop_work_from_another_login_node(plan: MakePlan, tmp_path: 
     assert f"locked by process {process.pid} on {socket.gethostname()}" in resumed.stderr, resumed
     stopped = elsewhere(tmp_path / "boot", sys.executable, "-m", "accelmark", "stop", str(run))
     assert stopped.returncode == 0, stopped
-    code, out, err = done(process)
-    assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"]), out + err
+    ends(process, run, 130, "cancelled", "cancelled")
     assert "was stopped from another machine" in (statuses(run)[0].reason or "")
 
 
@@ -237,8 +234,7 @@ def test_a_copy_on_another_machine_takes_no_job_over_while_the_original_follows_
     assert not bed.processes()
 
 
-def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan, bed: Bed, run: Path) -> None:
     process = running(run, plan((ENDLESS, "first=hang"), num_hosts=2, on={"abandon_s": 8.0}))
     signalled(process, signal.SIGKILL)
     wait_for(lambda: not bed.processes(), "the end of the agent", 60)
@@ -249,7 +245,5 @@ def test_a_job_without_coordinator_heartbeats_ends_and_is_redone(plan: MakePlan,
     assert "no coordinator heartbeat for 8 s" in ended
 
 
-def test_a_job_with_coordinator_heartbeats_does_not_end(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan(("steps=120", "pace=0.1"), on={"abandon_s": 8.0})))
-    assert (code, statuses(run)[0].state) == (0, "succeeded"), out + err + str(statuses(run))
+def test_a_job_with_coordinator_heartbeats_does_not_end(plan: MakePlan, run: Path) -> None:
+    ends(drive("start", run, plan=plan(("steps=120", "pace=0.1"), on={"abandon_s": 8.0})), run, 0, "succeeded")

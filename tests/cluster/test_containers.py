@@ -89,11 +89,10 @@ def in_container(engine: str) -> dict[str, object]:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(1500)  # a minute and a half on two idle cores
-def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, tmp_path: Path) -> None:
+def test_two_hosts_train_a_built_in_case_to_its_target(cluster: MakeCluster, run: Path, tmp_path: Path) -> None:
     for spec in dataset_specs(load_case("resnet_mini").data, "resnet_mini"):
         ensure(spec, allow_subset=True)  # the bed's hosts have no way out, but see this machine's cache
     file = run_file(tmp_path, cluster(2), "resnet_mini:pytorch:CPU:2:1", vendor="cpu")
-    run = tmp_path / "run"
     shown = accelmark("run", str(file), "--out", str(run), "--commands")
     assert shown.returncode == 0, shown.stderr
     assert "n1: ssh -p 22 -i " in shown.stdout
@@ -139,12 +138,11 @@ def test_a_case_is_trained_in_podman_containers_with_its_vendors_adaptation(
 
 
 def test_a_container_that_is_removed_is_lost_and_stop_leaves_none(
-    cluster: MakeCluster, bed: Bed, tiny: Path, tmp_path: Path
+    cluster: MakeCluster, bed: Bed, tiny: Path, run: Path
 ) -> None:
     images = tiny / "vendors" / "acme" / "images"
     shutil.copytree(images / "pytorch", images / "bare")
     spec = cluster(2, container=in_container("podman"))
-    run = tmp_path / "run"
     plan = make_plan(("steps=100000",), ("steps=100000",), hosts=("n1", "n2"), cluster=spec)
     process = drive("start", run, plan=plan)
     wait_for(lambda: stepping(run), "a step", 100)

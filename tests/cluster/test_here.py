@@ -71,14 +71,13 @@ def cached_bytes(file: Path) -> int:
 
 
 def test_a_local_container_gets_the_settings_of_cluster_file_and_vendor_only(
-    engine: str, recipe: Path, tmp_path: Path
+    engine: str, recipe: Path, run: Path, tmp_path: Path
 ) -> None:
     vendor = recipe.parents[1] / "vendor.yaml"
     vendor.write_text(vendor.read_text() + "container: {options: ['--device', '/dev/null:/dev/acme0']}\n")
     extra = tmp_path / "with space; $HOME"
     extra.mkdir()
     (extra / "file").write_bytes(os.urandom(2**22))
-    run = tmp_path / "run"
     wishes: dict[str, Any] = {
         "shm_size": "96m", "options": ["--label", "asked=yes"],
         "mounts": [*mounts(), f"{extra}:/extra:ro"],

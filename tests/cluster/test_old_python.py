@@ -47,7 +47,7 @@ def write_debian_11(path: Path) -> None:
 @pytest.mark.skipif(not PYTHON, reason="ACCELMARK_OLD_PYTHON names no Python with PyTorch")
 @pytest.mark.parametrize("place", ["hosts", "container", "Debian 11"])
 def test_agents_and_ranks_run_on_the_python_of_hosts_and_containers(
-    cluster: Callable[..., ClusterSpec], bed: Bed, plugins: Path, tmp_path: Path, place: str
+    cluster: Callable[..., ClusterSpec], bed: Bed, plugins: Path, run: Path, tmp_path: Path, place: str
 ) -> None:
     write_tiny(plugins, CASE.replace("sleep_ms: 0", "sleep_ms: 20"))  # long enough to be VALID
     about = subprocess.run([PYTHON, "-c", _ABOUT], capture_output=True, text=True, check=True).stdout
@@ -68,7 +68,6 @@ def test_agents_and_ranks_run_on_the_python_of_hosts_and_containers(
     if "container" in values:
         podman(bed, "build", "--tag", IMAGE, "--network", "host", str(tmp_path))
     num_hosts = 2 if place == "hosts" else 1
-    run = tmp_path / "run"
     file = run_file(tmp_path, cluster(num_hosts, **values), f"tiny:pytorch:CPU:{num_hosts}:1:1", vendor="cpu")
     ended = accelmark("run", str(file), "--set", "threads=1", "--out", str(run), "--json")
     said = ended.stdout + ended.stderr + "".join(log.read_text() for log in run.rglob("*.log"))

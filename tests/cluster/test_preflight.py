@@ -221,12 +221,11 @@ def test_a_firewall_on_the_master_port_is_reported(plan: MakePlan, bed: Bed) -> 
     assert found[0].what == f"cannot reach n1 at {bed.address(1)} port 29501: timed out"
 
 
-def test_every_host_gets_the_addresses_of_all_servers(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
+def test_every_host_gets_the_addresses_of_all_servers(plan: MakePlan, bed: Bed, run: Path) -> None:
     hosts = [{"address": bed.address(n), "label": f"n{n}", "service_ports": [2220 + n]} for n in (1, 2)]
     made = plan((), num_hosts=2, on={"hosts": hosts})
     script = "import json, os, sys; sys.stdout.write(json.dumps(dict(os.environ)))"
     nodes = tuple(node.model_copy(update={"command": ("python", "-c", script)}) for node in made.jobs[0].nodes)
-    run = tmp_path / "run"
     job = made.jobs[0].model_copy(update={"nodes": nodes})
     done(drive("start", run, plan=made.model_copy(update={"jobs": (job,)})))
     workers = [f"{bed.address(1)}:2221", f"{bed.address(2)}:2222"]
@@ -246,7 +245,7 @@ def with_devices(plugins: Path) -> None:
     wheel.cache_clear()
 
 
-def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: Path, tmp_path: Path) -> None:
+def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: Path, run: Path, tmp_path: Path) -> None:
     """On the host where its Python can; inside the image where it is there; else it is said that nobody looked."""
     with_devices(plugins)
     recipe = plugins / "vendors" / "acme" / "images" / "pytorch"
@@ -266,7 +265,6 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     python = str(bare / "bin" / "python")
     assert seen(python) == ["devices of acme cannot be read before the image is there"]
-    run = tmp_path / "run"
     spec = {"container": container, "python": python}
     code, out, err = done(drive("start", run, plan=plan((), on=spec)))  # builds the image
     assert code == 0, out + err
@@ -279,8 +277,7 @@ def test_devices_are_read_in_the_jobs_image(plan: MakePlan, bed: Bed, plugins: P
     wheel.cache_clear()
 
 
-def test_a_refused_run_leaves_nothing_and_resume_repeats_preflight(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_refused_run_leaves_nothing_and_resume_repeats_preflight(plan: MakePlan, bed: Bed, run: Path) -> None:
     with squatter(bed, 1, 29501):
         code, _, err = done(drive("start", run, "--look", plan=plan((), num_hosts=2)))
     assert (code, err.strip(), run.exists()) == (1, f"error: {taken()}", False)

@@ -19,7 +19,7 @@ from accelmark.run.launchers.slurm.options import Options
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import options_of, parse_cluster
-from tests.cluster.conftest import done, drive, running, signalled, statuses, stepping
+from tests.cluster.conftest import done, drive, ends, running, signalled, statuses, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import accelmark, write_tiny
 from tests.run.fakes import left_running, make_plan, problems, wait_for
@@ -60,8 +60,7 @@ def run_tiny(
     return accelmark("run", str(file), "--out", str(run), "--json", *options)
 
 
-def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plugins: Path, run: Path) -> None:
     ended = run_tiny(plugins, run, 2)
     (status,) = statuses(run)
     assert status.state == "succeeded", f"{ended.stdout}{ended.stderr}{status}"
@@ -70,8 +69,7 @@ def test_two_nodes_train_a_case_to_its_target_in_an_allocation_of_their_own(plug
     assert (found.changed, found.differences) == ((), ())
 
 
-def test_a_submitted_run_ends_in_its_own_job(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_submitted_run_ends_in_its_own_job(plugins: Path, run: Path, tmp_path: Path) -> None:
     submitted = run_tiny(plugins, run, 1, "--submit", timeout_s=300)
     assert submitted.returncode == 0, submitted
     job = json.loads(submitted.stdout)["job"]
@@ -97,8 +95,7 @@ def test_a_cluster_file_without_hosts_means_the_nodes_of_the_allocation(monkeypa
         options_of(Options, found).require_allocated(["n1", "n3"])
 
 
-def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins: Path, run: Path) -> None:
     hosts = tuple(f"n{number}" for number in range(1, 5))
     process = running(run, make_plan(("steps=100000", "pace=0.1"), hosts=hosts, cluster=cluster(4)))
     steps = subprocess.run(["squeue", "--steps", "-ho", "%i %N"], capture_output=True, text=True, check=True).stdout
@@ -114,8 +111,7 @@ def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins:
     assert left_running(run) == []
 
 
-def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_preflight_and_run_use_the_same_allocation(plugins: Path, run: Path) -> None:
     plan = make_plan((), hosts=("n1", "n2"), cluster=cluster(2))
     with socket.create_server(("", plan.cluster.master_port)):
         code, _, err = done(drive("start", run, "--look", plan=plan))
@@ -123,8 +119,7 @@ def test_preflight_and_run_use_the_same_allocation(plugins: Path, tmp_path: Path
     # All nodes are this machine: the port of n1 is in use.
     assert err.strip().startswith("error: n1: port 29501 is in use")
     wait_for(lambda: not queue(), "the allocation given back")
-    code, out, err = done(drive("start", run, "--look", plan=plan))
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err
+    ends(drive("start", run, "--look", plan=plan), run, 0, "succeeded")
 
 
 def test_nodes_that_slurm_does_not_know_are_named_before_anything_is_submitted(plugins: Path, tmp_path: Path) -> None:
@@ -143,16 +138,15 @@ def test_nodes_that_slurm_does_not_know_are_named_before_anything_is_submitted(p
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("run")) == []
 
 
-def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, tmp_path: Path) -> None:
+def test_a_run_directory_that_nodes_cannot_see_is_reported(plugins: Path, run: Path) -> None:
     """The marker file is removed, since all nodes here see this machine's files."""
     plan = make_plan((), hosts=("n1",), cluster=cluster(1))
-    run = tmp_path / "run"
     run.mkdir()
     hint = "choose a run directory on a file system that all nodes share (--out)"
     assert list(map(str, problems(plan, run))) == [f"n1: cannot see {run} of this machine ({hint})"]
 
 
-def test_a_file_system_with_local_locks_is_reported(plugins: Path, tmp_path: Path) -> None:
+def test_a_file_system_with_local_locks_is_reported(plugins: Path, run: Path, tmp_path: Path) -> None:
     """The nodes' Python succeeds in locking what another machine has locked, as on Lustre with ``localflock``."""
     source, library, python = tmp_path / "flock.c", tmp_path / "flock.so", tmp_path / "python"
     source.write_text("int flock(int descriptor, int operation) { return 0; }\n")
@@ -160,7 +154,6 @@ def test_a_file_system_with_local_locks_is_reported(plugins: Path, tmp_path: Pat
     python.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     where = cluster(1).model_copy(update={"python": str(python)})
-    run = tmp_path / "run"
     code, _, err = done(drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=where)))
     assert code == 1
     assert f"n1: does not see that {run} is locked on this machine: locks of that file system are local" in err
@@ -178,8 +171,7 @@ def test_inside_an_allocation_a_killed_coordinator_is_resumed(
         process = drive("start", run, plan=make_plan(("steps=100", "pace=0.05"), (), hosts=hosts, cluster=cluster(2)))
         wait_for(lambda: stepping(run), "a step")
         signalled(process, signal.SIGKILL)
-        code, out, err = done(drive("resume", run))
-        assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
+        ends(drive("resume", run), run, 0, "succeeded", "succeeded")
         assert queue().startswith(job_id)
     finally:
         subprocess.run(["scancel", job_id], check=True)

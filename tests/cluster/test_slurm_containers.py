@@ -37,9 +37,8 @@ def fakes_on(hosts: tuple[str, ...], *cases: tuple[str, ...]) -> Plan:
     return make_plan(*cases, hosts=hosts, cluster=spec)
 
 
-def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path, tmp_path: Path) -> None:
+def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path, run: Path) -> None:
     shutil.copytree(recipe, recipe.with_name("bare"))  # jobs of several hosts use the framework "bare"
-    run = tmp_path / "run"
     code, out, err = done(drive("start", run, plan=fakes_on(("n1", "n2"), (), ("steps=100000", "1:die"))), 200)
     first, second = statuses(run)
     assert (code, first.state, second.state) == (1, "succeeded", "failed"), f"{out}{err}{first}{second}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import done, drive, record_fault, running, signalled, statuses
+from tests.cluster.conftest import done, drive, ends, record_fault, running, signalled, statuses
 from tests.cluster.test_containers import accelmark
 from tests.cluster.test_slurm import cluster, in_slurm, queue, slurm_conf
 from tests.run.fakes import left_running, make_plan, wait_for
@@ -44,9 +44,8 @@ def occupied(node: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_ends_while_slurm_queues_it_leaves_no_request(
-    number: signal.Signals, plugins: Path, tmp_path: Path
+    number: signal.Signals, plugins: Path, run: Path
 ) -> None:
-    run = tmp_path / "run"
     with occupied("n1"):
         process = drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=cluster(1)))
         wait_for(lambda: numbers("PENDING"), "the request in the queue")
@@ -60,8 +59,7 @@ def test_a_run_that_ends_while_slurm_queues_it_leaves_no_request(
         assert numbers("PENDING,RUNNING") == []
 
 
-def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, run: Path) -> None:
     process = running(run, make_plan((*ENDLESS, "deaf"), hosts=("n1",), cluster=cluster(1)))
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -71,21 +69,17 @@ def test_a_coordinator_that_exits_at_once_returns_its_allocation(plugins: Path, 
     wait_for(lambda: not queue(), "the allocation given back")
 
 
-def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_scancel_ends_the_run_as_cancelled_and_requests_nothing_more(plugins: Path, run: Path) -> None:
     process = running(run, make_plan(ENDLESS, (), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1))
     (job_id,) = numbers("RUNNING")
     subprocess.run(["scancel", job_id], check=True)
-    code, out, err = done(process)
-    first, second = statuses(run)
-    assert (code, first.state, second.state) == (130, "cancelled", "cancelled"), out + err + str((first, second))
+    first, second = ends(process, run, 130, "cancelled", "cancelled")
     assert (first.reason, first.attempt) == (f"Slurm job {job_id} was cancelled (scancel)", 1)
     assert second.reason == f"not started: Slurm job {job_id} was cancelled (scancel)"
     assert left_running(run) == []
 
 
-def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, run: Path) -> None:
     plan = make_plan(("steps=20", "first=hang"), hosts=("n1", "n2"), cluster=cluster(2), retry_lost=1)
     process = running(run, plan)
     (job_id,) = numbers("RUNNING")
@@ -110,9 +104,8 @@ def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, tmp_p
     ],
 )
 def test_who_ended_a_job_or_a_step_of_slurm_is_named(
-    command: tuple[str, ...], reason: str, plugins: Path, tmp_path: Path
+    command: tuple[str, ...], reason: str, plugins: Path, run: Path
 ) -> None:
-    run = tmp_path / "run"
     where = cluster(1).model_copy(update={"slurm_options": ["--requeue"]})
     process = running(run, make_plan(ENDLESS, hosts=("n1",), cluster=where))
     (job,) = numbers("RUNNING")
@@ -126,8 +119,7 @@ def test_who_ended_a_job_or_a_step_of_slurm_is_named(
 
 
 @pytest.mark.heavy
-def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(plugins: Path, run: Path) -> None:
     process = running(run, make_plan(("steps=30", "pace=0.1"), hosts=("n1",), cluster=cluster(1)))
     (job,) = numbers("RUNNING")
     controller = int((Path(os.environ["SLURM_CONF"]).parent / "slurmctld.pid").read_text())
@@ -144,13 +136,10 @@ def test_an_allocation_is_kept_on_disk_while_slurms_controller_does_not_answer(p
     assert not (run / "slurm.job").exists()
 
 
-def test_slurms_time_limit_makes_the_job_timed_out(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_slurms_time_limit_makes_the_job_timed_out(plugins: Path, run: Path) -> None:
     limited = cluster(1).model_copy(update={"slurm_options": ["--time=1"]})
     process = drive("start", run, plan=make_plan(ENDLESS, hosts=("n1",), cluster=limited))
-    code, out, err = done(process)
-    (status,) = statuses(run)
-    assert (code, status.state) == (1, "timed_out"), out + err + str(status)
+    (status,) = ends(process, run, 1, "timed_out")
     assert "reached its time limit of 00:01:00: raise --time" in (status.reason or "")
 
 

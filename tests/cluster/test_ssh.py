@@ -23,8 +23,9 @@ from accelmark.run.launchers.ssh import launcher
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.job import NodeExit
 from tests.cluster.bed import Bed, run
-from tests.cluster.conftest import done, drive, on_first_host_only, record_fault, running, signalled, statuses, stepping
+from tests.cluster.conftest import on_first_host_only, record_fault
 from tests.run.fakes import make_plan, wait_for
+from tests.run.test_session import done, drive, ends, running, signalled, statuses, stepping
 
 ENDLESS = "steps=100000"
 MakePlan = Callable[..., Plan]
@@ -32,10 +33,8 @@ MakePlan = Callable[..., Plan]
 pytestmark = pytest.mark.cluster
 
 
-def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    code, out, err = done(drive("start", run, plan=plan((), num_hosts=4, log_level="debug")))
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded"]), out + err + str(statuses(run))
+def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, run: Path) -> None:
+    ends(drive("start", run, plan=plan((), num_hosts=4, log_level="debug")), run, 0, "succeeded")
     for number in range(1, 5):
         node = run / "toy0-bare-X1x4x1" / "round1" / f"n{number}_noderank{number - 1}"
         expected = {"agent.json", "exit.json", "sys_info.json", f"rank{number - 1}.out.log", "start_bare_task.log"}
@@ -46,16 +45,14 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, t
     assert "Closing connection" in log.read_text(), "written after all was summed up"
 
 
-def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, run: Path) -> None:
     done(drive("start", run, plan=plan(("noise",), ())))
     assert [status.state for status in statuses(run)] == ["succeeded", "succeeded"]
     log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_bytes()
     assert bytes(range(256)) * 40 + b"\n\xff\xfe\x1b[2J\x00 not text\n" in log
 
 
-def test_files_in_subdirectories_are_copied_and_large_ones_listed(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_files_in_subdirectories_are_copied_and_large_ones_listed(plan: MakePlan, run: Path) -> None:
     done(drive("start", run, plan=plan(("nested",))))
     assert [status.state for status in statuses(run)] == ["succeeded"]
     node = next(run.glob("*/round1/n1_noderank0"))
@@ -78,8 +75,7 @@ def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Pat
     assert (runs / "recent" / "case").exists()
 
 
-def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, run: Path) -> None:
     mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "none", "/var/tmp/accelmark"]
     subprocess.run(bed.inside(2, *mount), check=True)
     try:
@@ -94,8 +90,7 @@ def test_a_full_disk_on_one_host_fails_the_job(plan: MakePlan, bed: Bed, tmp_pat
     assert "No space left on device" in reason or "are free on the disk of" in reason
 
 
-def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan, run: Path) -> None:
     process = running(run, plan(("steps=120", "pace=0.05"), (), num_hosts=2))
     assert signalled(process)[0] == 130
     code, out, err = done(drive("resume", run))
@@ -104,18 +99,14 @@ def test_only_a_job_that_was_started_is_resumed_from_checkpoints(plan: MakePlan,
     assert [job["resume"] for job in jobs] == [True, False]
 
 
-def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_ctrl_c_leaves_nothing_on_any_host(plan: MakePlan, run: Path) -> None:
     process = running(run, plan((ENDLESS, "grandchild"), (), num_hosts=2))
-    code, *_ = signalled(process)
-    assert (code, [status.state for status in statuses(run)]) == (130, ["cancelled", "cancelled"])
+    ends(process, run, 130, "cancelled", "cancelled", by=signal.SIGINT)
     assert check_manifest(run) == []
 
 
 def stalled(plan: Plan, run: Path) -> tuple[str, list[NodeExit]]:
-    code, out, err = done(drive("start", run, plan=plan))
-    (status,) = statuses(run)
-    assert (code, status.state) == (1, "timed_out"), out + err + str(status)
+    (status,) = ends(drive("start", run, plan=plan), run, 1, "timed_out")
     exits = [NodeExit.model_validate_json(path.read_bytes()) for path in sorted(run.glob("*/round1/*/exit.json"))]
     return status.reason or "", exits
 
@@ -166,8 +157,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_no_directory(plugins: Path, tmp
         assert (code, "the disk is full" in err, directory.exists()) == (1, True, False), err
         ballast.unlink()
         subprocess.run(["mount", "-o", "remount,size=64m", str(directory.parent)], check=True)
-        code, out, err = done(drive("start", tmp_path / "run", plan=make_plan(())))
-        assert (code, statuses(directory)[0].state) == (0, "succeeded"), out + err
+        ends(drive("start", tmp_path / "run", plan=make_plan(())), directory, 0, "succeeded")
 
 
 def handles_hang_up(pid: int) -> bool:

@@ -18,7 +18,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan, problems
-from tests.run.test_session import done, drive, statuses
+from tests.run.test_session import done, drive, ends, statuses
 
 THERE, GONE = "registry.example.com/there:1", "registry.example.com/gone:1"
 ENGINE = """\
@@ -68,14 +68,12 @@ def asked(store: Path, verb: str) -> list[str]:
 
 def test_an_image_is_pulled_only_where_it_is_absent(store: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
-        code, out, err = done(drive("start", tmp_path / name, "--look", plan=plan_in(THERE)))
-        assert (code, statuses(tmp_path / name)[0].state) == (0, "succeeded"), out + err + str(statuses(tmp_path))
+        ends(drive("start", tmp_path / name, "--look", plan=plan_in(THERE)), tmp_path / name, 0, "succeeded")
     assert asked(store, "pull") == [f"pull {THERE} "]
     assert asked(store, "manifest") == [f"manifest inspect {THERE}"]
 
 
-def test_an_image_that_cannot_be_pulled_fails_the_job_with_the_engines_error(store: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_an_image_that_cannot_be_pulled_fails_the_job_with_the_engines_error(store: Path, run: Path) -> None:
     done(drive("start", run, plan=plan_in(GONE)))
     (status,) = statuses(run)
     reason = f"localhost: the image {GONE} could not be pulled: Error: manifest unknown; repeat on that host: "

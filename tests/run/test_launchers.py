@@ -24,7 +24,7 @@ from accelmark.spec.errors import RunError, SpecError
 from accelmark.spec.plugins.launcher import launcher_problems, parse_cluster, unusable_parts
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan
-from tests.run.test_session import done, drive, statuses
+from tests.run.test_session import drive, ends
 
 DECLARATION = """\
 name: nice
@@ -66,11 +66,10 @@ def nice(plugins: Path) -> Path:
     return folder
 
 
-def test_a_launcher_from_a_plug_in_carries_a_run_to_its_end(nice: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_launcher_from_a_plug_in_carries_a_run_to_its_end(nice: Path, run: Path) -> None:
     cluster = ClusterSpec.model_validate({"launcher": "nice", "niceness": 7, "python": sys.executable})
-    code, out, err = done(drive("start", run, "--look", plan=make_plan(("niceness",), (), cluster=cluster)))
-    assert (code, [status.state for status in statuses(run)]) == (0, ["succeeded", "succeeded"]), out + err
+    plan = make_plan(("niceness",), (), cluster=cluster)
+    ends(drive("start", run, "--look", plan=plan), run, 0, "succeeded", "succeeded")
     assert "niceness 7" in next(run.glob("*/round1/*/rank0.out.log")).read_text()
     assert "nice.level" not in (run / "MANIFEST.sha256").read_text()
 

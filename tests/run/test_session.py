@@ -69,6 +69,16 @@ def statuses(run: Path) -> list[JobStatus]:
     return list(RunDirectory.open(run).statuses().values()) if (run / "plan.json").exists() else []
 
 
+def ends(
+    process: subprocess.Popen[str], run: Path, code: int, *states: str, by: signal.Signals | None = None
+) -> list[JobStatus]:
+    """End a coordinator ``by`` a signal, or wait for its end; check its exit code and the states of its jobs."""
+    found, out, err = done(process) if by is None else signalled(process, by)
+    ended = statuses(run)
+    assert (found, [status.state for status in ended]) == (code, [*states]), f"{out}{err}{ended}"
+    return ended
+
+
 def stepping(run: Path) -> bool:
     logs = run.glob("*/round*/*/rank0.out.log")
     return any("STEP_END" in log.read_text(errors="replace").rpartition("\n")[0] for log in logs)  # a whole line
@@ -80,8 +90,7 @@ def agent_of(run: Path) -> ProcessId:
     return identity
 
 
-def test_a_run_of_two_rounds_succeeds_leaves_all_its_files_and_is_reported_in_json_lines(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_run_of_two_rounds_succeeds_leaves_all_its_files_and_is_reported_in_json_lines(run: Path) -> None:
     code, out, err = done(drive("start", run, "--json", plan=make_plan(("steps=80",), repeat=2)))
     assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
     node = run / "toy0-pytorch-X1x1x1" / "round2" / "localhost_noderank0"
@@ -95,69 +104,57 @@ def test_a_run_of_two_rounds_succeeds_leaves_all_its_files_and_is_reported_in_js
     assert [line["event"] for line in lines if line["event"] == "result"] == ["result", "result"]
 
 
-def test_other_cases_run_after_a_failure(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_other_cases_run_after_a_failure(run: Path) -> None:
     code, out, _ = done(drive("start", run, plan=make_plan(("die",), (), ("hang",), stall_timeout_s=3.0)))
     assert (code, states(run)) == (1, ["failed", "succeeded", "timed_out"])
     assert (statuses(run)[0].reason or "").startswith("rank 0: killed by SIGKILL (")
     assert "killed by SIGKILL" in out
 
 
-def test_fail_fast_starts_nothing_after_a_failure(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    code, *_ = done(drive("start", run, plan=make_plan(("raise",), (), fail_fast=True)))
-    assert (code, states(run)) == (1, ["failed", "cancelled"])
+def test_fail_fast_starts_nothing_after_a_failure(run: Path) -> None:
+    ends(drive("start", run, plan=make_plan(("raise",), (), fail_fast=True)), run, 1, "failed", "cancelled")
     assert "fail_fast" in (statuses(run)[1].reason or "")
     summary = json.loads((run / "summary.json").read_text())
     assert [case["state"] for case in summary["cases"]] == ["failed", "cancelled"]
     assert any("fail_fast" in reason for reason in summary["cases"][1]["reasons"])
 
 
-def test_ctrl_c_once_stops_cleanly_and_keeps_results(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_ctrl_c_once_stops_cleanly_and_keeps_results(run: Path) -> None:
     process = running(run, make_plan((ENDLESS,), ()))
-    code, out, err = signalled(process)
-    assert (code, states(run)) == (130, ["cancelled", "cancelled"]), out + err
+    ends(process, run, 130, "cancelled", "cancelled", by=signal.SIGINT)
     result = json.loads((run / "toy0-pytorch-X1x1x1" / "round1" / "result.json").read_text())
     assert (result["state"], result["marks"][0]) == ("cancelled", "partial")
     assert result["curves"]["loss"]
     assert left_running(run) == []
 
 
-def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_ctrl_c_twice_kills_a_job_that_ignores_sigterm(run: Path) -> None:
     process = running(run, make_plan((ENDLESS, "deaf", "grandchild")))
     process.send_signal(signal.SIGINT)
     wait_for(lambda: list(run.glob(f"*/*/*/{STOP_FILES[False]}")), "the request to end")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
-    code, *_ = signalled(process)
-    assert (code, states(run)) == (130, ["cancelled"])
+    ends(process, run, 130, "cancelled", by=signal.SIGINT)
     assert list(run.glob(f"*/*/*/{STOP_FILES[True]}")), "the time for ending was not cut short"
     assert left_running(run) == []
 
 
-def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_killed_coordinator_leaves_its_job_running_and_resume_attaches_to_it(run: Path) -> None:
     process = running(run, make_plan(("steps=100",), ()))
     signalled(process, signal.SIGKILL)
     assert agent_of(run).alive
-    code, out, err = done(drive("resume", run))
-    assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
+    ends(drive("resume", run), run, 0, "succeeded", "succeeded")
     assert [status.attempt for status in statuses(run)] == [1, 1]
 
 
-def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpoint(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpoint(run: Path) -> None:
     process = running(run, make_plan(("checkpoint", "deaf", "first=hang"), ()))
     os.kill(agent_of(run).pid, signal.SIGKILL)
-    code, *_ = done(process)
-    assert (code, states(run)) == (1, ["lost", "succeeded"])
+    ends(process, run, 1, "lost", "succeeded")
     assert "node agent exited without writing exit.json: killed by SIGKILL" in (statuses(run)[0].reason or "")
     assert left_running(run) == []
 
-    code, out, err = done(drive("resume", run))
-    assert (code, states(run)) == (0, ["succeeded", "succeeded"]), out + err
+    ends(drive("resume", run), run, 0, "succeeded", "succeeded")
     assert [status.attempt for status in statuses(run)] == [2, 1]
     round_dir = run / "toy0-pytorch-X1x1x1" / "round1"
     assert json.loads((round_dir / "job.json").read_text())["resume"] is True
@@ -165,8 +162,7 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
 
 
 @pytest.mark.heavy
-def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_round_without_a_checkpoint_starts_again_and_says_so(run: Path) -> None:
     process = running(run, make_plan(("first=hang",)))
     assert (signalled(process)[0], states(run)) == (130, ["cancelled"])
     code, out, err = done(drive("resume", run))
@@ -183,15 +179,13 @@ def test_a_round_without_a_checkpoint_starts_again_and_says_so(tmp_path: Path) -
 
 
 @pytest.mark.heavy
-def test_failed_jobs_are_redone_only_when_asked(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_failed_jobs_are_redone_only_when_asked(run: Path) -> None:
     done(drive("start", run, plan=make_plan(("first=raise",))))
     assert (done(drive("resume", run))[0], states(run)) == (1, ["failed"])
     assert (done(drive("resume", run, "--failed", "--from-scratch"))[0], states(run)) == (0, ["succeeded"])
 
 
-def test_a_resume_that_preflight_refuses_leaves_a_run_that_verifies(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_resume_that_preflight_refuses_leaves_a_run_that_verifies(run: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         cluster = ClusterSpec.model_validate({"hosts": [{"address": "localhost", "service_ports": [port]}]})
@@ -211,8 +205,7 @@ def test_a_run_that_never_started_leaves_no_directory(tmp_path: Path, monkeypatc
         assert not (tmp_path / "run").exists()
 
 
-def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_stopped(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_stopped(run: Path) -> None:
     process = running(run, make_plan((ENDLESS,), ()))
     seen = read_status(run)
     assert seen.coordinator is not None
@@ -233,8 +226,7 @@ def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_st
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: bool) -> None:
-    run = tmp_path / "run"
+def test_stop_ends_a_run_whose_coordinator_was_killed(run: Path, at_once: bool) -> None:
     process = running(run, make_plan((ENDLESS, "deaf") if at_once else (ENDLESS,), ()))
     signalled(process, signal.SIGKILL)
     assert stop(run, at_once=at_once)
@@ -242,8 +234,7 @@ def test_stop_ends_a_run_whose_coordinator_was_killed(tmp_path: Path, at_once: b
     assert left_running(run) == []
 
 
-def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(run: Path, tmp_path: Path) -> None:
     process = running(run, make_plan((ENDLESS,)))
     assert signalled(process)[0] == 130
     assert [(one.path, one.problems) for one in open_sources([run])[0]] == [(run, ())]
@@ -270,8 +261,7 @@ def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(tmp_path: Pa
     assert RunIndex(tmp_path).snapshot().unfinished == {}
 
 
-def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(tmp_path: Path, plugins: Path) -> None:
-    run = tmp_path / "run"
+def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(run: Path, plugins: Path) -> None:
     done(drive("start", run, plan=make_plan(("raise",))))
     (plugins / "vendors" / "acme" / "notes.txt").write_text("changed")
     code, _, err = done(drive("resume", run, "--failed"))
@@ -292,8 +282,7 @@ def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Pa
     assert not stop(tmp_path / "moved", at_once=False), "a moved run is no copy"
 
 
-def test_a_closed_terminal_leaves_a_job_that_ends_without_a_coordinator_and_is_not_done_again(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_closed_terminal_leaves_a_job_that_ends_without_a_coordinator_and_is_not_done_again(run: Path) -> None:
     process = running(run, make_plan(("steps=50",)))
     process.send_signal(signal.SIGHUP)
     code, _, err = done(process)
