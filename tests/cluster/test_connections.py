@@ -55,9 +55,7 @@ def test_a_start_that_fails_on_one_host_ends_the_agents_of_the_others(plan: Make
     mkdir.chmod(0o755)
     directory = tmp_path / "run"
     with bound(bed, 2, mkdir, "/usr/bin/mkdir"):
-        code, out, err = done(drive("start", directory, plan=plan((ENDLESS,), num_hosts=3)))
-    (status,) = statuses(directory)
-    assert (code, status.state) == (1, "failed"), out + err + str(status)
+        (status,) = ends(drive("start", directory, plan=plan((ENDLESS,), num_hosts=3)), directory, 1, "failed")
     assert (status.reason or "").startswith("n2: the node agent could not be started: mkdir: No space left on device")
     assert "free space there" in (status.reason or "")
     wait_for(lambda: not bed.processes(), "the end of the agents on the other hosts", 30)
@@ -118,9 +116,7 @@ def test_a_reboot_is_named(plan: MakePlan, bed: Bed, tmp_path: Path) -> None:
                     os.kill(pid, signal.SIGKILL)
         drop_connections(bed, 2)
         bed.link(2, "up")
-        code, out, err = done(process)
-    (status,) = statuses(directory)
-    assert (code, status.state) == (1, "lost"), out + err
+        (status,) = ends(process, directory, 1, "lost")
     assert (status.reason or "").startswith("n2: "), status
     assert "the host was rebooted while the job ran" in (status.reason or "")
 
@@ -137,14 +133,12 @@ def test_a_host_key_that_changes_during_a_run_ends_the_job_at_once(plan: MakePla
         bed.sshd(1)
         wait_for((bed.home(1) / "sshd.pid").exists, "the new sshd")
         drop_connections(bed, 1)
-        code, out, err = done(process)
+        (status,) = ends(process, directory, 1, "lost")
     finally:
         bed.stop_sshd(1)
         key.write_bytes(old[0])
         key.with_suffix(".pub").write_bytes(old[1])
         bed.sshd(1)
-    (status,) = statuses(directory)
-    assert (code, status.state) == (1, "lost"), out + err
     assert (status.reason or "").startswith("its host key has changed: "), status
     wait_for((bed.home(1) / "sshd.pid").exists, "the old sshd")
     assert done(drive("end", directory))[0] == 0

@@ -44,9 +44,10 @@ def queue() -> str:
     return subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def cluster(num_nodes: int) -> ClusterSpec:
+def cluster(num_nodes: int, **more: object) -> ClusterSpec:
     hosts = [{"address": f"n{number}"} for number in range(1, num_nodes + 1)]
-    return ClusterSpec.model_validate({"name": "slurm", "launcher": "slurm", "hosts": hosts, "python": sys.executable})
+    values = {"name": "slurm", "launcher": "slurm", "hosts": hosts, "python": sys.executable}
+    return ClusterSpec.model_validate(values | more)
 
 
 def run_tiny(

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from accelmark.plan.plan import Plan
-from accelmark.spec.cluster import ClusterSpec
-from tests.cluster.conftest import done, drive, statuses
-from tests.cluster.test_apptainer import container, directory, logs, sif, sqsh
+from tests.cluster.conftest import drive, ends
+from tests.cluster.test_apptainer import container, directory, sif, sqsh
 from tests.cluster.test_containers import in_container
 from tests.cluster.test_here import asked, podman_here
 from tests.cluster.test_images import recipe
-from tests.cluster.test_slurm import in_slurm, slurm_conf
+from tests.cluster.test_slurm import cluster, in_slurm, slurm_conf
 from tests.run.fakes import make_plan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(250)]
@@ -31,17 +29,11 @@ def podman(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def fakes_on(hosts: tuple[str, ...], *cases: tuple[str, ...]) -> Plan:
-    values = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": host} for host in hosts]}
-    spec = ClusterSpec.model_validate(values | {"container": in_container("podman")})
-    return make_plan(*cases, hosts=hosts, cluster=spec)
-
-
 def test_two_nodes_run_a_job_in_containers_and_a_dead_rank_ends_it(recipe: Path, run: Path) -> None:
     shutil.copytree(recipe, recipe.with_name("bare"))  # jobs of several hosts use the framework "bare"
-    code, out, err = done(drive("start", run, plan=fakes_on(("n1", "n2"), (), ("steps=100000", "1:die"))), 200)
-    first, second = statuses(run)
-    assert (code, first.state, second.state) == (1, "succeeded", "failed"), f"{out}{err}{first}{second}"
+    where = cluster(2, container=in_container("podman"))
+    plan = make_plan((), ("steps=100000", "1:die"), hosts=("n1", "n2"), cluster=where)
+    _, second = ends(drive("start", run, plan=plan), run, 1, "succeeded", "failed")
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")
     assert asked("podman", "ps", "--all", "--quiet") == ""
 
@@ -51,10 +43,7 @@ def test_two_nodes_run_a_job_in_an_image_file_and_a_dead_rank_ends_it(
     kind: str, plugins: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     image, run = request.getfixturevalue(kind), tmp_path / "run"
-    values = {"name": "slurm", "launcher": "slurm", "hosts": [{"address": "n1"}, {"address": "n2"}]}
-    spec = ClusterSpec.model_validate(values | {"container": container(image)})
-    plan = make_plan((), ("steps=100000", "1:die"), hosts=("n1", "n2"), cluster=spec)
-    code, out, err = done(drive("start", run, plan=plan), 250)
-    first, second = statuses(run)
-    assert (code, first.state, second.state) == (1, "succeeded", "failed"), f"{out}{err}{first}{second}{logs(run)}"
+    where = cluster(2, container=container(image))
+    plan = make_plan((), ("steps=100000", "1:die"), hosts=("n1", "n2"), cluster=where)
+    _, second = ends(drive("start", run, plan=plan), run, 1, "succeeded", "failed")
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")

@@ -97,25 +97,21 @@ def test_a_rank_that_fails_fails_the_node_with_its_cause(
 ) -> None:
     task = make_task(mode)
     end = ended(task, start(task))
-    assert end.state == "failed"
-    assert end.reason is not None
-    assert reason in end.reason
-    assert end.ranks[0].state == state
+    assert (end.state, end.ranks[0].state) == ("failed", state)
+    assert reason in (end.reason or "")
     assert any("STEP_END" in line for line in end.ranks[0].last_lines)
 
 
 def test_a_command_that_does_not_exist_fails_the_node(make_task: MakeTask) -> None:
     task = make_task().model_copy(update={"command": ("/nowhere/python", "job.json")})
     end = ended(task, start(task))
-    assert end.state == "failed"
-    assert "/nowhere/python" in (end.reason or "")
+    assert (end.state, "/nowhere/python" in (end.reason or "")) == ("failed", True)
 
 
 def test_a_rank_over_its_time_limit_is_terminated(make_task: MakeTask) -> None:
     task = make_task("steps=100000", timeout_s=6.0)
     end = ended(task, start(task))
-    assert end.state == "timed_out"
-    assert end.ranks[0].state == "timed_out"
+    assert (end.state, end.ranks[0].state) == ("timed_out", "timed_out")
     assert end.reason == "exceeded its time limit of 6 s"
     assert said(task, '"state": "cancelled"')
 
@@ -147,8 +143,7 @@ def test_sigterm_ends_the_job_cleanly(make_task: MakeTask) -> None:
     wait_for(lambda: said(task, "STEP_END"), "a step")
     agent.send_signal(signal.SIGTERM)
     end = ended(task, agent)
-    assert end.state == "cancelled"
-    assert end.ranks[0].state == "cancelled"
+    assert (end.state, end.ranks[0].state) == ("cancelled", "cancelled")
     assert said(task, '"event": "FINISHED"')
 
 

@@ -45,14 +45,27 @@ def say(node_dir: Path, rank: int, text: str) -> None:
         file.write(text)
 
 
-def test_a_rank_that_hangs_stalls_while_another_still_writes(clock: SimpleNamespace, tmp_path: Path) -> None:
-    say(tmp_path, 1, "a step\n")
-    assert watched(clock, tmp_path, 0) == Termination("stalled", "timed_out", "rank 1 wrote nothing for 0.2 s")
+BEGUN = FINISHED.replace("FINISHED", "INIT_START")
+NO_END = "all of this host's 2 ranks finished, but a process did not end within 0.2 s"
 
 
-def test_ranks_that_write_and_ranks_that_have_finished_do_not_stall(clock: SimpleNamespace, tmp_path: Path) -> None:
-    say(tmp_path, 0, FINISHED)
-    assert watched(clock, tmp_path, 1) is None
+@pytest.mark.parametrize(
+    ("said", "writing", "reason"),
+    [
+        (("", "a step\n"), (0,), "rank 1 wrote nothing for 0.2 s"),
+        ((FINISHED, ""), (1,), None),
+        ((BEGUN, FINISHED), (0, 1), "rank 0 wrote no event for 0.2 s"),
+        ((FINISHED, FINISHED), (), NO_END),
+    ],
+    ids=["one hangs", "finished or writing", "only events count after the first", "finished ranks must exit"],
+)
+def test_a_rank_stalls_that_is_silent_and_has_not_finished(
+    said: tuple[str, str], writing: tuple[int, ...], reason: str | None, clock: SimpleNamespace, tmp_path: Path
+) -> None:
+    for number, text in enumerate(said):
+        say(tmp_path, number, text)
+    expected = Termination("stalled", "timed_out", reason) if reason is not None else None
+    assert watched(clock, tmp_path, *writing) == expected
 
 
 def test_a_rank_that_prints_without_end_fails(tmp_path: Path) -> None:
@@ -63,29 +76,13 @@ def test_a_rank_that_prints_without_end_fails(tmp_path: Path) -> None:
     assert watch.check() == Termination("failed", "failed", what)
 
 
-def test_only_events_count_as_activity_after_the_first_event(clock: SimpleNamespace, tmp_path: Path) -> None:
-    say(tmp_path, 0, FINISHED.replace("FINISHED", "INIT_START"))
-    say(tmp_path, 1, FINISHED)
-    assert watched(clock, tmp_path, 0, 1) == Termination("stalled", "timed_out", "rank 0 wrote no event for 0.2 s")
-
-
 def test_an_event_among_other_output_counts_as_activity(clock: SimpleNamespace, tmp_path: Path) -> None:
-    begun = FINISHED.replace("FINISHED", "INIT_START")
-    say(tmp_path, 0, begun)
+    say(tmp_path, 0, BEGUN)
     watch = LimitChecker(Limits(stall_timeout_s=0.2, min_free_mib=0.0), tmp_path, range(1), "start_pytorch_task.log")
     for look in range(50):
-        say(tmp_path, 0, "socket.cpp: will retry\n" * 100 + (begun if look % 10 == 0 else "") + "half a li")
+        say(tmp_path, 0, "socket.cpp: will retry\n" * 100 + (BEGUN if look % 10 == 0 else "") + "half a li")
         assert watch.check() is None
         clock.at += 0.01
-
-
-def test_ranks_that_finished_must_exit(clock: SimpleNamespace, tmp_path: Path) -> None:
-    say(tmp_path, 0, FINISHED)
-    say(tmp_path, 1, FINISHED)
-    found = watched(clock, tmp_path)
-    assert found == Termination(
-        "stalled", "timed_out", "all of this host's 2 ranks finished, but a process did not end within 0.2 s"
-    )
 
 
 WAITS = ("torch/distributed/distributed_c10d.py:10 in all_reduce", "loop.py:3 in step")
