@@ -100,7 +100,7 @@ def list_environments(as_json: options.AsJson = False) -> Output:
 @app.command(cls=Verb)
 def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> None:
     """Remove the environment of a framework."""
-    from accelmark.run.environments.create import registered, unregister
+    from accelmark.run.environments.create import record_of, registered
     from accelmark.run.environments.create import remove as clear
 
     cluster = _cluster(hosts)
@@ -114,7 +114,7 @@ def remove(framework: Framework, path: Place = None, hosts: Hosts = None) -> Non
         await clear(place, host)
 
     if hosts is None and framework in known and known[framework].path == place:
-        unregister(framework)  # first: what is left of an interrupted removal is no environment
+        record_of(framework).unlink(missing_ok=True)  # first: what is left of an interrupted removal is no environment
     _on_hosts(cluster, body)
     typer.echo(f"removed {place}")
 

@@ -132,9 +132,8 @@ INPUTS: Final = "inputs"
 
 class _Steps(NamedTuple):
     job: JobSpec
-    train: TrainJob
+    work: CompareJob
     started: Started
-    results: Path
 
 
 def check_equivalence(
@@ -169,7 +168,7 @@ def check_equivalence(
                     train=train,
                     inputs=directory.path / INPUTS,
                     results=directory.round_dir(planned) / "results",
-                    reference=(done[0].results if done else None),
+                    reference=(done[0].work.results if done else None),
                     num_steps=num_steps,
                     num_batches=num_batches,
                 )
@@ -178,19 +177,18 @@ def check_equivalence(
                 state, reason = await execute_job(directory, job, launcher, fetch, Cancellation(), report=observer.note)
                 if state != "succeeded":
                     raise RunError(f"{job.job.key}: {state.replace('_', ' ')}: {reason}")
-                timeline = read_timeline(
-                    [log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()]
-                )
+                logs = [log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()]
+                timeline = read_timeline(logs)
                 started = timeline.lead.end.started if timeline is not None else None
                 if started is None or not isinstance(job.job.work, CompareJob):
                     raise RunError(f"{job.job.key}: its log has no INIT_END")
-                done.append(_Steps(job.job, job.job.work.train, started, job.job.work.results))
+                done.append(_Steps(job.job, job.job.work, started))
             return done
 
     reference, *others = run_until_signal(take_steps())
     compared: dict[str, list[_Steps]] = {}
     for steps in others:
-        asked, used = steps.train.settings.precision, steps.started.precision
+        asked, used = steps.work.train.settings.precision, steps.started.precision
         if used == asked:
             compared.setdefault(steps.job.framework, []).append(steps)
             continue
@@ -202,13 +200,12 @@ def check_equivalence(
     zero_gradients = () if train is None else train.zero_gradients
     checks = []
     for framework, jobs in compared.items():
-        job, settings = jobs[0].job, jobs[0].train.settings
+        job, settings = jobs[0].job, jobs[0].work.train.settings
         tolerance = TOLERANCES[settings.precision]
         results = []
         for steps in jobs:
-            errors, first = compare_steps(
-                reference.results, steps.results, path / INPUTS, num_steps, tolerance, zero_gradients
-            )
+            places = (reference.work.results, steps.work.results, path / INPUTS)
+            errors, first = compare_steps(*places, num_steps, tolerance, zero_gradients)
             results.append(
                 ComparedJob(
                     framework=framework,

@@ -55,9 +55,6 @@ from accelmark.spec.plugins.requirements import Need
 from accelmark.spec.plugins.vendor import VendorSpec
 from accelmark.telemetry.host import BUSY_CPU
 
-_FRAMEWORK: Final = "pytorch"
-"""The framework in which :mod:`accelmark.probe` measures."""
-
 
 def probe(
     vendor: VendorSpec,
@@ -133,7 +130,8 @@ def _cache_path(vendor: str, hardware: str) -> Path:
 
 def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluster: ClusterSpec) -> Plan:
     names = tuple(host.name for host in cluster.hosts)
-    key = CaseKey(model="probe", framework=_FRAMEWORK, hardware=hardware, nnodes=len(names), nproc=nproc)
+    # "pytorch" is the framework in which accelmark.probe measures.
+    key = CaseKey(model="probe", framework="pytorch", hardware=hardware, nnodes=len(names), nproc=nproc)
     device = framework_device(vendor, key.framework)
     job = JobSpec(
         work=probe.model_copy(update={"hosts": names}),

@@ -48,7 +48,6 @@ _MAX_RECORDERS: Final = 3
 _ORPHAN_GRACE_S: Final = 1.0
 _PEERS_S: Final = 10.0
 """Time for which stalled ranks are kept, until the agents of all hosts have noticed the stall."""
-_RESERVE_FILE: Final = ".reserve"
 _RESERVE_BYTES: Final = 512 * 1024
 """Reserved on disk from the start, so that ``exit.json`` can be written when the disk is full."""
 
@@ -62,7 +61,7 @@ def main(arguments: list[str]) -> int:
     lock = os.open(node_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     write_atomic(node_dir / IDENTITY_FILE, processes.ProcessId.own().model_dump_json())
-    reserve = node_dir / _RESERVE_FILE
+    reserve = node_dir / ".reserve"
     reserve.write_bytes(os.urandom(_RESERVE_BYTES))
     ended = agent.run()
     reserve.unlink(missing_ok=True)

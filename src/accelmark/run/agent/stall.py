@@ -139,11 +139,9 @@ def _writes_stacks(pid: int) -> bool:
 
 
 def _last_step(log: Path) -> int | None:
-    for line in reversed(tail(log)):
-        for event in decode_line(line):
-            if event.event == Event.STEP_END and isinstance(step := event.value.get("global_steps"), int):
-                return step
-    return None
+    events = (event for line in reversed(tail(log)) for event in decode_line(line) if event.event == Event.STEP_END)
+    steps = (event.value.get("global_steps") for event in events)
+    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def _state(pid: int) -> str | None:

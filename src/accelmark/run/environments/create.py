@@ -103,20 +103,16 @@ def registered() -> dict[str, FrameworkEnvironment]:
     return {environment.framework: environment for environment in stored if environment is not None}
 
 
-def _record(framework: str) -> Path:
+def record_of(framework: str) -> Path:
+    """Return the file that records a framework's environment."""
     return cache_directory() / _PLACE / f"{framework}.json"
 
 
 def register(environment: FrameworkEnvironment) -> None:
     """Record an environment, in place of an earlier one of its framework."""
-    record = _record(environment.framework)
+    record = record_of(environment.framework)
     make_directory(record.parent)
     write_atomic(record, environment.model_dump_json(indent=2))
-
-
-def unregister(framework: str) -> None:
-    """Remove the record of a framework's environment."""
-    _record(framework).unlink(missing_ok=True)
 
 
 def with_environments(plan: Plan) -> Plan:
@@ -266,14 +262,11 @@ async def _broken_environment(environment: FrameworkEnvironment, vendor: str) ->
     framework, path = load_framework(environment.framework), environment.path
     device = checks.known_device(vendor, framework.name)  # None is reported by the inventory
     requirements = (*framework.requires, *(device.requires if device is not None else ()))
-    needs = [
-        *checks.RANK_NEEDS,
-        *(Need(requirement=requirement, needed_by=f"framework {framework.name}") for requirement in requirements),
-    ]
+    by = f"framework {framework.name}"
+    needs = [*checks.RANK_NEEDS, *(Need(requirement=requirement, needed_by=by) for requirement in requirements)]
+    python = environment_python(path)
     try:
-        facts = await checks.package_facts(
-            _HERE, environment_python(path), distributions(needs), framework.checked_imports
-        )
+        facts = await checks.package_facts(_HERE, python, distributions(needs), framework.checked_imports)
     except HostError as error:
         return [f"{error.what}: run {checks.create_command(framework.name, path)}"]
     problems = checks.package_problems(facts, needs, [], framework, path, device=device)

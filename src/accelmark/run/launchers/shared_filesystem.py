@@ -29,7 +29,6 @@ from accelmark.spec.secret import secrets_in
 
 POLL_S: Final = 0.2
 """Interval between checks of the agents' files."""
-_COMMAND_POLL_S: Final = 0.02
 _SETTLE_S: Final = 3.0
 """Longest time from the end of the agent's command until its last files are visible here."""
 
@@ -117,7 +116,7 @@ class CommandAgent(AgentHandle):
         """Wait until the agent's command has ended, or without it until the agent has."""
         if self._process is not None:
             while self._process.poll() is None:
-                await asyncio.sleep(_COMMAND_POLL_S)
+                await asyncio.sleep(0.02)
             self.exit_code = self._process.returncode
             return
         deadline = time.monotonic() + START_TIMEOUT_S

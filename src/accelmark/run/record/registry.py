@@ -180,9 +180,11 @@ def source_record(package: Path | None = None) -> SourceRecord:
     contents = list(tree_files(package))
     files = {name: _sha256(content)[:16] for name, content in contents}
     common: dict[str, Any] = {"version": accelmark.__version__, "sha256": files_hash(contents), "files": files}
-    installed = _installed(package)
-    if installed is not None:
-        return SourceRecord(kind="wheel", modified=_differing(installed, package), **common)
+    with contextlib.suppress(PackageNotFoundError):
+        installed = distribution("accelmark")
+        has_package = any(str(file) == "accelmark/__init__.py" for file in installed.files or ())  # not where editable
+        if has_package and Path(str(installed.locate_file("accelmark"))).resolve() == package.resolve():
+            return SourceRecord(kind="wheel", modified=_differing(installed, package), **common)
     commit = _git(package, "rev-parse", "HEAD")
     if commit is None:
         reason = "its directory is neither installed from a wheel nor a git checkout"
@@ -190,17 +192,6 @@ def source_record(package: Path | None = None) -> SourceRecord:
     status = _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") or ""
     modified = tuple(line[3:] for line in status.splitlines() if line[3:] and not line.endswith(".pyc"))
     return SourceRecord(kind="checkout", commit=commit.strip(), modified=modified, **common)
-
-
-def _installed(package: Path) -> Distribution | None:
-    """Return the installed distribution of these files; None for an editable installation."""
-    try:
-        installed = distribution("accelmark")
-    except PackageNotFoundError:
-        return None
-    if not any(str(file) == "accelmark/__init__.py" for file in installed.files or ()):
-        return None
-    return installed if Path(str(installed.locate_file("accelmark"))).resolve() == package.resolve() else None
 
 
 def _differing(installed: Distribution, package: Path) -> tuple[str, ...]:

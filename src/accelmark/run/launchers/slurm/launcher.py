@@ -30,7 +30,6 @@ from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError, RunError, raising
 from accelmark.spec.plugins.launcher import options_of
 
-_THIS_MACHINE: Final = SubprocessHost(HostSpec(address="localhost"))
 _PREFIX: Final = re.compile(r"sbatch: ((error|fatal): )?")
 _CANCEL_PAUSES_S: Final = (1.0, 3.0, 9.0, 15.0)
 """Pauses before a job's cancellation is tried again."""
@@ -143,7 +142,7 @@ async def cancel(job_id: str) -> None:
 
 async def _slurm(*argv: str) -> CommandResult:
     try:
-        return await _THIS_MACHINE.run(argv, timeout_s=None)
+        return await SubprocessHost(HostSpec(address="localhost")).run(argv, timeout_s=None)
     except HostError as error:
         return CommandResult(127, b"", error.what.encode())
 
@@ -356,7 +355,6 @@ class _SlurmLauncher(SharedFilesystemLauncher):
         return [] if self._job_id is not None else [self._command()]
 
     async def allocation_end(self) -> tuple[NodeState, str] | None:
-        """Return the state and reason of the allocation's end by Slurm; None while it is held."""
         if self._job_id is None:
             return None
         give_up = time.monotonic() + _COMPLETING_S
