@@ -17,10 +17,10 @@ from accelmark.run.record.states import JobStatus
 from accelmark.spec.cluster import ClusterSpec
 from tests.cluster.bed import Bed
 from tests.run.fakes import make_plan
-from tests.run.test_session import done, drive, ends, running, signalled, statuses, stepping
+from tests.run.test_session import done, drive, ends, refused, running, signalled, statuses, stepping
 
 NUM_HOSTS = 4
-__all__ = ["done", "drive", "ends", "running", "signalled", "statuses", "stepping"]
+__all__ = ["done", "drive", "ends", "refused", "running", "signalled", "statuses", "stepping"]
 
 
 @pytest.fixture(scope="session")

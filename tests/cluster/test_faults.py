@@ -21,7 +21,7 @@ import pytest
 from accelmark.plan.plan import Plan
 from accelmark.run.record.directory import RunDirectory
 from tests.cluster.bed import Bed
-from tests.cluster.conftest import done, drive, record_fault, signalled, statuses, stepping
+from tests.cluster.conftest import done, drive, record_fault, refused, signalled, statuses, stepping
 from tests.cluster.test_connections import drop_connections
 from tests.run.fakes import wait_for
 
@@ -191,8 +191,7 @@ def fill_coordinators_disk(running: Running) -> None:
         while True:
             file.write(b"x" * 4096)
             file.flush()
-    code, out, err = done(running.coordinator)
-    assert (code, "ranks that were started continue" in err) == (1, True), out + err
+    refused(running.coordinator, "ranks that were started continue", 1)
     assert running.pids("fake_rank.py")
     ballast.unlink()
     running.coordinator = drive("resume", running.run)
@@ -215,8 +214,7 @@ def copy_and_use(running: Running) -> None:
     copy = running.run.with_name("copy")
     shutil.copytree(running.run, copy)
     for verb in ("resume", "end"):
-        code, _, err = done(drive(verb, copy))
-        assert (code, f"is a copy of the run {running.run}" in err) == (2, True), err
+        refused(drive(verb, copy), f"is a copy of the run {running.run}")
 
 
 FAULTS: Final = (

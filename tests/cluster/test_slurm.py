@@ -19,7 +19,7 @@ from accelmark.run.launchers.slurm.options import Options
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.launcher import options_of, parse_cluster
-from tests.cluster.conftest import done, drive, ends, running, signalled, statuses, stepping
+from tests.cluster.conftest import done, drive, ends, refused, running, signalled, statuses, stepping
 from tests.cluster.slurm import slurm
 from tests.cluster.test_containers import accelmark, write_tiny
 from tests.run.fakes import left_running, make_plan, problems, wait_for
@@ -104,10 +104,8 @@ def test_one_srun_starts_all_agents_and_a_killed_one_is_noticed_at_once(plugins:
     (third,) = run.glob("*/round1/n3_noderank2")
     wait_for(lambda: (third / "agent.pid").exists(), "the agent's number")
     os.kill(json.loads((third / "agent.pid").read_text())["pid"], signal.SIGKILL)
-    code, out, err = done(process)
-    (status,) = statuses(run)
+    (status,) = ends(process, run, 1, "lost")
     assert placed == ["n[1-4]"], steps
-    assert (code, status.state) == (1, "lost"), out + err + str(status)
     assert (status.reason or "").startswith("n3: node agent exited without writing exit.json"), status
     assert left_running(run) == []
 
@@ -155,9 +153,8 @@ def test_a_file_system_with_local_locks_is_reported(plugins: Path, run: Path, tm
     python.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     where = cluster(1).model_copy(update={"python": str(python)})
-    code, _, err = done(drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=where)))
-    assert code == 1
-    assert f"n1: does not see that {run} is locked on this machine: locks of that file system are local" in err
+    says = f"n1: does not see that {run} is locked on this machine: locks of that file system are local"
+    refused(drive("start", run, "--look", plan=make_plan((), hosts=("n1",), cluster=where)), says, 1)
 
 
 def test_inside_an_allocation_a_killed_coordinator_is_resumed(

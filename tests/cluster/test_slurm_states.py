@@ -88,9 +88,8 @@ def test_a_failed_node_makes_the_job_lost_and_it_is_retried(plugins: Path, run: 
     wait_for(lambda: statuses(run)[0].attempt == 2, "the second attempt")
     # The node returns by itself as soon as it registers again, or by this.
     subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False, capture_output=True)
-    code, out, err = done(process)
-    (status,) = statuses(run)
-    assert (code, status.state, status.attempt) == (0, "succeeded", 2), out + err + str(status)
+    (status,) = ends(process, run, 0, "succeeded")
+    assert status.attempt == 2
     events = (run / "events.jsonl").read_text()
     assert f"Slurm job {job_id} ended because a node failed" in events
 
@@ -110,10 +109,8 @@ def test_who_ended_a_job_or_a_step_of_slurm_is_named(
     process = running(run, make_plan(ENDLESS, hosts=("n1",), cluster=where))
     (job,) = numbers("RUNNING")
     subprocess.run([part.format(job=job, run=run) for part in command], check=True)
-    code, out, err = done(process)
-    (status,) = statuses(run)
+    (status,) = ends(process, run, 1, "lost")
     record_fault(f"Slurm: {' '.join(command)}", "lost, names who", status)
-    assert (code, status.state) == (1, "lost"), out + err
     assert reason.format(job=job) in (status.reason or ""), status
     assert left_running(run) == []
 

@@ -46,15 +46,13 @@ def test_a_job_on_four_hosts_succeeds_and_its_files_are_copied(plan: MakePlan, r
 
 
 def test_binary_output_is_copied_byte_for_byte(plan: MakePlan, run: Path) -> None:
-    done(drive("start", run, plan=plan(("noise",), ())))
-    assert [status.state for status in statuses(run)] == ["succeeded", "succeeded"]
+    ends(drive("start", run, plan=plan(("noise",), ())), run, 0, "succeeded", "succeeded")
     log = next(run.glob("*/round1/n1_noderank0/rank0.out.log")).read_bytes()
     assert bytes(range(256)) * 40 + b"\n\xff\xfe\x1b[2J\x00 not text\n" in log
 
 
 def test_files_in_subdirectories_are_copied_and_large_ones_listed(plan: MakePlan, run: Path) -> None:
-    done(drive("start", run, plan=plan(("nested",))))
-    assert [status.state for status in statuses(run)] == ["succeeded"]
+    ends(drive("start", run, plan=plan(("nested",))), run, 0, "succeeded")
     node = next(run.glob("*/round1/n1_noderank0"))
     assert (node / "trace" / "of rank 0" / "profile.json").read_text() == "[1, 2]"
     left = json.loads((node / "left_on_host.json").read_text())
@@ -69,8 +67,7 @@ def test_old_runs_are_removed_from_hosts(plan: MakePlan, bed: Bed, tmp_path: Pat
         inner.mkdir(parents=True)
         for place in (inner, inner.parent, runs / name):
             os.utime(place, (time.time() - age_days * 86400,) * 2)
-    code, out, err = done(drive("start", tmp_path / "run", plan=plan(())))
-    assert code == 0, out + err
+    ends(drive("start", tmp_path / "run", plan=plan(())), tmp_path / "run", 0, "succeeded")
     assert not (runs / "old").exists()
     assert (runs / "recent" / "case").exists()
 
@@ -230,9 +227,8 @@ def test_hosts_write_to_a_shared_run_directory_also_when_it_is_resumed(
     run.parent.mkdir(parents=True)
     process = running(run, made)
     signalled(process, signal.SIGKILL)
-    code, out, err = done(drive("resume", run))
-    first, second = statuses(run)
-    assert (code, first.state, first.attempt, second.state) == (1, "succeeded", 1, "failed"), f"{out}{err}{first}"
+    first, second = ends(drive("resume", run), run, 1, "succeeded", "failed")
+    assert first.attempt == 1
     assert (second.reason or "").startswith("n2: rank 1: killed by SIGKILL")
     node = run / "toy0-bare-X1x2x1" / "round1" / "n2_noderank1"
     assert json.loads((node / "agent.json").read_text())["job_file"] == str(node.parent / "job.hosts.json")

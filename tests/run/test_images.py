@@ -18,7 +18,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan, problems
-from tests.run.test_session import done, drive, ends, statuses
+from tests.run.test_session import drive, ends
 
 THERE, GONE = "registry.example.com/there:1", "registry.example.com/gone:1"
 ENGINE = """\
@@ -74,11 +74,9 @@ def test_an_image_is_pulled_only_where_it_is_absent(store: Path, tmp_path: Path)
 
 
 def test_an_image_that_cannot_be_pulled_fails_the_job_with_the_engines_error(store: Path, run: Path) -> None:
-    done(drive("start", run, plan=plan_in(GONE)))
-    (status,) = statuses(run)
+    (status,) = ends(drive("start", run, plan=plan_in(GONE)), run, 1, "failed")
     reason = f"localhost: the image {GONE} could not be pulled: Error: manifest unknown; repeat on that host: "
-    reason += f"podman pull {GONE}"
-    assert (status.state, status.reason) == ("failed", reason)
+    assert status.reason == f"{reason}podman pull {GONE}"
 
 
 def test_preflight_warns_of_an_image_that_is_nowhere(store: Path, tmp_path: Path) -> None:

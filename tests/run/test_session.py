@@ -70,13 +70,20 @@ def statuses(run: Path) -> list[JobStatus]:
 
 
 def ends(
-    process: subprocess.Popen[str], run: Path, code: int, *states: str, by: signal.Signals | None = None
+    process: subprocess.Popen[str], run: Path, code: int, *states: str, by: signal.Signals | None = None, says: str = ""
 ) -> list[JobStatus]:
-    """End a coordinator ``by`` a signal, or wait for its end; check its exit code and the states of its jobs."""
+    """End a coordinator ``by`` a signal, or wait for its end; check its exit code, output and states of jobs."""
     found, out, err = done(process) if by is None else signalled(process, by)
     ended = statuses(run)
     assert (found, [status.state for status in ended]) == (code, [*states]), f"{out}{err}{ended}"
+    assert says in out + err
     return ended
+
+
+def refused(process: subprocess.Popen[str], says: str, code: int = 2) -> None:
+    """Check the exit code of a coordinator, and what it prints as an error."""
+    found, out, err = done(process)
+    assert (found, says in err) == (code, True), out + err
 
 
 def stepping(run: Path) -> bool:
@@ -165,12 +172,8 @@ def test_a_killed_agent_makes_the_job_lost_and_resume_redoes_it_from_its_checkpo
 def test_a_round_without_a_checkpoint_starts_again_and_says_so(run: Path) -> None:
     process = running(run, make_plan(("first=hang",)))
     assert (signalled(process)[0], states(run)) == (130, ["cancelled"])
-    code, out, err = done(drive("resume", run))
-    assert (code, states(run)) == (0, ["succeeded"]), out + err
-    assert (
-        "round1: no checkpoint to resume from (checkpoint.every_steps writes some): it starts again at step 1"
-        in out + err
-    )
+    says = "round1: no checkpoint to resume from (checkpoint.every_steps writes some): it starts again at step 1"
+    ends(drive("resume", run), run, 0, "succeeded", says=says)
     assert "no checkpoint to resume from" in (run / "events.jsonl").read_text()
     result = json.loads((run / "toy0-pytorch-X1x1x1" / "round1" / "result.json").read_text())
     assert "resumed" not in result["marks"]
@@ -180,9 +183,9 @@ def test_a_round_without_a_checkpoint_starts_again_and_says_so(run: Path) -> Non
 
 @pytest.mark.heavy
 def test_failed_jobs_are_redone_only_when_asked(run: Path) -> None:
-    done(drive("start", run, plan=make_plan(("first=raise",))))
-    assert (done(drive("resume", run))[0], states(run)) == (1, ["failed"])
-    assert (done(drive("resume", run, "--failed", "--from-scratch"))[0], states(run)) == (0, ["succeeded"])
+    ends(drive("start", run, plan=make_plan(("first=raise",))), run, 1, "failed")
+    ends(drive("resume", run), run, 1, "failed")
+    ends(drive("resume", run, "--failed", "--from-scratch"), run, 0, "succeeded")
 
 
 def test_a_resume_that_preflight_refuses_leaves_a_run_that_verifies(run: Path) -> None:
@@ -190,8 +193,7 @@ def test_a_resume_that_preflight_refuses_leaves_a_run_that_verifies(run: Path) -
         port = taken.getsockname()[1]
         cluster = ClusterSpec.model_validate({"hosts": [{"address": "localhost", "service_ports": [port]}]})
         done(drive("start", run, plan=make_plan(("raise",), cluster=cluster)))
-        code, _, err = done(drive("resume", run, "--failed", "--look"))
-    assert (code, f"port {port} is in use" in err) == (1, True), err
+        refused(drive("resume", run, "--failed", "--look"), f"port {port} is in use", 1)
     assert '"run_resumed"' in (run / "events.jsonl").read_text()
     assert check_manifest(run) == []
 
@@ -213,10 +215,8 @@ def test_a_running_run_shows_its_progress_and_keeps_its_directory_until_it_is_st
     assert [status.state for status in seen.statuses.values()] == ["running", "queued"]
     (progress,) = seen.progress.values()
     assert (progress.phase, progress.step >= 1) == ("training", True)
-    code, _, err = done(drive("start", run, plan=make_plan(())))
-    assert (code, "contains a run" in err) == (2, True)
-    code, _, err = done(drive("resume", run))
-    assert (code, "in progress, locked by process" in err) == (2, True)
+    refused(drive("start", run, plan=make_plan(())), "contains a run")
+    refused(drive("resume", run), "in progress, locked by process")
     assert process.poll() is None
     assert stop(run, at_once=False)
     assert done(process)[0] == 130
@@ -264,9 +264,8 @@ def test_a_resumed_run_is_in_progress_to_all_readers_and_not_edited(run: Path, t
 def test_a_run_whose_vendor_or_case_has_changed_is_not_resumed(run: Path, plugins: Path) -> None:
     done(drive("start", run, plan=make_plan(("raise",))))
     (plugins / "vendors" / "acme" / "notes.txt").write_text("changed")
-    code, _, err = done(drive("resume", run, "--failed"))
-    assert code == 2
-    assert "vendors/acme: has changed since the run was planned (start a new run)" in err
+    what = "vendors/acme: has changed since the run was planned (start a new run)"
+    refused(drive("resume", run, "--failed"), what)
 
 
 def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Path) -> None:
@@ -274,8 +273,7 @@ def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Pa
     process = running(run, make_plan((ENDLESS,)))
     shutil.copytree(run, copy)
     for verb in ("resume", "end"):
-        code, _, err = done(drive(verb, copy))
-        assert (code, f"is a copy of the run {run}" in err) == (2, True), err
+        refused(drive(verb, copy), f"is a copy of the run {run}")
     assert states(run) == ["running"]
     assert signalled(process)[0] == 130
     run.rename(tmp_path / "moved")
@@ -285,8 +283,7 @@ def test_a_copy_of_a_run_in_progress_neither_continues_nor_stops_it(tmp_path: Pa
 def test_a_closed_terminal_leaves_a_job_that_ends_without_a_coordinator_and_is_not_done_again(run: Path) -> None:
     process = running(run, make_plan(("steps=50",)))
     process.send_signal(signal.SIGHUP)
-    code, _, err = done(process)
-    assert (code, f"accelmark resume {run}" in err) == (130, True), err
+    refused(process, f"accelmark resume {run}", 130)
     wait_for(lambda: list(run.glob("*/*/*/exit.json")), "exit.json")
-    code, out, err = done(drive("resume", run))
-    assert (code, [(status.state, status.attempt) for status in statuses(run)]) == (0, [("succeeded", 1)]), out + err
+    (status,) = ends(drive("resume", run), run, 0, "succeeded")
+    assert status.attempt == 1
