@@ -49,21 +49,15 @@ def test_every_problem_of_every_host_is_reported_at_once(plan: MakePlan, bed: Be
     data = Path("/var/tmp/accelmark/data")
     (bed.work(1) / "data").mkdir()
     bed.stop_sshd(3)
-    taken = subprocess.Popen(
-        bed.enter(1, sys.executable, "-c", "import socket, time; s = socket.create_server(('', 29501)); time.sleep(60)")
-    )
     try:
-        wait_for(lambda: bed.processes(), "the squatter")
-        time.sleep(0.5)
-        begun = time.monotonic()
-        found = look(made, data)
-        problems = {problem.where: problem.what for problem in found}
-        assert time.monotonic() - begun < 60
+        with squatter(bed, 1, 29501):
+            begun = time.monotonic()
+            found = look(made, data)
+            assert time.monotonic() - begun < 60
     finally:
-        taken.kill()
-        taken.wait()
         bed.sshd(3)
         shutil.rmtree(bed.work(1) / "data")
+    problems = {problem.where: problem.what for problem in found}
     assert problems["n1"] == "port 29501 is in use"
     assert problems["n2"].startswith("its host key has changed: it is not the one in ")
     assert all(problem.hint not in problem.what for problem in found), "what to do is said once"

@@ -544,21 +544,19 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _receive_wheel(path: str, digest: str, size: int) -> None:
+    import io
     import shutil
     import zipfile  # imported here: slow, and seldom needed
 
-    archive = "%s.%d.whl" % (path, os.getpid())
-    directory = "%s.%d.tree" % (path, os.getpid())
-    _write(archive, _content_of(digest, size))
+    directory, content = "%s.%d.tree" % (path, os.getpid()), _content_of(digest, size)
     try:
-        with zipfile.ZipFile(archive) as wheel:
+        with zipfile.ZipFile(io.BytesIO(content)) as wheel:
             wheel.extractall(directory)
         os.rename(directory, path)
     except OSError:
         if not os.path.isdir(path):
             raise
     finally:
-        os.unlink(archive)
         shutil.rmtree(directory, ignore_errors=True)
 
 
