@@ -53,7 +53,7 @@ from accelmark.automl.scoring import Scoreboard
 from accelmark.automl.search.searchers import grown, space
 from accelmark.datasets.images import LabeledArrays, read_fashion_mnist
 from benchmarks.automl_figures import RESULTS, stamp, write_figures
-from tests.automl.threads import thread_pool
+from tests.automl.images import thread_pool
 
 NAME: Final = "automl_search_quality"
 

@@ -25,7 +25,7 @@ import numpy as np
 from accelmark.results.rounds.load import measured_stage, read_requests
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
-from accelmark.serving.load.prompts import open_prompts
+from accelmark.serving.load import open_prompts
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, Load
 from accelmark.serving.stages import Stages

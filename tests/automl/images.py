@@ -1,14 +1,20 @@
-"""Small synthetic images that a network can learn within a second."""
+"""Small synthetic images that a network can learn within a second, and workers as threads of this process."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from accelmark.automl.cluster import WorkerPool
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.layers import Layer
+from accelmark.automl.model.network import INPUT, Network, Node
 from accelmark.automl.model.seeds import small
+from accelmark.automl.trial.worker import TrialWorker
 
 CLASSES = 4
 SIDE = 12
@@ -16,6 +22,13 @@ SIDE = 12
 
 def tiny_network() -> Network:
     return small((1, SIDE, SIDE), CLASSES, filters=(4, 6), name="tiny")
+
+
+def chain(name: str, *layers: Layer) -> Network:
+    """A network whose layers read each other in turn."""
+    names = [INPUT, *(f"n{number}" for number in range(len(layers)))]
+    nodes = [Node(name=names[at + 1], layer=layer, inputs=(names[at],)) for at, layer in enumerate(layers)]
+    return Network(name=name, input_shape=(1, SIDE, SIDE), classes=CLASSES, nodes=tuple(nodes))
 
 
 def write_images(path: Path, *, train: int = 320, held_out: int = 80, classes: int = CLASSES) -> Path:
@@ -34,3 +47,27 @@ def write_images(path: Path, *, train: int = 320, held_out: int = 80, classes: i
 
 def tiny_dataset(directory: Path) -> DatasetConfig:
     return DatasetConfig(name="arrays", directory=write_images(directory / "images.npz"), validation_share=0.2)
+
+
+class ThreadActor:
+    """A worker with the interface of a Ray actor: ``actor.method.remote(...).future()``."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.worker = TrialWorker(*arguments)
+        self.threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="trial")
+
+    def __getattr__(self, method: str) -> SimpleNamespace:
+        def remote(*arguments: object) -> SimpleNamespace:
+            future: Future[Any] = self.threads.submit(getattr(self.worker, method), *arguments)
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(remote=remote)
+
+    def end(self) -> None:
+        """Cut the trial; a thread that hangs cannot be killed."""
+        self.worker.cancel()
+        self.threads.shutdown(wait=False)
+
+
+def thread_pool(dataset: DatasetConfig, network: Network, size: int, *, threads: int = 1) -> WorkerPool:
+    return WorkerPool(size, lambda: ThreadActor(dataset, network, 1, threads), ThreadActor.end)

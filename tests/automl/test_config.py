@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from accelmark.automl.cluster import initialised
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TuningConfig
-from accelmark.automl.model.layers import Convolution, GlobalPool, Layer, Softmax
-from accelmark.automl.model.network import INPUT, Network, Node
+from accelmark.automl.model.layers import Convolution, GlobalPool, Softmax
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.session import check_request
 from accelmark.compat.aiperf import load_search
 from accelmark.spec.errors import RequestError, SpecError
+from tests.automl.images import chain
 
 AIPERF = """\
 authorName: default
@@ -329,23 +329,13 @@ def test_a_method_without_its_library_names_the_extra(tmp_path: Path, monkeypatc
     ("searched", "message"),
     [
         ({"kernel": (5,)}, r"tuning\.kernel: network 'plain' has no spatial convolution .* write tuning\.kernel: \[\]"),
-        (
-            {"kernel": (), "dropout": (0.1, 0.5)},
-            r"tuning\.dropout: network 'plain' has neither .*: null",
-        ),
+        ({"kernel": (), "dropout": (0.1, 0.5)}, r"tuning\.dropout: network 'plain' has neither .*: null"),
     ],
 )
 def test_a_searched_hyperparameter_that_changes_nothing_of_the_network_is_refused(
     searched: dict[str, object], message: str
 ) -> None:
-    layers: list[tuple[str, Layer]] = [
-        ("conv", Convolution(filters=4, kernel=3, padding=1)),
-        ("pool", GlobalPool()),
-        ("softmax", Softmax()),
-    ]
-    names = [INPUT, *(name for name, _ in layers)]
-    nodes = [Node(name=name, layer=layer, inputs=(names[at],)) for at, (name, layer) in enumerate(layers)]
-    network = Network(name="plain", input_shape=(1, 12, 12), classes=4, nodes=tuple(nodes))
+    network = chain("plain", Convolution(filters=4, kernel=3, padding=1), GlobalPool(), Softmax())
     cluster = SshCluster(kind="ssh", hosts=("n1",))
     config = AutomlConfig(
         schedule=ScheduleConfig(max_trials=1), tuning=TuningConfig.model_validate(searched), cluster=cluster

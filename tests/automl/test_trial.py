@@ -11,14 +11,14 @@ import pytest
 from accelmark.automl.config import DatasetConfig, TrainingConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.counting import count
-from accelmark.automl.model.layers import Convolution, Dense, GlobalPool, Layer, MaxPool, ReLU, Softmax
+from accelmark.automl.model.layers import Convolution, Dense, GlobalPool, MaxPool, ReLU, Softmax
 from accelmark.automl.model.morphs import MorphChoices
-from accelmark.automl.model.network import INPUT, Network, Node
+from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters, Progress, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.trial.ranks import RankGroup
 from accelmark.automl.trial.training import GraphModule, RankContext, run_trial, to_weights
-from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
+from tests.automl.images import CLASSES, chain, tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)
 
@@ -118,16 +118,12 @@ def test_carried_weights_start_a_child_where_its_parent_ended(data: Dataset) -> 
     assert (scratch[2].epochs[0].validation_accuracy or 0) < best - 0.2
 
 
-def kernels(network: Network) -> list[int]:
-    return [node.layer.kernel for node in network.nodes if isinstance(node.layer, Convolution)]
-
-
 def test_a_searched_kernel_is_what_is_trained(data: Dataset) -> None:
     given = order(PLAIN.model_copy(update={"kernel": 5}), epochs=1)
     result, weights, _ = run(data, given)
     assert weights is not None
     assert weights["c2_conv.weight"].shape[-1] == 5
-    assert kernels(given.network) == [3, 5]
+    assert [layer.kernel for layer in given.network.convolutions.values()] == [3, 5]
     assert result.executed == given.network.digest != tiny_network().digest
 
 
@@ -188,11 +184,8 @@ def test_stopping_a_trial_early_ends_all_ranks_and_reports_the_trained_part(grou
 def plain_network() -> Network:
     """Without batch norm, whose statistics are each rank's own: the same whatever the number of ranks."""
     first, second = (Convolution(filters=filters, kernel=3, padding=1) for filters in (4, 6))
-    layers: list[Layer] = [first, ReLU(), MaxPool(kernel=2, stride=2), second, ReLU(), GlobalPool()]
-    layers += [Dense(units=CLASSES), Softmax()]
-    names = [INPUT, *(f"n{number}" for number in range(len(layers)))]
-    nodes = [Node(name=names[at + 1], layer=layer, inputs=(names[at],)) for at, layer in enumerate(layers)]
-    return Network(name="plain", input_shape=(1, SIDE, SIDE), classes=CLASSES, nodes=tuple(nodes))
+    pool = MaxPool(kernel=2, stride=2)
+    return chain("plain", first, ReLU(), pool, second, ReLU(), GlobalPool(), Dense(units=CLASSES), Softmax())
 
 
 def test_two_ranks_give_the_result_and_the_counts_of_one_with_the_same_global_batch(

@@ -6,31 +6,23 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from accelmark.automl.scoring import verify_search
-from tests.automl.controller.searching import Search
-from tests.automl.controller.test_clusters import free_port
+from tests.automl.controller.test_clusters import Search, free_port, search
 from tests.cluster.bed import Bed
 from tests.cluster.test_slurm import queue, slurm_conf
 from tests.run.fakes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.heavy, pytest.mark.timeout(900)]
-__all__ = ["slurm_conf"]
+__all__ = ["search", "slurm_conf"]
 
 NUM_TRIALS = 6
 _WAIT_S = 300
-
-
-@pytest.fixture
-def search(tmp_path: Path) -> Iterator[Search]:
-    made = Search(tmp_path)
-    yield made
-    made.end()
 
 
 def killed_and_resumed(search: Search, path: Path, is_clean: Callable[[], bool]) -> None:

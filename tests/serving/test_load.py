@@ -19,8 +19,16 @@ from hypothesis import strategies as st
 
 from accelmark.results.rounds.load import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.load.plan import EXPECTED_STEPS, PRECISION, LoadPlan, due_times, read_trace, search_rate
-from accelmark.serving.load.prompts import draw_length, open_prompts
+from accelmark.serving.load import (
+    EXPECTED_STEPS,
+    PRECISION,
+    LoadPlan,
+    draw_length,
+    due_times,
+    open_prompts,
+    read_trace,
+    search_rate,
+)
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.serving.stages import LoadReporter, Stages

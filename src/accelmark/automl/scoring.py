@@ -320,11 +320,9 @@ def _consistency(config: AutomlConfig, events: Sequence[journal.Event], state: S
         within = limit is None or max(given, known.held_out) <= limit
         yield within, "data", f"at most {limit} images", f"the splits have {given} and {known.held_out} images"
         for each in state.individuals:
-            fits, actual = (
-                each.network.classes == known.classes,
-                f"network {each.id} has {each.network.classes} classes",
-            )
-            yield fits, "data", f"{known.classes} classes, as the data", actual
+            classes = each.network.classes
+            actual = f"network {each.id} has {classes} classes"
+            yield classes == known.classes, "data", f"{known.classes} classes, as the data", actual
     for record in state.attempts.values():
         epochs = state.epochs_of(record)
         yield from _counts(config, record, epochs, state)

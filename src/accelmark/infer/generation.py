@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from accelmark.infer.engine_process import EngineProcess
-from accelmark.serving.answers import AnswerSample, compare_answers
-from accelmark.serving.benchmarks import run_benchmarks
-from accelmark.serving.load.plan import LoadPlan
-from accelmark.serving.load.prompts import Decode, Encode
+from accelmark.serving.answers import AnswerSample, compare_answers, run_benchmarks
+from accelmark.serving.load import Decode, Encode, LoadPlan
 from accelmark.serving.loadgen import done, first, run_token_loadgen
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record, Watch

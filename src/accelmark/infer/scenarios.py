@@ -20,7 +20,7 @@ from accelmark.infer.case import InferBatch
 from accelmark.infer.engine import Context, Slots, classify, rows_of
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.measure import REPEAT_CALLS, Answers, CheckedPass, repeat_check
-from accelmark.serving.load.plan import EXPECTED_STEPS, FIRST_SHARE, search_rate
+from accelmark.serving.load import EXPECTED_STEPS, FIRST_SHARE, search_rate
 from accelmark.serving.loadgen import MLPERF_MIN_DURATION_S, LoadGenLog, Query, library, read_log, start_test
 from accelmark.serving.request import LoadGenSettings
 from accelmark.serving.stages import LoadReporter

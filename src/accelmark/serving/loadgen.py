@@ -35,21 +35,12 @@ class LoadGenLog(NamedTuple):
     """The results in LoadGen's log."""
 
     values: Mapping[str, Any]
-
-    @property
-    def valid(self) -> bool:
-        """Whether LoadGen reports the run as VALID."""
-        return self.values.get("result_validity") == "VALID"
-
-    @property
-    def bound_met(self) -> bool:
-        """Whether the latency bound of the Server scenario was met."""
-        return bool(self.values.get("result_perf_constraints_met", False))
-
-    @property
-    def long_enough(self) -> bool:
-        """Whether the run lasted the requested minimum duration."""
-        return bool(self.values.get("result_min_duration_met", False))
+    valid: bool
+    """Whether LoadGen reports the run as VALID."""
+    bound_met: bool
+    """Whether the latency bound of the Server scenario was met."""
+    long_enough: bool
+    """Whether the run lasted the requested minimum duration."""
 
     @property
     def reason(self) -> str | None:
@@ -125,8 +116,8 @@ def start_test(
     logs = lg.LogSettings()
     logs.log_output = output
     logs.enable_trace = False
-    system = lg.ConstructSUT(issue, _nothing)
-    library = lg.ConstructQSL(num_items, num_items, _nothing, _nothing)
+    system = lg.ConstructSUT(issue, lambda: None)  # no query is delayed
+    library = lg.ConstructQSL(num_items, num_items, lambda _: None, lambda _: None)  # all items are in memory
     try:
         lg.StartTestWithLogSettings(system, library, settings, logs)
     finally:
@@ -141,10 +132,6 @@ def library() -> Any:
     return mlperf_loadgen
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing: all items are in memory, and no query is delayed."""
-
-
 def read_log(log_dir: Path) -> LoadGenLog:
     """Read LoadGen's detailed log. Raises RunError: it is missing or in another format."""
     path = log_dir / "mlperf_log_detail.txt"
@@ -156,4 +143,5 @@ def read_log(log_dir: Path) -> LoadGenLog:
                 values[entry["key"]] = entry["value"]
     if "result_validity" not in values:
         raise RunError(f"{path}: no result from LoadGen; see the other files in {path.parent}")
-    return LoadGenLog(values)
+    met = (bool(values.get(f"result_{name}_met", False)) for name in ("perf_constraints", "min_duration"))
+    return LoadGenLog(values, values["result_validity"] == "VALID", *met)

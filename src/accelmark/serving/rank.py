@@ -15,10 +15,9 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Final, final
 
-from accelmark.serving.answers import AnswerSample, compare_answers
-from accelmark.serving.benchmarks import run_benchmarks
+from accelmark.serving.answers import AnswerSample, compare_answers, run_benchmarks
 from accelmark.serving.client.client import Client
-from accelmark.serving.load.plan import LoadPlan
+from accelmark.serving.load import LoadPlan
 from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Endpoint, ServeError
 from accelmark.serving.server_process import Cores, ServerProcess

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, final
@@ -132,13 +132,10 @@ class ServerProcess:
 
     def _is_healthy(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=5.0)
-        try:
+        with closing(connection), suppress(OSError, http.client.HTTPException):
             connection.request("GET", self.spec.health)
             return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return False
 
     def times(self, start_s: float) -> StartTimes:
         """Return what conversion and start took, where :meth:`wait_until_healthy` has just returned ``start_s``."""

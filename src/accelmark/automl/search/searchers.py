@@ -88,18 +88,8 @@ class Population:
         """Return the random generator of the next proposal; it depends only on the seed and the population's size."""
         return np.random.default_rng([self.seed, len(self.individuals), 0])
 
-    @property
-    def points(self) -> list[Point]:
-        """Places of all individuals in the space of a sampler."""
-        return [one.point for one in self.individuals if one.point is not None]
-
     def add(
-        self,
-        network: Network,
-        parent: int,
-        morphs: tuple[Morph, ...],
-        point: Point | None = None,
-        in_round: int = 1,
+        self, network: Network, parent: int, morphs: tuple[Morph, ...], point: Point | None = None, in_round: int = 1
     ) -> Individual:
         """Append a pending individual and return it."""
         number = len(self.individuals)
@@ -274,7 +264,8 @@ class BatchSearch(Searcher):
     """Tries every point of the space, one after the other; every network is grown from the seed."""
 
     def _next(self, population: Population) -> Individual:
-        seed, generator, known = population.individuals[0].network, population.generator(), population.points
+        seed, generator = population.individuals[0].network, population.generator()
+        known = [one.point for one in population.individuals]
         for point in self._points(population, generator):
             if point not in known:
                 with suppress(MorphError):

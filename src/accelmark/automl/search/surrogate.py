@@ -75,23 +75,19 @@ class Reference:
 
     def distances(self, one: Sketch) -> Vector:
         """Return the distance of a sketch to each of the reference."""
-        skips_apart = np.array([_skip_distance(one.skips, other) for other in self._skips])
-        apart: Vector = self._layer_distances(one.layers) + _SKIP_WEIGHT * skips_apart[self._skips_of]
-        return apart
-
-    def _layer_distances(self, layers: Vector) -> Vector:
-        """Levenshtein distances by dynamic programming, one row at a time, for all of the reference at once."""
+        # Levenshtein distances by dynamic programming, one row at a time, for all of the reference at once.
         columns = np.arange(self._rows.shape[1] + 1, dtype=np.float64)
         table = np.tile(columns, (len(self._rows), 1))
-        apart = np.abs(self._kinds[:, None] - layers)
+        apart = np.abs(self._kinds[:, None] - one.layers)
         change = np.minimum(1.0, _WIDTH_COST * apart[:, :, 1] + _KERNEL_COST * apart[:, :, 2])
         change[(apart[:, :, 0] > 0) | (apart[:, :, 3] > 0)] = 1.0
-        for number in range(len(layers)):
+        for number in range(len(one.layers)):
             best = table + 1.0
             best[:, 1:] = np.minimum(best[:, 1:], table[:, :-1] + change[self._rows, number])
             best -= columns
             table = np.minimum.accumulate(best, axis=1, out=best) + columns  # insertions, each costing 1
-        result: Vector = table[np.arange(len(table)), self._lengths]
+        skips_apart = np.array([_skip_distance(one.skips, other) for other in self._skips])
+        result: Vector = table[np.arange(len(table)), self._lengths] + _SKIP_WEIGHT * skips_apart[self._skips_of]
         return result
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Final, final
@@ -39,6 +39,7 @@ from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
+from accelmark.spec.log.perflog import finite
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RankPlace
@@ -180,9 +181,7 @@ class TrialCase(TrainCase):
     def __init__(self, trial: _Trial, *args: Any) -> None:
         super().__init__(*args)
         self._trial: Final = trial
-        self.started_from: WeightMode = "from-scratch"
-        self.module: GraphModule | None = None
-        """The trained network without wrappers, once it is built."""
+        trial.case = self
         self._mean, self._deviation = (
             torch.tensor(values, device=self.place.device).view(1, -1, 1, 1)
             for values in (trial.data.mean, trial.data.deviation)
@@ -191,9 +190,9 @@ class TrialCase(TrainCase):
     def build_model(self) -> nn.Module:
         """Build the network, with its parent's weights where there are any, carried through the order's morphs."""
         order, network, carried = self._trial.order, self._trial.order.parent_network, self._trial.weights
-        self.module = GraphModule(order.network)
+        built = self._trial.module = GraphModule(order.network)
         if network is None or carried is None:
-            return self.module
+            return built
         for morph in order.morphs:
             statistics = None
             if morph.kind == "deepen":  # mean and variance for some training images
@@ -205,9 +204,9 @@ class TrialCase(TrainCase):
             child = apply_morph(network, morph)
             carried = carry_weights(network, child, morph, carried, statistics)
             network = child
-        load_weights(self.module, fitted_weights(order.network, carried))
-        self.started_from = "carried"
-        return self.module
+        load_weights(built, fitted_weights(order.network, carried))
+        self._trial.started_from = "carried"
+        return built
 
     def train_batches(self) -> ImageBatches:
         """Return this rank's share of the training images."""
@@ -314,6 +313,9 @@ class _Trial:
     interruptible: bool = False
     backend: PyTorchBackend | None = None
     case: TrialCase | None = None
+    module: GraphModule | None = None
+    """The trained network without wrappers, once it is built."""
+    started_from: WeightMode = "from-scratch"
     started: Started | None = None
     best: records.TrainedWeights = None
     best_accuracy: float = -1.0
@@ -356,11 +358,8 @@ class _Trial:
             work=self.work,
         )
 
-        def make_case(*args: Any) -> TrialCase:
-            self.case = TrialCase(self, *args)
-            return self.case
-
-        self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, InProcess(make_case, self.place.control))
+        provided = InProcess(partial(TrialCase, self), self.place.control)
+        self.backend = PyTorchBackend(job, self.work, self.place.ranks, self, provided)
         return self.backend
 
     @property
@@ -387,9 +386,8 @@ class _Trial:
         accuracy, loss = evaluation.metrics["accuracy"], evaluation.metrics["loss"]
         if loss is None or not math.isfinite(loss):
             return End("nonfinite_loss", f"the validation loss of epoch {self.epoch - 1} is {loss}")
-        module = self.case.module if self.case is not None else None
-        if module is not None and accuracy is not None and accuracy > self.best_accuracy:
-            self.best_accuracy, self.best = accuracy, to_weights(module)
+        if self.module is not None and accuracy is not None and accuracy > self.best_accuracy:
+            self.best_accuracy, self.best = accuracy, to_weights(self.module)
         self.validation_losses.append(loss)
         order = self.order
         ends = order.early_stop and stops_early(order.round, self.validation_losses)
@@ -416,8 +414,8 @@ class _Trial:
             training_s=training_s,
             data_wait_s=min(self.data_wait_s, training_s),
             evaluating_s=evaluating_s,
-            train_loss=_finite(train_loss),
-            validation_loss=_finite(metrics.get("loss")),
+            train_loss=finite(train_loss),
+            validation_loss=finite(metrics.get("loss")),
             validation_accuracy=metrics.get("accuracy"),
             complete=evaluation is not None,
         )
@@ -427,12 +425,12 @@ class _Trial:
 
     def _held_out(self) -> dict[str, Any]:
         """Evaluate the best epoch's weights on all ranks; return the fields of the result that this determines."""
-        case, backend, began = self.case, self.backend, time.monotonic()
-        if case is None or case.module is None or backend is None or self.best is None:
+        case, module, backend, began = self.case, self.module, self.backend, time.monotonic()
+        if case is None or module is None or backend is None or self.best is None:
             return {}
         outcome: dict[str, Any] = {}
         try:
-            load_weights(case.module, self.best)
+            load_weights(module, self.best)
             images = ImageBatches(self.data.held_out, _EVALUATION_BATCH, case.place, train=False)
             outcome["held_out_accuracy"] = backend.evaluate_on(images)["accuracy"]
         except Exception as error:  # noqa: BLE001 - any failure is recorded; the worker goes on
@@ -442,11 +440,7 @@ class _Trial:
         return outcome | {"held_out_s": time.monotonic() - began}
 
     def _result(self, outcome: Mapping[str, Any], finished: Finished) -> records.TrialResult:
-        case, started = self.case, self.started
-        facts: dict[str, Any] = {}
-        if case is not None:
-            executed = case.module.network.digest if case.module is not None else None
-            facts |= {"weights": case.started_from, "executed": executed}
+        started, facts = self.started, dict[str, Any]()
         if started is not None:
             # Autocast's type, else the parameters', where fp32 may be TF32; the rules have no width for other types.
             kind = started.compute_type or "unknown"
@@ -455,6 +449,8 @@ class _Trial:
         return records.TrialResult(
             **outcome,
             **facts,
+            weights=self.started_from,
+            executed=self.module.network.digest if self.module is not None else None,
             trained_images=finished.num_trained_samples,
             flops_per_image=finished.flops_per_sample,
             computing_s=finished.pure_training_computing_time,
@@ -463,10 +459,6 @@ class _Trial:
             ranks=self.place.ranks.world_size,
             seconds=time.monotonic() - self.began,
         )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def warm_up(place: RankContext) -> None:

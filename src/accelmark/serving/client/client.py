@@ -84,11 +84,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             slots = None
             if load.concurrency is not None:
                 slots = load.concurrency // num_used + (process < load.concurrency % num_used)
-            order = StageOrder(
-                stage=load.stage, slots=slots, until_s=load.until_s, timeout_s=load.timeout_s, num_first=len(share),
-                loadgen=load.loadgen,
-            )  # fmt: skip
-            self._send(process, line(order))
+            self._send(process, line(StageOrder(load=load, slots=slots, num_first=len(share))))
             for request in share:
                 self._send_request(process, request)
                 self._watch(watch)

@@ -53,11 +53,6 @@ class Stream:
     malformed: str | None = None
     """The first violation of the API; later events were not read."""
 
-    @property
-    def text(self) -> str:
-        """The answer."""
-        return "".join(self.parts)
-
     def add(self, event: Any, arrived_ns: int) -> None:
         """Take one event, as JSON values, or the ValueError of what is not JSON. Raises _MalformedError."""
         if isinstance(event, ValueError):

@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter
 
 from accelmark.serving import loadgen
 from accelmark.serving.client.connection import Connections, Response, Stream, WakeSelector, has_output, read_stream
-from accelmark.serving.request import LoadGenRun
+from accelmark.serving.request import Load, LoadGenRun
 from accelmark.spec.backports import pairwise
 from accelmark.spec.log.inference import RequestRecord, RequestStatus
 from accelmark.spec.model import Spec
@@ -42,15 +42,11 @@ _MOST_CONNECTIONS: Final = 4096
 class StageOrder(Spec):
     """A stage, as a process of the client carries it out."""
 
-    stage: int
+    load: Load
     slots: int | None
     """Requests in progress in a closed loop; null: each is sent when it is due."""
-    until_s: float
-    """Time in which requests of a closed loop are started."""
-    timeout_s: float
     num_first: int
     """Requests that are sent before the stage begins."""
-    loadgen: LoadGenRun | None = None
 
 
 class Request(Spec):
@@ -119,7 +115,8 @@ class StageRunner:
     """Sends the requests of a stage and gives the record of each to ``emit`` when it ended."""
 
     def __init__(self, order: StageOrder, connections: Connections, emit: Callable[[Ended], None]) -> None:
-        self._order = order
+        self._load = order.load
+        self._slots = order.slots
         self._connections = connections
         self._emit = emit
         self._waiting: asyncio.Queue[Sendable | None] = asyncio.Queue()
@@ -155,12 +152,11 @@ class StageRunner:
             beside = [asyncio.create_task(work) for work in (_sample_lag(lags_s), self._record_all())]
             for task in beside:
                 task.add_done_callback(raise_failure)
-            order = self._order
-            if order.loadgen is not None:
-                self._start(self._send_for(order.loadgen))
-            elif order.slots is None:
+            if self._load.loadgen is not None:
+                self._start(self._send_for(self._load.loadgen))
+            elif self._slots is None:
                 self._start(self._send_when_due())
-            for _ in range(order.slots or 0):
+            for _ in range(self._slots or 0):
                 self._start(self._send_in_turn())
             while self._tasks:
                 await asyncio.wait(self._tasks)
@@ -189,7 +185,7 @@ class StageRunner:
 
     async def _send_in_turn(self) -> None:
         due_ns = self._begin_ns
-        until_ns = self._begin_ns + round(self._order.until_s * 1e9)
+        until_ns = self._begin_ns + round(self._load.until_s * 1e9)
         while due_ns < until_ns and not self._is_cancelled and (request := await self._next()) is not None:
             exchange = await self._exchange(*request, due_ns)
             due_ns = exchange.end_ns
@@ -257,9 +253,9 @@ class StageRunner:
         status: RequestStatus | None = None
         error = None
         try:
-            await asyncio.wait_for(self._connections.post(body, response), self._order.timeout_s)
+            await asyncio.wait_for(self._connections.post(body, response), self._load.timeout_s)
         except asyncio.TimeoutError:
-            status, error = "timed_out", f"no end within {self._order.timeout_s:g} s (request_timeout_s)"
+            status, error = "timed_out", f"no end within {self._load.timeout_s:g} s (request_timeout_s)"
         except ConnectionError as failure:
             status, error = "dropped", str(failure)
         except asyncio.CancelledError:
@@ -274,7 +270,7 @@ class StageRunner:
         """Read the responses that ended, one after the other, so that new requests are not delayed by all of them."""
         while True:
             exchange = await self._ended.get()
-            ended = await record_of(exchange, self._order.stage, self._begin_ns)
+            ended = await record_of(exchange, self._load.stage, self._begin_ns)
             if exchange.query is not None:
                 if exchange.response.on_piece is not None:  # LoadGen needs a first output of every query
                     loadgen.first(exchange.query)
@@ -308,6 +304,7 @@ async def record_of(exchange: Exchange, stage: int, begin_ns: int) -> Ended:
     request, response = exchange.request, exchange.response
     is_stream = response.status == HTTPStatus.OK and response.content_type.startswith("text/event-stream")
     stream = await read_stream(response.pieces, response.arrivals_ns) if is_stream else Stream()
+    text = "".join(stream.parts)
     status, error = (exchange.status, exchange.error) if exchange.status else _status(response, stream, is_stream)
     arrivals = [round((at_ns - begin_ns) / 1e3) for at_ns in stream.arrivals_ns]
     record = RequestRecord(
@@ -328,9 +325,9 @@ async def record_of(exchange: Exchange, stage: int, begin_ns: int) -> Ended:
         usage_input=stream.usage_input,
         usage_output=stream.usage_output,
         queue_s=None if stream.queue_ms is None else round(stream.queue_ms / 1e3, 6),
-        text_sha256=hashlib.sha256(stream.text.encode()).hexdigest() if is_stream else None,
+        text_sha256=hashlib.sha256(text.encode()).hexdigest() if is_stream else None,
     )
-    return Ended(record=record, text=stream.text)
+    return Ended(record=record, text=text)
 
 
 def _status(response: Response, stream: Stream, is_stream: bool) -> tuple[RequestStatus, str | None]:
