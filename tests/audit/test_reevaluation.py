@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accelmark.audit.evidence import Evidence, ReferenceFolders, RoundEvidence, Standard
+from accelmark.audit.evidence import RoundEvidence, Standard
 from accelmark.audit.rounds import plausible_convergence
 from accelmark.audit.verify import verify_run
 from accelmark.results.figures import FigureName
@@ -298,8 +298,7 @@ def test_a_target_reached_earlier_than_the_reference_allows_is_open(
 
 
 def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
-    folders = ReferenceFolders(Standard(case, "", is_shipped=True))
-    return list(plausible_convergence(Evidence([RoundEvidence(entry, None, folders)], 1, folders, None)))
+    return list(plausible_convergence(RoundEvidence(entry, None, Standard(case, "", is_shipped=True))))
 
 
 @pytest.mark.parametrize("has_hooks", [False, True])

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from accelmark.cli.machine import detect_devices
 from accelmark.cli.runs import plan_request
-from accelmark.compat.flagperf.monitor import MonitorScript
 from accelmark.spec.errors import SpecError
 from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
@@ -25,7 +24,7 @@ from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry import forms, host
 from accelmark.telemetry.device import DeviceSample
 from accelmark.telemetry.inventory import default_vendor, detect, evidence_of
-from accelmark.telemetry.sources import CommandError, ToolSource
+from accelmark.telemetry.sources import CommandError, MonitorScript, ToolSource
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recorder import FLAGPERF_SCRIPT, SRC, make_vendor
 

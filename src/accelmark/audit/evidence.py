@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,25 +35,14 @@ class Standard(NamedTuple):
     is_shipped: bool
 
 
-class ReferenceFolders(NamedTuple):
-    """What the rounds are compared with."""
-
-    case: Standard | None = None
-    """The case of the run's name and version; None where this machine has none."""
-    vendor: VendorSpec | None = None
-
-    @property
-    def size(self) -> Literal["mini", "standard"]:
-        """Size of the case; ``mini`` where this machine does not have it."""
-        return self.case.spec.size if self.case is not None else "mini"
-
-
 class RoundEvidence(NamedTuple):
     """One round."""
 
     result: RoundResult
     job: JobSpec | None
-    reference: ReferenceFolders
+    standard: Standard | None = None
+    """The case of the run's name and version; None where this machine has none."""
+    shipped_vendor: VendorSpec | None = None
     started: Started | None = None
     """INIT_END of rank 0; None for inference, or where the rank did not write it."""
     data: Mapping[str, records.DataRecord] | None = None
@@ -69,6 +57,11 @@ class RoundEvidence(NamedTuple):
         """Number of the round, from 1."""
         return self.result.round
 
+    @property
+    def size(self) -> Literal["mini", "standard"]:
+        """Size of the case; ``mini`` where this machine does not have it."""
+        return self.standard.spec.size if self.standard is not None else "mini"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,6 @@ class Evidence:
 
     rounds: Sequence[RoundEvidence]
     num_planned: int
-    reference: ReferenceFolders
     source: records.SourceRecord | None
     planned: Sequence[dict[str, Any]] = ()
     not_planned: Sequence[str] = ()
@@ -134,26 +126,23 @@ Rule = Callable[[Evidence], Findings]
 
 
 def for_each(
-    select: Callable[[Evidence], Iterable[tuple[RoundEvidence, *Ts]]],
-) -> Callable[[Callable[[RoundEvidence, *Ts], Findings]], Rule]:
-    """Turn a function that checks one round into a rule over the rounds that ``select`` returns."""
+    select: Callable[[Evidence], Iterable[tuple[RoundEvidence, *Ts]]], *checks: Callable[[RoundEvidence, *Ts], Findings]
+) -> Rule:
+    """Return the rule that applies ``checks``, each of one round, to the rounds that ``select`` returns."""
 
-    def decorate(check: Callable[[RoundEvidence, *Ts], Findings]) -> Rule:
-        @functools.wraps(check)
-        def rule(evidence: Evidence) -> Findings:
-            for parts in select(evidence):
+    def rule(evidence: Evidence) -> Findings:
+        for parts in select(evidence):
+            for check in checks:
                 yield from (finding.model_copy(update={"round": parts[0].number}) for finding in check(*parts))
 
-        return rule
-
-    return decorate
+    return rule
 
 
 def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> Evidence:
     """Read the records of the rounds of one key; unreadable records are None, which the rules report."""
     first = next(iter(rounds.values()), None)
-    reference = ReferenceFolders(_standard(first), _shipped_vendor(first.vendor)) if first else ReferenceFolders()
-    entries = [_round(run_dir / name, result, reference) for name, result in rounds.items()]
+    standard, vendor = (_standard(first), _shipped_vendor(first.vendor)) if first else (None, None)
+    entries = [_round(run_dir / name, result, standard, vendor) for name, result in rounds.items()]
     slug = next((name.split("/")[0] for name in rounds), "")
     plan = run_dir / "plan.json"
     planned = planned_jobs(read_json(plan))
@@ -166,7 +155,6 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
     return Evidence(
         rounds=sorted(entries, key=lambda entry: entry.number),
         num_planned=num_planned,
-        reference=reference,
         source=records.SourceRecord.stored(run_dir / records.SOURCE_FILE),
         planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
         not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
@@ -176,7 +164,7 @@ def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planne
     )
 
 
-def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) -> RoundEvidence:
+def _round(round_dir: Path, result: RoundResult, standard: Standard | None, vendor: VendorSpec | None) -> RoundEvidence:
     data: dict[str, records.DataRecord] | None = None
     with suppress(OSError, ValidationError):
         data = _DATA.validate_json((round_dir / records.DATA_FILE).read_bytes())
@@ -190,7 +178,8 @@ def _round(round_dir: Path, result: RoundResult, reference: ReferenceFolders) ->
     return RoundEvidence(
         result=result,
         job=JobSpec.stored(round_dir / "job.json"),
-        reference=reference,
+        standard=standard,
+        shipped_vendor=vendor,
         started=started,
         data=data,
         reevaluation=reading.read_reevaluation(round_dir),

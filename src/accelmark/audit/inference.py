@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation
 from accelmark.results.figures import FigureName
 from accelmark.results.rounds.inference import answer_reasons
 from accelmark.results.schema import InferenceRound, finding
@@ -38,16 +38,16 @@ _SPELT: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _HASHES: Final = {"parameter_hash": "parameters", "module_hash": "modules", "weights_hash": "weights"}
 
 
-def _inferences(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
+def inferences(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
     """Yield the inference rounds that succeeded, with their results and work."""
     for entry in evidence.succeeded:
         if entry.result.inference is not None and entry.job is not None and isinstance(entry.job.work, InferJob):
             yield entry, entry.result.inference, entry.job.work
 
 
-def _engines(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
+def engines(evidence: Evidence) -> Iterator[tuple[RoundEvidence, InferenceRound, InferJob]]:
     """Yield those rounds that used an inference engine."""
-    yield from (parts for parts in _inferences(evidence) if parts[2].settings.compiler is not None)
+    yield from (parts for parts in inferences(evidence) if parts[2].settings.compiler is not None)
 
 
 def details(inference: InferenceRound, step: InferStep) -> dict[str, Scalar]:
@@ -60,10 +60,9 @@ def engine_details(inference: InferenceRound) -> dict[str, Scalar]:
     return details(inference, InferStep.COMPILE) | details(inference, InferStep.INFER)
 
 
-@for_each(_inferences)
 def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the values that an inference case fixes are unchanged."""
-    case = entry.reference.case.spec.infer if entry.reference.case is not None else None
+    case = entry.standard.spec.infer if entry.standard is not None else None
     if case is None:
         return
     for name in ("unit", "metric", "tolerance", "reference", "benchmarks", "iterative"):
@@ -83,7 +82,7 @@ def case_contract(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
 def model_structure(evidence: Evidence) -> Findings:
     """Check that all rounds built the same model with the same weights."""
     first: dict[str, tuple[Scalar, int]] = {}
-    for entry, inference, _ in _inferences(evidence):
+    for entry, inference, _ in inferences(evidence):
         created = details(inference, InferStep.CREATE)
         for name, what in _HASHES.items():
             value = created.get(name)
@@ -95,7 +94,6 @@ def model_structure(evidence: Evidence) -> Findings:
                 yield finding("error", "model-mismatch", "one model in all rounds", actual, entry.number)
 
 
-@for_each(_engines)
 def engine_source(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the engine was compiled from the model that this run exported; report engines of other authors."""
     engine = engine_details(inference)
@@ -117,7 +115,6 @@ def engine_source(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
         yield finding("info", "engine-code", "", actual)
 
 
-@for_each(_engines)
 def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the engine's accuracy was measured, and that there is a value to compare it with."""
     figures = entry.result.figures
@@ -135,7 +132,6 @@ def accuracy_gate(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
         yield finding("open", "accuracy-missed", "weights whose accuracy was reproduced", actual)
 
 
-@for_each(_engines)
 def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the engine's answers were compared with the framework's, here for the scenarios of LoadGen."""
     if inference.answers is None or not inference.answers.num_items:
@@ -151,7 +147,6 @@ def answers(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) ->
                 yield finding("error", "answers", "", reason)
 
 
-@for_each(_engines)
 def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the compiled graph computes in the declared precision; the answers bound it from below."""
     declared = infer.settings.precision
@@ -176,10 +171,9 @@ def precision(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) 
         yield finding("open", "precision", f"{declared} ({expected}), a median error of at most {limit:g}", actual)
 
 
-@for_each(_inferences)
 def flops(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the FLOPs of an item are the case's, and that no scenario is faster than the chip's peak."""
-    case, stated = entry.reference.case, infer.settings.flops
+    case, stated = entry.standard, infer.settings.flops
     if case is not None and case.spec.infer is not None:
         settings = InferSettings.model_validate({"batch_size": 1} | case.spec.infer.configurations)
         if settings.flops != stated:
@@ -193,20 +187,18 @@ def flops(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> F
                 yield finding("error", "implausible-utilisation", "at most 1", actual)
 
 
-@for_each(_inferences)
 def enough_measured(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that the measured pass took long enough."""
-    rate, least_s = entry.result.value_of(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.reference.size]
+    rate, least_s = entry.result.value_of(FigureName.INFERENCE_WHOLE), MIN_INFER_S[entry.size]
     if rate and entry.result.num_samples / rate < least_s:
-        expected = f"at least {least_s:g} s for a {entry.reference.size} case: increase inference_duration_s"
+        expected = f"at least {least_s:g} s for a {entry.size} case: increase inference_duration_s"
         yield finding("warning", "too-short", expected, f"inference took {entry.result.num_samples / rate:.1f} s")
     total_s = entry.result.value_of(FigureName.E2E_TIME)
-    if total_s and entry.reference.size == "standard" and not PUBLISHED_S[0] < total_s < PUBLISHED_S[1]:
+    if total_s and entry.size == "standard" and not PUBLISHED_S[0] < total_s < PUBLISHED_S[1]:
         expected = "more than 10 minutes and less than 24 hours, FlagPerf's rule: set repeat or inference_duration_s"
         yield finding("info", "published-duration", expected, f"the run took {total_s:,.0f} s")
 
 
-@for_each(_engines)
 def time_outside_engine(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Report windows that are longer by the rank's clock than the calls by the clock of the engine's process."""
     share = inference.crossing_share
@@ -215,7 +207,6 @@ def time_outside_engine(entry: RoundEvidence, inference: InferenceRound, infer: 
         yield finding("warning", "time-outside-engine", f"at most {limit_percent(MAX_SHARE_OUTSIDE)}", actual)
 
 
-@for_each(_engines)
 def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that outputs were checked for caching."""
     if not infer.settings.repeat_check:
@@ -230,7 +221,6 @@ def cache_check(entry: RoundEvidence, inference: InferenceRound, infer: InferJob
             yield finding("error", "answer-cache", f"at most {result.repeat_check.limit:g}", actual)
 
 
-@for_each(_inferences)
 def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Report engines that exclude more than a little of their calls' time from every figure."""
     share = entry.result.value_of(FigureName.DECLARED_SHARE)
@@ -240,7 +230,6 @@ def declared_time(entry: RoundEvidence, inference: InferenceRound, infer: InferJ
         yield finding("open", "declared-time", f"at most {limit_percent(MAX_DECLARED_SHARE)} after warm-up", actual)
 
 
-@for_each(_inferences)
 def loadgen(entry: RoundEvidence, inference: InferenceRound, infer: InferJob) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
     yield from loadgen_findings([(one, one.figure) for one in inference.scenarios], infer.settings.scenarios)

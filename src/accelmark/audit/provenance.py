@@ -13,7 +13,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 import accelmark
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
 from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
@@ -94,8 +94,8 @@ def case_folder(evidence: Evidence) -> Findings:
         if copied != sha256:
             actual = f"the copy of {name} in the run has hash {copied[:12]}"
             yield finding("error", "vendor-code", f"the folder that ran, hash {sha256[:12]}", actual)
-    standard = evidence.reference.case
-    if standard is None or not jobs:
+    standard = evidence.rounds[0].standard if jobs else None
+    if standard is None:
         return
     if not standard.is_shipped:
         actual = f"the case {standard.spec.name} is not shipped with AccelMark: hash {standard.sha256[:12]}"
@@ -117,7 +117,6 @@ def hooks(evidence: Evidence) -> Findings:
         yield finding("info", "hook-replaced", "", f"hook {hook.name} is replaced at {hook.place}, {lines}")
 
 
-@for_each(Evidence.all_rounds)
 def preloaded_code(entry: RoundEvidence) -> Findings:
     """Check that nothing loads code into the ranks before AccelMark's own."""
     by_script = {name for record in entry.adaptations for name in record.environment}
@@ -136,7 +135,6 @@ def preloaded_code(entry: RoundEvidence) -> Findings:
         yield finding("open", "loaded-before", "", actual)
 
 
-@for_each(Evidence.all_rounds)
 def numeric_switches(entry: RoundEvidence) -> Findings:
     """Check that no variable makes the framework compute in another precision than declared."""
     variables = [variable for record in entry.environments for variable in record.numeric_switches.items()]
@@ -145,7 +143,6 @@ def numeric_switches(entry: RoundEvidence) -> Findings:
         yield deviation(entry, "numeric-switches", "the declared precision", f"set: {', '.join(sorted(switches))}")
 
 
-@for_each(Evidence.all_rounds)
 def unchanged_files(entry: RoundEvidence) -> Findings:
     """Check that data and code on the hosts remained what was hashed before the round."""
     for node in entry.result.nodes:
@@ -167,7 +164,7 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
     if entry is None or entry.job is None:
         return None
     files, module = entry.job.adaptation, entry.job.framework_module
-    vendor = entry.reference.vendor
+    vendor = entry.shipped_vendor
     device = vendor.frameworks.get(entry.job.framework) if vendor is not None else None
     of_vendor, keys = f"vendors/{entry.result.vendor}/", list[ChangedKey]()
     for name, setting in sorted(entry.result.settings.items()):
@@ -196,7 +193,7 @@ def adaptation_cost(evidence: Evidence) -> AdaptationCost | None:
 
 def _not_shipped(entry: RoundEvidence) -> set[str]:
     """Return the variables of ``vendor.yaml`` that differ from the shipped vendor's."""
-    shipped = entry.reference.vendor.environment if entry.reference.vendor is not None else {}
+    shipped = entry.shipped_vendor.environment if entry.shipped_vendor is not None else {}
     given = entry.job.vendor_environment if entry.job is not None else {}
     return {name for name, value in given.items() if shipped.get(name) != value}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation, for_each
+from accelmark.audit.evidence import Findings, RoundEvidence, deviation
 from accelmark.results.figures import FigureName
 from accelmark.results.read.round_dir import Reevaluation, ReplayedStep, ReplayedSteps
 from accelmark.results.schema import Severity, finding
@@ -60,7 +60,6 @@ MIN_UNTIMED_S: Final = 2.0
 """The least of it that is reported: honest starts differ by less."""
 
 
-@for_each(Evidence.succeeded_rounds)
 def reproduced(entry: RoundEvidence) -> Findings:
     """Check that each round's weights were evaluated and its steps replayed without vendor code, with its results."""
     work, reevaluation = entry.job.work if entry.job is not None else None, entry.reevaluation

@@ -10,15 +10,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from accelmark.audit.evidence import (
-    Evidence,
-    Findings,
-    RoundEvidence,
-    changed_settings,
-    described_hardware,
-    deviation,
-    for_each,
-)
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, changed_settings, described_hardware, deviation
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import ExternalJob, TrainingWork
@@ -110,7 +102,6 @@ def registered(evidence: Evidence) -> Findings:
         yield finding("info", "run-registered", "", actual)
 
 
-@for_each(Evidence.succeeded_rounds)
 def target_reached(entry: RoundEvidence) -> Findings:
     """Check that each round reached the case's target; the rule ``reference-loss`` covers reference curves."""
     result, target, converged = entry.result, entry.result.target, entry.result.converged
@@ -125,10 +116,9 @@ def target_reached(entry: RoundEvidence) -> Findings:
         yield finding("error", "target-missed", goal, f"the target was not reached{why}")
 
 
-@for_each(Evidence.succeeded_rounds)
 def plausible_convergence(entry: RoundEvidence) -> Findings:
     """Report rounds that end better, or reach the target earlier, than the case's reference training can."""
-    train = entry.reference.case.spec.train if entry.reference.case is not None else None
+    train = entry.standard.spec.train if entry.standard is not None else None
     target, metric = entry.result.target, entry.result.value_of(FigureName.FINAL_METRIC)
     if train is None or target is None:
         return
@@ -161,7 +151,6 @@ def _margin(values: Sequence[float]) -> float:
     return reach * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
 
 
-@for_each(Evidence.succeeded_rounds)
 def real_data(entry: RoundEvidence) -> Findings:
     """Check that real data was used, and that the evaluation used all of it."""
     if "synthetic" in entry.result.marks:
@@ -171,21 +160,19 @@ def real_data(entry: RoundEvidence) -> Findings:
         yield finding("error", "partial-evaluation", "all evaluation data", "only part of the data was evaluated")
 
 
-@for_each(Evidence.succeeded_rounds)
 def enough_duration(entry: RoundEvidence) -> Findings:
     """Check that training took long enough for its rates to be meaningful."""
-    took_s, least_s = entry.result.value_of(FigureName.RAW_TRAIN_TIME), MIN_TRAIN_S[entry.reference.size]
+    took_s, least_s = entry.result.value_of(FigureName.RAW_TRAIN_TIME), MIN_TRAIN_S[entry.size]
     if took_s is None:
         return
     if took_s < MIN_TIMED_S:
         actual = f"training took {took_s:.2f} s, too short to be timed"
         yield finding("open", "too-short", f"at least {MIN_TIMED_S:g} s", actual)
     elif took_s < least_s:
-        expected = f"at least {least_s:g} s for a {entry.reference.size} case"
+        expected = f"at least {least_s:g} s for a {entry.size} case"
         yield finding("warning", "too-short", expected, f"training took {took_s:.1f} s")
 
 
-@for_each(Evidence.succeeded_rounds)
 def plausible_utilisation(entry: RoundEvidence) -> Findings:
     """Check that no round exceeds the chip's peak, or the ceiling that the probe measured."""
     for name, what in _SHARES_OF_PEAK.items():
@@ -199,7 +186,6 @@ def plausible_utilisation(entry: RoundEvidence) -> Findings:
         yield finding("warning", "above-measured-ceiling", "at most 1", actual)
 
 
-@for_each(Evidence.all_rounds)
 def not_resumed(entry: RoundEvidence) -> Findings:
     """Report rounds that were resumed from a checkpoint; the round itself reports that it was started again."""
     if "resumed" in entry.result.marks:
@@ -207,7 +193,6 @@ def not_resumed(entry: RoundEvidence) -> Findings:
         yield finding("warning", "resumed", "", actual)
 
 
-@for_each(Evidence.all_rounds)
 def framework_version(entry: RoundEvidence) -> Findings:
     """Check that the framework has the version that the key names."""
     named, installed = entry.result.key.framework_version, entry.result.environment.started.get("framework_version")
@@ -215,10 +200,9 @@ def framework_version(entry: RoundEvidence) -> Findings:
         yield deviation(entry, "framework-mismatch", f"version {named}, as in the key", f"ranks ran with {installed}")
 
 
-@for_each(Evidence.succeeded_rounds)
 def chip_identity(entry: RoundEvidence) -> Findings:
     """Check that the devices are the chip that the key names and whose peaks are used."""
-    vendor, chip, started = entry.reference.vendor, entry.result.chip, entry.started
+    vendor, chip, started = entry.shipped_vendor, entry.result.chip, entry.started
     if vendor is None and chip is not None:
         is_known = bool(chip.key_names & described_hardware())
         actual = f"only the vendor {entry.result.vendor}, which AccelMark does not ship, describes this {chip.title}"
@@ -265,14 +249,13 @@ def one_model(evidence: Evidence) -> Findings:
             yield finding("error", "model-mismatch", "one model in all rounds", f"{len(hashes)} different models")
 
 
-@for_each(Evidence.succeeded_rounds)
 def dataset(entry: RoundEvidence) -> Findings:
     """Check that the data has the case's fingerprint."""
     names = entry.job.data_dirs if entry.job is not None else ()
     if names and entry.data is None:
         yield finding("error", "dataset", "", "data.json is missing: the data was not recorded")
         return
-    case = entry.reference.case
+    case = entry.standard
     of_case = case.spec.data if case else ()
     stated = {one.get("name"): one.get("fingerprint") for one in of_case if isinstance(one, dict)}
     for name in names:
@@ -293,7 +276,6 @@ def same_dataset(evidence: Evidence) -> Findings:
                 yield finding("error", "dataset", "", f"{name} differs from an earlier round", entry.number)
 
 
-@for_each(Evidence.started_rounds)
 def precision(entry: RoundEvidence, started: Started) -> Findings:
     """Check that the forward pass computed in the declared precision."""
     if entry.job is None or not isinstance(entry.job.work, TrainingWork):
@@ -333,7 +315,6 @@ def seeds(evidence: Evidence) -> Findings:
                 yield finding("error", "seeds", "different rounds", actual, entry.number)
 
 
-@for_each(Evidence.all_rounds)
 def external_trainer(entry: RoundEvidence) -> Findings:
     """Check whether AccelMark evaluated the weights of an external trainer again; without that a result is OPEN."""
     work = entry.job.work if entry.job is not None else None
@@ -343,7 +324,6 @@ def external_trainer(entry: RoundEvidence) -> Findings:
         yield finding("open", "external-trainer", "weights evaluated again by AccelMark", actual)
 
 
-@for_each(Evidence.all_rounds)
 def settings(entry: RoundEvidence) -> Findings:
     """Check that the settings and the target that the case fixes are unchanged."""
     forced = sorted(name for name, setting in entry.result.settings.items() if setting.forced)
@@ -356,7 +336,7 @@ def settings(entry: RoundEvidence) -> Findings:
     rules = entry.job.rules if entry.job is not None else None
     if rules is not None and rules not in shipped_rules(RunRules, "runs").values():
         yield finding("open", "declared-open", "", f"by the user's rules {rules.title}; not a closed result")
-    case, train = entry.reference.case, entry.job.work if entry.job is not None else None
+    case, train = entry.standard, entry.job.work if entry.job is not None else None
     if case is None or case.spec.train is None or not isinstance(train, TrainingWork):
         return
     has_same_files = entry.job is not None and entry.job.case.sha256 == case.sha256
@@ -379,7 +359,7 @@ def settings(entry: RoundEvidence) -> Findings:
 
 def case_known(evidence: Evidence) -> Findings:
     """Report that the settings were not compared because this machine does not have the case."""
-    if evidence.rounds and evidence.reference.case is None:
+    if evidence.rounds and evidence.rounds[0].standard is None:
         result = evidence.rounds[0].result
         case = f"{result.key.model!r} of version {result.case_version}"
         yield finding("warning", "case-unknown", "", f"not compared with its case: this machine has no case {case}")

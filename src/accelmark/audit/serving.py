@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, changed_settings, for_each
+from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, changed_settings
 from accelmark.audit.inference import loadgen_findings
 from accelmark.results.schema import ServingRound, ServingStage, finding
 from accelmark.spec.job import InferJob, ServeJob
@@ -39,7 +39,7 @@ _LEAST_SHARE: Final = 0.99
 """Share of its planned length that a window has at least, which ends by a timer."""
 
 
-def _serving(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServingRound, ServeSettings]]:
+def served(evidence: Evidence) -> Iterator[tuple[RoundEvidence, ServingRound, ServeSettings]]:
     """Yield the rounds with a load that succeeded, of servers and of offline generation, with results and load."""
     for entry in evidence.succeeded:
         work = entry.job.work if entry.job is not None else None
@@ -55,10 +55,9 @@ def _listed(parts: Sequence[str]) -> str:
     return "; ".join([*parts[:3], *([f"and {len(parts) - 3} more stages"] if len(parts) > 3 else [])])
 
 
-@for_each(Evidence.succeeded_rounds)
 def case_contract(entry: RoundEvidence) -> Findings:
     """Check that the values that a serving case fixes are unchanged."""
-    case = entry.reference.case.spec.serve if entry.reference.case is not None else None
+    case = entry.standard.spec.serve if entry.standard is not None else None
     serve = entry.job.work if entry.job is not None else None
     if case is None or not isinstance(serve, ServeJob):
         return
@@ -69,7 +68,6 @@ def case_contract(entry: RoundEvidence) -> Findings:
     yield from changed_settings(entry, case.settings, serve.settings, (*case.mutable, *chosen))
 
 
-@for_each(_serving)
 def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that every stage of the load was measured."""
     load = settings.load
@@ -93,7 +91,6 @@ def load_complete(entry: RoundEvidence, serving: ServingRound, settings: ServeSe
         yield finding("error", "load-incomplete", "a search (load.search)", "no rate was searched")
 
 
-@for_each(_serving)
 def requests(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that every request has a consistent record and an answer, of the requested length where it is pinned."""
     if missing := sum(stage.num_missing for stage in serving.stages):
@@ -118,7 +115,6 @@ def requests(entry: RoundEvidence, serving: ServingRound, settings: ServeSetting
         yield finding("info", "answer-length", "", "answers end where the model ends them (natural length)")
 
 
-@for_each(_serving)
 def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Compare the tokens by the model's own tokenizer with the server's ``usage``."""
     stages = serving.stages
@@ -138,7 +134,6 @@ def token_count(entry: RoundEvidence, serving: ServingRound, settings: ServeSett
         yield finding("warning", "token-count", "", actual)
 
 
-@for_each(_serving)
 def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the load generator did not limit what was measured: medians, and the percentiles above them."""
     limits, late, tail = percent(MAX_LAG_SHARE), list[str](), list[str]()
@@ -159,7 +154,6 @@ def client_limit(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
         yield finding("warning", "slow-client", f"a p99 lag of at most {limits} of the median TTFT", actual)
 
 
-@for_each(_serving)
 def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that answers under load are the framework's."""
     answers = serving.answers
@@ -180,7 +174,6 @@ def served_answers(entry: RoundEvidence, serving: ServingRound, settings: ServeS
         yield finding("open", "served-answers", f"{answers.num_promised} answers compared", actual)
 
 
-@for_each(_serving)
 def server_start(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the server's start took no longer than loading the model explains: answers could be computed in it."""
     if serving.start is None or serving.load is None or entry.job is None:
@@ -193,13 +186,12 @@ def server_start(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
         yield finding("open", "untimed-work", "as much untimed work as loading the model takes", actual)
 
 
-@for_each(_serving)
 def benchmarks(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that benchmarks were measured in full, and that a published accuracy was reproduced where there is one."""
     scores = {score.task: score for score in serving.scores}
     work = entry.job.work if entry.job is not None else None
     published = work.benchmarks if isinstance(work, ServeJob | InferJob) else {}
-    case = entry.reference.case.spec.infer if entry.reference.case is not None else None
+    case = entry.standard.spec.infer if entry.standard is not None else None
     if isinstance(work, InferJob) and case is not None:
         standard = set(case.configurations.get("benchmarks", ()))
         if left_out := sorted(standard.difference(settings.benchmarks)):
@@ -223,7 +215,6 @@ def benchmarks(entry: RoundEvidence, serving: ServingRound, settings: ServeSetti
         yield finding("open", "benchmark-accuracy", f"a score of {' or '.join(published)} (benchmarks)", actual)
 
 
-@for_each(_serving)
 def result_cache(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that prompts are unique and that repeated ones are not answered from a store."""
     use = serving.prompts
@@ -241,7 +232,6 @@ def result_cache(entry: RoundEvidence, serving: ServingRound, settings: ServeSet
     yield finding("warning", "repeated-prompts", "a new prompt in every request", actual)
 
 
-@for_each(_serving)
 def steady_state(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that stages have figures and were in a steady state."""
     for stage in serving.planned_stages:
@@ -267,23 +257,20 @@ def _littles_difference(stage: ServingStage) -> str | None:
     return f"{stage.label}: {mean:.3g} requests were in progress, rate x latency is {by_law:.3g}"
 
 
-@for_each(_serving)
 def speculative_decoding(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Mark speculative decoding, which is allowed: its speed depends on the text."""
     if setting := serving.facts.get("speculative_decoding"):
         yield finding("warning", "speculative-decoding", "", f"the server decodes speculatively ({setting})")
 
 
-@for_each(_serving)
 def loadgen(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that LoadGen reports each scenario with a figure as valid."""
     yield from loadgen_findings([(one, one.tokens_per_second) for one in serving.scenarios], settings.scenarios)
 
 
-@for_each(_serving)
 def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: ServeSettings) -> Findings:
     """Check that the windows are long enough."""
-    least_s = MIN_WINDOW_S[entry.reference.size]
+    least_s = MIN_WINDOW_S[entry.size]
     short = [
         f"{stage.label}: {stage.window_s[1] - stage.window_s[0]:.2f} s"
         for stage in serving.planned_stages
@@ -291,5 +278,5 @@ def enough_measured(entry: RoundEvidence, serving: ServingRound, settings: Serve
     ]
     if short:
         setting = "generate_duration_s" if entry.result.inference is not None else "load.duration_s"
-        expected = f"windows of at least {least_s:g} s for a {entry.reference.size} case: increase {setting}"
+        expected = f"windows of at least {least_s:g} s for a {entry.size} case: increase {setting}"
         yield finding("warning", "too-short", expected, _listed(short))

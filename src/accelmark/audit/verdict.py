@@ -7,27 +7,38 @@ from pathlib import Path
 from typing import Final
 
 from accelmark.audit import inference, provenance, reevaluation, rounds, serving
-from accelmark.audit.evidence import Rule, gather_evidence
+from accelmark.audit.evidence import Evidence, Rule, for_each, gather_evidence
 from accelmark.results.rounds.summary import finding_texts
 from accelmark.results.schema import CaseVerdict, Finding, RoundResult, Verdict
 
 RULES: Final[tuple[Rule, ...]] = (
-    rounds.rounds_complete, rounds.planned_rounds, rounds.registered,
-    rounds.target_reached, rounds.plausible_convergence, rounds.real_data,
-    rounds.settings, rounds.case_known, rounds.external_trainer, rounds.one_model, rounds.dataset,
-    rounds.same_dataset, rounds.precision, rounds.seeds, reevaluation.reproduced,
-    inference.case_contract, inference.model_structure, inference.engine_source, inference.accuracy_gate,
-    inference.answers, inference.precision, inference.flops, inference.enough_measured, inference.time_outside_engine,
-    inference.cache_check, inference.declared_time, inference.loadgen,
-    serving.case_contract, serving.load_complete, serving.requests, serving.token_count, serving.client_limit,
-    serving.served_answers, serving.server_start,
-    serving.benchmarks, serving.result_cache, serving.steady_state, serving.loadgen,
-    serving.speculative_decoding, serving.enough_measured,
-    rounds.enough_duration, rounds.framework_version, rounds.chip_identity, rounds.plausible_utilisation,
-    rounds.not_resumed,
-    provenance.source_tree, provenance.case_folder, provenance.preloaded_code, provenance.numeric_switches,
-    provenance.unchanged_files, provenance.hooks,
+    rounds.rounds_complete, rounds.planned_rounds, rounds.registered, rounds.case_known, rounds.one_model,
+    provenance.source_tree, provenance.case_folder, provenance.hooks,
+    for_each(Evidence.succeeded_rounds, rounds.target_reached, rounds.plausible_convergence, rounds.real_data),
+    for_each(Evidence.all_rounds, rounds.settings, rounds.external_trainer),
+    for_each(Evidence.succeeded_rounds, rounds.dataset),
+    rounds.same_dataset,
+    for_each(Evidence.started_rounds, rounds.precision),
+    rounds.seeds,
+    for_each(Evidence.succeeded_rounds, reevaluation.reproduced),
+    for_each(inference.inferences, inference.case_contract),
+    inference.model_structure,
+    for_each(inference.engines, inference.engine_source, inference.accuracy_gate, inference.answers,
+             inference.precision),
+    for_each(inference.inferences, inference.flops, inference.enough_measured),
+    for_each(inference.engines, inference.time_outside_engine, inference.cache_check),
+    for_each(inference.inferences, inference.declared_time, inference.loadgen),
+    for_each(Evidence.succeeded_rounds, serving.case_contract),
+    for_each(serving.served, serving.load_complete, serving.requests, serving.token_count, serving.client_limit,
+             serving.served_answers, serving.server_start, serving.benchmarks, serving.result_cache,
+             serving.steady_state, serving.loadgen, serving.speculative_decoding, serving.enough_measured),
+    for_each(Evidence.succeeded_rounds, rounds.enough_duration),
+    for_each(Evidence.all_rounds, rounds.framework_version),
+    for_each(Evidence.succeeded_rounds, rounds.chip_identity, rounds.plausible_utilisation),
+    for_each(Evidence.all_rounds, rounds.not_resumed, provenance.preloaded_code, provenance.numeric_switches,
+             provenance.unchanged_files),
 )  # fmt: skip
+"""In the order of findings of the same severity: about all rounds, then about each."""
 
 _ORDER: Final = {"error": 0, "open": 1, "warning": 2, "info": 3}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accelmark.audit.evidence import ReferenceFolders, RoundEvidence
+from accelmark.audit.evidence import RoundEvidence
 from accelmark.audit.provenance import own_hash
 from accelmark.audit.reevaluation import reevaluation_findings, replay_findings
 from accelmark.audit.verdict import audit_case
@@ -87,7 +87,7 @@ def checked_again(places: Mapping[Path, Path]) -> list[CheckedAgain]:
         if reevaluation is None or not isinstance(work, TrainJob):
             raise RunError(f"{place}: the evaluation job left no records")
         result = loaded_run.load_round(round_dir / loaded_run.RESULT_FILE)
-        entry = RoundEvidence(result, read_job(round_dir), ReferenceFolders())
+        entry = RoundEvidence(result, read_job(round_dir))
         findings = [*reevaluation_findings(entry, reevaluation), *replay_findings(entry, work, reevaluation)]
         name = f"{round_dir.parent.name}/{round_dir.name}"
         counts = work.is_checked and place == reevaluation_dir(round_dir)

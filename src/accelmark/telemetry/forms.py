@@ -301,23 +301,12 @@ class Detect(Spec):
     """Every machine has this device, as the CPU."""
 
 
-class Identify(Spec):
-    """A second command, run once, for fields missing in the first (names, memory); joined by ``index``."""
+class ToolCommand(Spec):
+    """A command of a vendor's tool and the forms of its output."""
 
     command: tuple[str, ...] = Field(min_length=1)
-    forms: tuple[Form, ...] = Field(min_length=1)
-
-
-class ToolRule(Spec):
-    """A vendor's tool: its command and the forms of its output."""
-
-    command: tuple[str, ...] = Field(min_length=1)
-    timeout_s: PositiveFloat = 10.0
     forms: tuple[Form, ...] = Field(min_length=1)
     """One per version of the tool; the first that matches is used."""
-    identify: Identify | None = None
-    reasons: dict[FieldName, str] = Field(default_factory=dict)
-    """Field -> why this tool does not report it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -326,6 +315,16 @@ class ToolRule(Spec):
             forms = [{"form": "table", **form} if isinstance(form, dict) else form for form in values["forms"]]
             return {**values, "forms": forms}
         return values
+
+
+class ToolRule(ToolCommand):
+    """A vendor's tool."""
+
+    timeout_s: PositiveFloat = 10.0
+    identify: ToolCommand | None = None
+    """A second command, run once, for fields missing in the first (names, memory); joined by ``index``."""
+    reasons: dict[FieldName, str] = Field(default_factory=dict)
+    """Field -> why this tool does not report it."""
 
 
 class ScriptRule(Spec):

@@ -10,11 +10,11 @@ import hashlib
 import json
 import math
 import os
-import pkgutil
 import resource
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,19 +22,22 @@ from typing import Any, Final, final
 
 from pydantic import PositiveFloat
 
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.model import Spec
 from accelmark.telemetry.device import DeviceSample, DeviceSource, SourceError
 from accelmark.telemetry.forms import read_vendor
-from accelmark.telemetry.host import HostSampler, collect, foreign_processes
+from accelmark.telemetry.host import HostSample, HostSampler, collect, foreign_processes
 from accelmark.telemetry.sources import Poller, device_sources
 
 CONFIG_FILE: Final = "telemetry.json"
 RECORD_FILE: Final = "telemetry.jsonl"
 OPEN_TIMEOUT_S: Final = 10.0
 """Maximum time that samples are buffered until the devices are open."""
-_MONITOR_LOGS: Final = "accelmark.compat.flagperf.monitor:MonitorLogs"
-"""Logs in FlagPerf's format; imported by name at run time, since ``compat`` depends on telemetry."""
+_LOG_INTERVAL_S: Final = 5.0
+"""FlagPerf's sampling interval."""
+_STAMP: Final = "%Y-%m-%d-%H:%M:%S"
+_HOST_LOGS: Final = ("cpu", "mem", "pwr")
 _NEGLIGIBLE_AGE_S: Final = 0.02
 _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
@@ -75,6 +78,60 @@ class LineFile:
         os.close(self._fd)
 
 
+@final
+class MonitorLogs:
+    """FlagPerf's monitor logs of one host; ``vendor`` is None if the vendor's own script writes that log."""
+
+    def __init__(self, directory: Path, vendor: str | None) -> None:
+        # For the vendor `cpu`, the name would be the same as the host log's.
+        self._vendor = None if vendor in _HOST_LOGS else vendor
+        names = (*_HOST_LOGS, *([] if self._vendor is None else [self._vendor]))
+        self._logs = {name: LineFile(directory / f"{name}_monitor.log") for name in names}
+        self._next_s: dict[str, float] = {}
+        self._unavailable: set[str] = set()
+
+    def write(self, t: float, wall: float, host: HostSample, devices: Sequence[DeviceSample]) -> None:
+        """Append a sample to each log that is due, and to the power log whenever there is a reading."""
+        stamp = time.strftime(_STAMP, time.localtime(wall))
+        if host.power_w is not None:
+            self._logs["pwr"].write(f"{stamp}\t{host.power_w:.1f}")
+        if host.cpu is not None and self._due("cpu", t):
+            self._logs["cpu"].write(f"{stamp}\t{host.cpu:.4f}")
+        if host.mem_used_mib is not None and host.mem_total_mib and self._due("mem", t):
+            self._logs["mem"].write(f"{stamp}\t{host.mem_used_mib / host.mem_total_mib:.4f}")
+        if self._vendor is not None and devices and self._due(self._vendor, t):
+            self._logs[self._vendor].write("\n".join([stamp, *map(_device_line, devices)]) + "\n")
+
+    def _due(self, name: str, t: float) -> bool:
+        if t < self._next_s.get(name, t):
+            return False
+        self._next_s[name] = t + _LOG_INTERVAL_S - 0.01
+        return True
+
+    def unavailable(self, wall: float, reasons: Mapping[str, str]) -> None:
+        """Log once why the host power (``power_w``) or the devices (``devices``) cannot be read."""
+        stamp = time.strftime(_STAMP, time.localtime(wall))
+        for name in reasons.keys() - self._unavailable:
+            if name == "power_w":
+                self._logs["pwr"].write(f"{stamp}\tnot available: {reasons[name]}")
+            elif name == "devices" and self._vendor is not None:
+                self._logs[self._vendor].write(f"{stamp}\nnot available: {reasons[name]}\n")
+        self._unavailable.update(reasons)
+
+    def close(self) -> None:
+        """Close all logs."""
+        for log in self._logs.values():
+            log.close()
+
+
+def _device_line(device: DeviceSample) -> str:
+    """Return a device's line: temperature, power, memory used, total memory, utilisation; N/A where unknown."""
+    percent = None if device.utilisation is None else device.utilisation * 100
+    figures = (device.temperature_c, device.power_w, device.memory_used_mib, device.memory_total_mib, percent)
+    units = ("C", "W", "MiB", "MiB", "%")
+    return " ".join("N/A" if value is None else f"{value:.0f}{unit}" for value, unit in zip_strict(figures, units))
+
+
 class RecorderConfig(Spec):
     """Contents of ``telemetry.json``."""
 
@@ -109,7 +166,7 @@ class Recorder:
             self._problem = str(error)  # the host is recorded even where the vendor's reader is broken
         self._file = LineFile(node_dir / RECORD_FILE)
         # A vendor's own script writes the vendor's log itself.
-        self._logs = pkgutil.resolve_name(_MONITOR_LOGS)(node_dir, None if script_log else config.vendor)
+        self._logs = MonitorLogs(node_dir, None if script_log else config.vendor)
         self._poller = Poller(sources)
         self._host = HostSampler(config.pids, power=True)
         self._stopped = False

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import pkgutil
 import queue
+import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,16 +18,19 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, final
 
 from accelmark.spec.backports import zip_strict
+from accelmark.spec.errors import raising
 from accelmark.spec.plugins.catalog import file_module
 from accelmark.telemetry import forms
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, DeviceSource, SourceError
-from accelmark.telemetry.forms import FIELD_NAMES, Form, ToolRule, Values, VendorTelemetry
+from accelmark.telemetry.forms import FIELD_NAMES, ScriptRule, ToolCommand, ToolRule, Values, VendorTelemetry
 
 _SAMPLED: Final = tuple(name.name for name in fields(DeviceSample) if name.name not in ("index", "age_s"))
 MODULE_FILE: Final = "telemetry.py"
 """A vendor's own reader; it defines a class ``Source``, called without arguments."""
-_SCRIPT_SOURCE: Final = "accelmark.compat.flagperf.monitor:MonitorScript"
-"""Imported by name at run time, since ``compat`` depends on telemetry."""
+_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
+_BLOCK_S: Final = 20.0
+"""Longest wait for the next block of a FlagPerf script."""
+_CONTROL_S: Final = 30.0
 _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")
 
 T = TypeVar("T")
@@ -43,11 +47,11 @@ class ToolSource:
 
     def open(self) -> tuple[DeviceInfo, ...]:
         """Run the tool once and return the devices that it lists."""
-        devices, form = self._run(self._rule.command, self._rule.forms)
+        devices, form = self._run(self._rule)
         self._num_devices = len(devices)
         if self._rule.identify is not None:
             with contextlib.suppress(SourceError):  # samples without names are still worth recording
-                known, _ = self._run(self._rule.identify.command, self._rule.identify.forms)
+                known, _ = self._run(self._rule.identify)
                 by_index = {forms.device_index(at, values): values for at, values in enumerate(known)}
                 indexed = [(forms.device_index(at, values), values) for at, values in enumerate(devices)]
                 devices = tuple(by_index.get(index, {}) | values for index, values in indexed)
@@ -56,7 +60,7 @@ class ToolSource:
 
     def sample(self) -> tuple[DeviceSample, ...]:
         """Run the tool and read every device."""
-        devices, _ = self._run(self._rule.command, self._rule.forms)
+        devices, _ = self._run(self._rule)
         if len(devices) != self._num_devices:
             raise SourceError(f"{self._tool} lists {len(devices)} devices; it listed {self._num_devices} when opened")
         return tuple(forms.device_sample(at, values) for at, values in enumerate(devices))
@@ -64,10 +68,10 @@ class ToolSource:
     def close(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _run(self, command: Sequence[str], known: Sequence[Form]) -> tuple[tuple[Values, ...], Form]:
-        text = run_command(command, self._rule.timeout_s)
+    def _run(self, rule: ToolCommand) -> tuple[tuple[Values, ...], forms.Form]:
+        text = run_command(rule.command, self._rule.timeout_s)
         problems: list[str] = []
-        for form in known:
+        for form in rule.forms:
             try:
                 return forms.parse_output(text, form), form
             except forms.UnreadableError as error:
@@ -133,6 +137,82 @@ def run_command(command: Sequence[str], timeout_s: float) -> str:
     return output.decode("utf-8", errors="replace")
 
 
+@final
+class MonitorScript:
+    """Runs FlagPerf's ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, stops it when closed.
+
+    The script samples at its own interval (5 s in FlagPerf); ``sample`` waits for its next block. ``rule`` is the
+    format of a device's line in the log, ``<name of the script>.log`` in ``log_dir``.
+    """
+
+    closing_s = 10.0
+    """Maximum duration of stopping the script: FlagPerf's scripts wait a second after each signal."""
+
+    def __init__(self, script: Path, log_dir: Path, rule: ScriptRule) -> None:
+        self._script = script
+        self._log_dir = log_dir
+        self._log = log_dir / f"{script.stem}.log"
+        self._form = forms.LinesForm(form="lines", like=".*", line=rule.line, source=script.name)
+        self._offset = 0
+        self._started = False
+        self._interrupted = threading.Event()
+
+    def open(self) -> tuple[DeviceInfo, ...]:
+        """Start the script and wait for its first block."""
+        if not self._script.is_file():
+            raise SourceError(f"{self._script} does not exist")
+        self._started = True
+        try:
+            self._control("start")
+        except SourceError:  # a stale pid file
+            self._control("restart")
+        infos: list[DeviceInfo] = []
+        for at, values in enumerate(self._next_block()):
+            reasons = {name: f"{self._script.name} does not report it" for name in _SAMPLED if values.get(name) is None}
+            total = forms.number(values, "memory_total_mib")
+            infos.append(DeviceInfo(at, "unknown", memory_total_mib=total, reasons=reasons))
+        return tuple(infos)
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """Wait for the script's next block and read it."""
+        return tuple(forms.device_sample(at, values) for at, values in enumerate(self._next_block()))
+
+    def interrupt(self) -> None:
+        """End a wait for the next block; called from another thread."""
+        self._interrupted.set()
+
+    def close(self) -> None:
+        """Stop the script."""
+        if self._started:
+            self._started = False
+            with contextlib.suppress(SourceError):
+                self._control("stop")
+
+    def _control(self, operation: str) -> None:
+        command = [sys.executable, str(self._script), "-o", operation, "-l", str(self._log_dir)]
+        with raising(SourceError, f"{self._script.name} -o {operation}", CommandError):
+            run_command(command, _CONTROL_S)
+
+    def _next_block(self) -> tuple[Values, ...]:
+        deadline = time.monotonic() + _BLOCK_S
+        while time.monotonic() < deadline:
+            data = b""
+            with contextlib.suppress(OSError), self._log.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+            if (end := data.rfind(b"\n\n")) >= 0:
+                self._offset += end + 2
+                block = data[:end].decode("utf-8", errors="replace").rpartition("\n\n")[2]
+                timestamp, _, text = block.strip().partition("\n")
+                if not _TIMESTAMP.fullmatch(timestamp.strip()):
+                    raise SourceError(f"a block of the script's log starts with {timestamp[:40]!r}, not with a time")
+                with raising(SourceError, "the script's log is not readable", forms.UnreadableError):
+                    return forms.parse_output(text, self._form)
+            if self._interrupted.wait(0.2):
+                raise SourceError(f"{self._script.name} was interrupted while waiting for its next block")
+        raise SourceError(f"{self._script.name} wrote nothing to {self._log.name} for {_BLOCK_S:g} s")
+
+
 def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | None = None) -> tuple[DeviceSource, ...]:
     """Return the ways to read a vendor's devices, best first; without ``log_dir`` scripts are left out."""
     sources: list[DeviceSource] = []
@@ -152,7 +232,7 @@ def device_sources(folder: Path, telemetry: VendorTelemetry, log_dir: Path | Non
     if telemetry.tool is not None:
         sources.append(ToolSource(telemetry.tool))
     if telemetry.script is not None and log_dir is not None:
-        sources.append(pkgutil.resolve_name(_SCRIPT_SOURCE)(folder / telemetry.script.file, log_dir, telemetry.script))
+        sources.append(MonitorScript(folder / telemetry.script.file, log_dir, telemetry.script))
     if not sources:
         raise SourceError(telemetry.reasons.get("devices", "the vendor declares no way to read its devices"))
     return tuple(sources)

@@ -20,11 +20,9 @@ from accelmark.compat.flagperf.settings import (
     converted_key,
     entries_of,
     inference_settings,
-    inference_value,
     is_inference,
     settings_of,
     text,
-    value_of,
 )
 from accelmark.plan.build import build_plan
 from accelmark.plan.request import Detected
@@ -44,8 +42,12 @@ RUN_FILE: Final = "run.yaml"
 @final
 @dataclass(slots=True)
 class Converted:
-    """The converted files."""
+    """The converted files, and the settings of cases on their way to them."""
 
+    is_open: bool
+    spec: ClusterSpec = field(default_factory=ClusterSpec)
+    """What the keys are planned for."""
+    entries: list[Entry] = field(default_factory=list)
     cluster: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     configs: dict[str, Values] = field(default_factory=dict)
@@ -54,6 +56,126 @@ class Converted:
     left_over: list[Problem] = field(default_factory=list)
     """Settings that were not converted or changed, each with the reason."""
 
+    def take_configs(self, configs: Sequence[Config]) -> None:
+        """Give the settings of training configurations to the keys that they apply to, the common ones first."""
+        commons = {config.case for config in configs if config.scale is None}
+        files: dict[str, str] = {}
+        for config in sorted(configs, key=lambda config: config.scale is not None):
+            has_common = not commons.isdisjoint((config.case, None))
+            self.left_over += config.parsed.unread(*([COMMON_CONFIG] if has_common else []))
+            file, trained = config.parsed.file, [entry for entry in self.entries if entry.task == "train"]
+            applied = [entry for entry in trained if config.applies(entry.written)]
+            if config.case is None and len({entry.written.split(":")[0] for entry in applied}) > 1:
+                names = ", ".join(entry.written for entry in applied)
+                what = f"may be for {names}: import it from a folder <model>-<framework>"
+                self.left_over.append(Problem(file, "", what))
+                continue
+            for entry in applied:
+                entry.settings |= settings_of(config.parsed, entry.case, self.left_over)
+            if applied:
+                continue
+            if files.setdefault(config.name, file) != file:
+                what = f"would become {config.name}, as {files[config.name]} does"
+                raise SpecError([Problem(file, "", what, "import one at a time, each with an --out of its own")])
+            if values := self.config_alone(config):
+                self.configs[config.name] = values
+
+    def config_alone(self, config: Config) -> Values:
+        """Return the settings of a configuration that no key of ``CASES`` uses, for a vendor's folder of the case."""
+        if config.case is None:
+            taken = settings_of(config.parsed, None, self.left_over)
+            what = "which case it is for is not known: its settings were not checked"
+            self.left_over.append(Problem(config.parsed.file, "", what, "import it with test_conf.py"))
+            return nest({dotted: item.value for dotted, item in taken.items()})
+        written = ":".join((*config.case, *(config.scale or ())))
+        key, needed, _ = converted_key(written, "train", self.spec)
+        taken = settings_of(config.parsed, key.partition(":")[0], self.left_over)
+        return nest(self.accepted({"key": key}, needed, taken, Given(config.parsed.file, "", None)) or {})
+
+    def take_inference(self, inference: Mapping[str, Sequence[Given]]) -> None:
+        """Give the settings of inference cases to their keys; without keys, to ``infer.yaml``."""
+        inferred = [entry for entry in self.entries if entry.task == "infer"]
+        alone: dict[str, Values] = {}
+        for name, items in inference.items():
+            case = name if name in folders("cases") or len(inferred) != 1 else inferred[0].case
+            taken = inference_settings(items, case, self.left_over)
+            applied = [entry for entry in inferred if entry.case == case]
+            for entry in applied:
+                for key, item in taken.items():
+                    entry.settings[key if key in InferSettings.model_fields else f"engine_options.{key}"] = item
+            if taken and not applied:
+                made = {setting: item.value for setting, item in taken.items()}
+                side = load_case(case).infer
+                assert side is not None  # noqa: S101 - inference_settings returns none without it
+                try:
+                    resolve_inference(side, case, vendor=[Layer.of("infer.yaml", made)])
+                except SpecError as error:
+                    for problem in error.problems:
+                        if made.pop(problem.key, None) is not None:
+                            self.left_over.append(taken[problem.key].left(problem.what))
+                alone[case] = made
+        if len(alone) > 1:
+            what = f"are of several cases, {', '.join(alone)}: import one case at a time, each with an --out of its own"
+            raise SpecError([Problem("infer.yaml", "", what)])
+        for layer in filter(None, alone.values()):
+            self.configs["infer.yaml"] = layer
+
+    def run_cases(self) -> list[Values]:
+        """Return the keys of the run file with the settings that a run accepts."""
+        cases: list[Values] = []
+        for entry in self.entries:
+            origin = entry.origin._replace(value=entry.written)
+            settings = self.accepted(entry.values(), entry.needed, entry.settings, origin)
+            if settings is None:
+                continue
+            cases.append({**entry.values(), **({"settings": settings} if settings else {})})
+            if entry.differs:
+                named = "" if entry.written == entry.key else f"becomes {entry.key}: "
+                self.left_over.append(entry.left(f"{named}{entry.differs}"))
+        return cases
+
+    def accepted(
+        self, case: Values, needed: Mapping[str, Any], taken: Mapping[str, Given], origin: Given
+    ) -> Values | None:
+        """Return the settings of a key that a run accepts, None where it refuses the key; list the others."""
+        settings, left = {key: item.value for key, item in taken.items()} | dict(needed), []
+        while problems := self._problems({**case, "settings": settings}):
+            refused = {
+                key: problem
+                for problem in problems
+                for key in settings
+                if problem.where == RUN_FILE and problem.key and f"{key}.".startswith(f"{problem.key}.")
+            }
+            if not refused or refused.keys() & needed:
+                why = "; ".join(_reason(problem) for problem in problems if problem.key not in taken)
+                named = f"{origin.value}: " if origin.value else ""
+                self.left_over.append(origin.left(f"{named}a run would refuse {case['key']}: {why}"))
+                return None
+            left += [taken[key].left(f"{key}: {_reason(problem)}") for key, problem in refused.items()]
+            settings = {key: value for key, value in settings.items() if key not in refused}
+        self.left_over += left
+        return settings
+
+    def _problems(self, case: Values) -> Sequence[Problem]:
+        """Plan an entry of ``cases`` in a run file, with dotted settings, without data and devices."""
+        vendor = self.spec.vendor or "cpu"
+        request = {"cases": [case], "vendor": vendor, "open": self.is_open}
+        try:
+            build_plan(
+                parse(RunSpec, request, RUN_FILE),
+                cluster=self.spec,
+                detected=Detected(vendor=vendor, hardware="any", chip=None, num_devices=None, is_present=False),
+                data_dirs=lambda *_: {},
+                created_at="",
+                where=RUN_FILE,
+                allow_missing_data=True,
+            )
+        except SpecError as error:
+            return error.problems
+        except AccelmarkError as error:
+            return [Problem(RUN_FILE, "", str(error))]
+        return ()
+
 
 def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
     """Convert FlagPerf's files to one cluster file and one run file; raises SpecError: one of them is invalid.
@@ -61,7 +183,7 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
     Settings of cases become those of the keys that they apply to, as far as a run accepts them; ``is_open``: also those
     that a case fixes.
     """
-    result = Converted()
+    result = Converted(is_open)
     given: dict[str, Given] = {}
     cases: list[Given] = []
     inference: dict[str, list[Given]] = {}
@@ -81,11 +203,11 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
         else:
             add_settings(parsed, given, cases, result.left_over)
     result.cluster = cluster_of(given, result.left_over)
-    conversion = _Conversion(result, parse_cluster(result.cluster, "the cluster in these files"), is_open)
-    conversion.entries = entries_of(cases, conversion.cluster, result.left_over)
-    conversion.take_configs(configs)
-    conversion.take_inference(inference)
-    if run_cases := conversion.run_cases():
+    result.spec = parse_cluster(result.cluster, "the cluster in these files")
+    result.entries = entries_of(cases, result.spec, result.left_over)
+    result.take_configs(configs)
+    result.take_inference(inference)
+    if run_cases := result.run_cases():
         options: Values = {}
         if "FLAGPERF_LOG_LEVEL" in given:
             options["log_level"] = given["FLAGPERF_LOG_LEVEL"].read(text).lower()
@@ -95,140 +217,6 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
         parse(RunSpec, result.run, "the run of FlagPerf's files")
     result.left_over = list(dict.fromkeys(result.left_over))
     return result
-
-
-@final
-@dataclass(slots=True)
-class _Conversion:
-    """Settings of cases on their way to the keys of a run file."""
-
-    result: Converted
-    cluster: ClusterSpec
-    is_open: bool
-    entries: list[Entry] = field(default_factory=list)
-
-    def take_configs(self, configs: Sequence[Config]) -> None:
-        """Give the settings of training configurations to the keys that they apply to, the common ones first."""
-        commons = {config.case for config in configs if config.scale is None}
-        files: dict[str, str] = {}
-        for config in sorted(configs, key=lambda config: config.scale is not None):
-            has_common = not commons.isdisjoint((config.case, None))
-            self.result.left_over += config.parsed.unread(*([COMMON_CONFIG] if has_common else []))
-            file, trained = config.parsed.file, [entry for entry in self.entries if entry.task == "train"]
-            applied = [entry for entry in trained if config.applies(entry.written)]
-            if config.case is None and len({entry.written.split(":")[0] for entry in applied}) > 1:
-                names = ", ".join(entry.written for entry in applied)
-                what = f"may be for {names}: import it from a folder <model>-<framework>"
-                self.result.left_over.append(Problem(file, "", what))
-                continue
-            for entry in applied:
-                entry.settings |= settings_of(config.parsed, entry.case, self.result.left_over)
-            if applied:
-                continue
-            if files.setdefault(config.name, file) != file:
-                what = f"would become {config.name}, as {files[config.name]} does"
-                raise SpecError([Problem(file, "", what, "import one at a time, each with an --out of its own")])
-            if values := self.config_alone(config):
-                self.result.configs[config.name] = values
-
-    def config_alone(self, config: Config) -> Values:
-        """Return the settings of a configuration that no key of ``CASES`` uses, for a vendor's folder of the case."""
-        if config.case is None:
-            taken = settings_of(config.parsed, None, self.result.left_over)
-            what = "which case it is for is not known: its settings were not checked"
-            self.result.left_over.append(Problem(config.parsed.file, "", what, "import it with test_conf.py"))
-            return nest({dotted: value_of(item) for dotted, item in taken.items()})
-        written = ":".join((*config.case, *(config.scale or ())))
-        key, needed, _ = converted_key(written, "train", self.cluster)
-        taken = settings_of(config.parsed, key.partition(":")[0], self.result.left_over)
-        values = {dotted: value_of(item) for dotted, item in taken.items()}
-        return nest(self.accepted({"key": key}, needed, values, taken, Given(config.parsed.file, "", None)) or {})
-
-    def take_inference(self, inference: Mapping[str, Sequence[Given]]) -> None:
-        """Give the settings of inference cases to their keys; without keys, to ``infer.yaml``."""
-        inferred = [entry for entry in self.entries if entry.task == "infer"]
-        alone: dict[str, Values] = {}
-        for name, items in inference.items():
-            case = name if name in folders("cases") or len(inferred) != 1 else inferred[0].case
-            taken = inference_settings(items, case, self.result.left_over)
-            applied = [entry for entry in inferred if entry.case == case]
-            for entry in applied:
-                for key, item in taken.items():
-                    entry.settings[key if key in InferSettings.model_fields else f"engine_options.{key}"] = item
-            if taken and not applied:
-                made = {setting: inference_value(item) for setting, item in taken.items()}
-                side = load_case(case).infer
-                assert side is not None  # noqa: S101 - inference_settings returns none without it
-                try:
-                    resolve_inference(side, case, vendor=[Layer.of("infer.yaml", made)])
-                except SpecError as error:
-                    for problem in error.problems:
-                        if made.pop(problem.key, None) is not None:
-                            self.result.left_over.append(taken[problem.key].left(problem.what))
-                alone[case] = made
-        if len(alone) > 1:
-            what = f"are of several cases, {', '.join(alone)}: import one case at a time, each with an --out of its own"
-            raise SpecError([Problem("infer.yaml", "", what)])
-        for layer in filter(None, alone.values()):
-            self.result.configs["infer.yaml"] = layer
-
-    def run_cases(self) -> list[Values]:
-        """Return the keys of the run file with the settings that a run accepts."""
-        cases: list[Values] = []
-        for entry in self.entries:
-            convert_value = inference_value if entry.task == "infer" else value_of
-            values = {key: convert_value(item) for key, item in entry.settings.items()}
-            origin = Given(entry.origin.file, entry.origin.key, entry.written)
-            settings = self.accepted(entry.values(), entry.needed, values, entry.settings, origin)
-            if settings is None:
-                continue
-            cases.append({**entry.values(), **({"settings": settings} if settings else {})})
-            if entry.differs:
-                named = "" if entry.written == entry.key else f"becomes {entry.key}: "
-                self.result.left_over.append(entry.left(f"{named}{entry.differs}"))
-        return cases
-
-    def accepted(
-        self, case: Values, needed: Mapping[str, Any], values: Values, taken: Mapping[str, Given], origin: Given
-    ) -> Values | None:
-        """Return the settings of a key that a run accepts, None where it refuses the key; list the others."""
-        settings, left = {**values, **needed}, []
-        while problems := self._problems({**case, "settings": settings}):
-            refused = {
-                key: problem
-                for problem in problems
-                for key in settings
-                if problem.where == RUN_FILE and problem.key and f"{key}.".startswith(f"{problem.key}.")
-            }
-            if not refused or refused.keys() & needed:
-                why = "; ".join(_reason(problem) for problem in problems if problem.key not in values)
-                named = f"{origin.value}: " if origin.value else ""
-                self.result.left_over.append(origin.left(f"{named}a run would refuse {case['key']}: {why}"))
-                return None
-            left += [taken[key].left(f"{key}: {_reason(problem)}") for key, problem in refused.items()]
-            settings = {key: value for key, value in settings.items() if key not in refused}
-        self.result.left_over += left
-        return settings
-
-    def _problems(self, case: Values) -> Sequence[Problem]:
-        """Plan an entry of ``cases`` in a run file, with dotted settings, without data and devices."""
-        vendor = self.cluster.vendor or "cpu"
-        request = {"cases": [case], "vendor": vendor, "open": self.is_open}
-        try:
-            build_plan(
-                parse(RunSpec, request, RUN_FILE),
-                cluster=self.cluster,
-                detected=Detected(vendor=vendor, hardware="any", chip=None, num_devices=None, is_present=False),
-                data_dirs=lambda *_: {},
-                created_at="",
-                where=RUN_FILE,
-                allow_missing_data=True,
-            )
-        except SpecError as error:
-            return error.problems
-        except AccelmarkError as error:
-            return [Problem(RUN_FILE, "", str(error))]
-        return ()
 
 
 def _reason(problem: Problem) -> str:
@@ -249,12 +237,11 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
 
     A vendor that AccelMark does not ship also gets a ``vendor.yaml`` to complete.
     """
-    result = Converted()
-    left_over = result.left_over
     vendor = TABLES["vendors"].get(vendor, vendor)
     hosts = tuple(HostSpec(address=f"host{number}") for number in range(_MOST_HOSTS))
     cluster = ClusterSpec(vendor=vendor if vendor in folders("vendors") else None, launcher="ssh", hosts=hosts)
-    conversion = _Conversion(result, cluster, is_open)
+    result = Converted(is_open, cluster)
+    left_over = result.left_over
     texts: dict[str, str] = {}
     for folder in sorted(path.glob("*-*/")):
         if (case := case_of_folder(folder)) is None:
@@ -273,7 +260,7 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
             if (config := Config.read(file)) is not None:
                 has_common = file.with_stem(COMMON_CONFIG).is_file()
                 left_over += config.parsed.unread(*([COMMON_CONFIG] if has_common else []))
-                if values := conversion.config_alone(config):
+                if values := result.config_alone(config):
                     result.configs[f"{place}/config/{config.name}"] = values
         for name in ("config/environment_variables.sh", "config/requirements.txt", "csrc", "README.md"):
             texts |= _copied(folder / name, f"{place}/{name}", left_over)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar, final
 
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import load_yaml, read_text, read_yaml
@@ -62,9 +62,7 @@ def case_of_model(model: str, task: Task) -> str:
     return model if covered is None or covered.case is None else covered.case
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """One setting and its location."""
 
     file: str

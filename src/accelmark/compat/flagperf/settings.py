@@ -316,9 +316,7 @@ COMMON_CONFIG: Final = "config_common"
 _PRECISIONS: Final[dict[str, str]] = TABLES["precisions"]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """One configuration file of a training case (``config_*.py``)."""
 
     parsed: Parsed
@@ -365,11 +363,11 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
             why = f"is {item.value!r}, not a number: the case's own value is kept"
         elif item.key in _PRECISIONS or item.key in TABLES["numbers"]:
             dotted = "precision" if item.key in _PRECISIONS else TABLES["numbers"][item.key]
-            before = taken.get(dotted, item)
-            if before is item or before.key == "amp":  # it enables a lower precision; another setting may say which
-                taken[dotted] = item
-            elif item.key != "amp" and value_of(before) != value_of(item):
-                why = f"{before.key} already gives {dotted}, as {value_of(before)!r}"
+            before, read = taken.get(dotted), item._replace(value=_PRECISIONS.get(item.key, item.value))
+            if before is None or before.key == "amp":  # it enables a lower precision; another setting may say which
+                taken[dotted] = read
+            elif item.key != "amp" and before.value != read.value:
+                why = f"{before.key} already gives {dotted}, as {before.value!r}"
         elif item.key.startswith("target_"):
             train = load_case(case).train if case in folders("cases") else None
             target = f": {train.target.text}" if train is not None and train.target is not None else ""
@@ -380,11 +378,6 @@ def settings_of(parsed: Parsed, case: str | None, left_over: list[Problem]) -> d
         if why:
             left_over.append(item.left(why))
     return taken
-
-
-def value_of(item: Given) -> Any:
-    """Return the value of a setting that :func:`settings_of` returned."""
-    return _PRECISIONS.get(item.key, item.value)
 
 
 _CONFIGURATION: Final = re.compile(r"(\w+_)?configurations?\.ya?ml")
@@ -420,12 +413,9 @@ def inference_settings(given: Iterable[Given], case: str, left_over: list[Proble
             left_over.append(item.left(f"the case states the FLOPs of an item ({flops}); another value is OPEN"))
         elif (why := TABLES["inference_no_equivalent"].get(item.key)) is not None:
             left_over.append(item.left(why))
+        elif item.key == "fp16" and (item.is_set or item.value is None):
+            taken["precision"] = item._replace(value={True: "fp16", False: "fp32"}.get(item.value, item.value))
         elif item.is_set or item.value is None:
-            taken["precision" if item.key == "fp16" else item.key] = item
+            taken[item.key] = item
     own_settings = resolve_inference(side, case, over=[]).settings
-    return {key: item for key, item in taken.items() if getattr(own_settings, key, item) != inference_value(item)}
-
-
-def inference_value(item: Given) -> Any:
-    """Return the value of a setting that :func:`inference_settings` returned."""
-    return {True: "fp16", False: "fp32"}.get(item.value, item.value) if item.key == "fp16" else item.value
+    return {key: item for key, item in taken.items() if getattr(own_settings, key, item) != item.value}
