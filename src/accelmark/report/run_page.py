@@ -330,14 +330,6 @@ class Cell(NamedTuple):
     note: str = ""
 
 
-class Column(NamedTuple):
-    """A column of the table of stages."""
-
-    head: str
-    note: str
-    cell: Callable[[ServingStage], Cell]
-
-
 def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
     """Return the values of ``run/serving.html`` for a round; None for other tasks."""
     if result is None or result.serving is None:
@@ -357,9 +349,9 @@ def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
         "rows": [
             {
                 "label": stage.label, "is_headline": stage.stage == serving.headline, "is_search": stage.is_search,
-                "cells": [column.cell(stage) for column in columns],
+                "cells": [cells[place] for _, _, cells in columns],
             }
-            for stage in serving.stages
+            for place, stage in enumerate(serving.stages)
         ],
         "headline": headline.label if headline else "",
         "latencies": [
@@ -378,8 +370,9 @@ def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _columns(serving: ServingRound) -> Iterator[Column]:
-    """Yield the columns of the table; those without any value are left out."""
+def _columns(serving: ServingRound) -> Iterator[tuple[str, str, list[Cell]]]:
+    """Yield head, explanation and cells of each column of the table; those without any value are left out."""
+    stages = serving.stages
 
     def window(stage: ServingStage) -> Cell:
         if stage.window_s is None:
@@ -405,47 +398,45 @@ def _columns(serving: ServingRound) -> Iterator[Column]:
         by_law = stage.littles_concurrency
         return _number(stage.mean_concurrency, 3, "" if by_law is None else f"by Little's law {digits(by_law, 3)}")
 
-    def field(name: str, stage: ServingStage) -> Cell:
-        value = getattr(stage, name)
-        if value is not None and name.endswith(("mfu", "mbu")):
-            return Cell(percent(value, 3))
-        return _number(value)
+    def field(name: str) -> list[Cell]:
+        values = [getattr(stage, name) for stage in stages]
+        if name.endswith(("mfu", "mbu")):
+            return [Cell(NOTHING if value is None else percent(value, 3)) for value in values]
+        return [_number(value) for value in values]
 
     def is_known(name: str) -> bool:
-        return any(getattr(stage, name) is not None for stage in serving.stages)
+        return any(getattr(stage, name) is not None for stage in stages)
 
-    def request_rate(stage: ServingStage) -> Cell:
-        return _number(stage.request_rate, note="the server fell behind" if stage.is_saturated else "")
-
-    yield Column("Window, s", "Steady state, since the stage began", window)
-    yield Column("Requests", "Due in the window; without a window, in the whole stage", requests)
-    yield Column("Failed", "Requests of the whole stage", failed)
-    yield Column("Requests/s", "Answered in the window", request_rate)
-    yield Column("Tokens/s", "Output tokens", functools.partial(field, "output_token_rate"))
+    behind = ("the server fell behind" if stage.is_saturated else "" for stage in stages)
+    rates = [cell._replace(note=note) for cell, note in zip(field("request_rate"), behind, strict=True)]
+    yield "Window, s", "Steady state, since the stage began", [*map(window, stages)]
+    yield "Requests", "Due in the window; without a window, in the whole stage", [*map(requests, stages)]
+    yield "Failed", "Requests of the whole stage", [*map(failed, stages)]
+    yield "Requests/s", "Answered in the window", rates
+    yield "Tokens/s", "Output tokens", field("output_token_rate")
     if serving.num_devices > 1:
-        yield Column("Tokens/s per device", "Output tokens", functools.partial(field, "token_rate_per_device"))
-    for head, note, name in _GENERATION:
-        if is_known(name):
-            yield Column(head, note, functools.partial(field, name))
-    yield Column("Tokens/s per user", "1 / median TPOT", functools.partial(field, "token_rate_per_user"))
-    yield Column("TTFT p50 · p99, ms", "Median and 99th percentile", functools.partial(_pair, "ttft"))
-    yield Column("TPOT p50 · p99, ms", "Median and 99th percentile", functools.partial(_pair, "tpot"))
-    yield Column("ITL p99, ms", "99th percentile", lambda stage: _number(stage.quantile("itl", "p99")))
+        yield "Tokens/s per device", "Output tokens", field("token_rate_per_device")
+    yield from ((head, note, field(name)) for head, note, name in _GENERATION if is_known(name))
+    yield "Tokens/s per user", "1 / median TPOT", field("token_rate_per_user")
+    for name in ("ttft", "tpot"):
+        pairs = [_pair(stage.latencies.get(name)) for stage in stages]
+        yield f"{_TITLES[name]} p50 · p99, ms", "Median and 99th percentile", pairs
+    yield "ITL p99, ms", "99th percentile", [_number(stage.quantile("itl", "p99")) for stage in stages]
     if is_known("slo_share"):
-        yield Column("In SLO", "Share of the requests that held all limits", slo_share)
-        yield Column("Goodput/s", "Requests that held all limits", functools.partial(field, "goodput"))
+        yield "In SLO", "Share of the requests that held all limits", [*map(slo_share, stages)]
+        yield "Goodput/s", "Requests that held all limits", field("goodput")
     if is_known("tokens_per_joule"):
-        yield Column("Tokens/J", "Output tokens per joule", functools.partial(field, "tokens_per_joule"))
-    yield Column("In progress", "Mean number of requests in the window; by Little's law on hover", in_progress)
+        yield "Tokens/J", "Output tokens per joule", field("tokens_per_joule")
+    law = "Mean number of requests in the window; by Little's law on hover"
+    yield "In progress", law, [*map(in_progress, stages)]
 
 
 def _number(value: float | None, significant: int = 4, note: str = "") -> Cell:
     return Cell(NOTHING if value is None else digits(value, significant), note)
 
 
-def _pair(latency: str, stage: ServingStage) -> Cell:
+def _pair(distribution: schema.Distribution | None) -> Cell:
     """Return median and p99, with their intervals on hover."""
-    distribution = stage.latencies.get(latency)
     if distribution is None:
         return Cell(NOTHING)
     shown = {name: _shown(distribution.quantiles[name]) for name in ("p50", "p99")}
