@@ -194,9 +194,11 @@ def test_states_differ_as_far_as_the_parameters_explain(
     assert ("replayed-update" in rules(judged(run))) is not is_valid
 
 
+EXTERN = {"name": "toy-pytorch", "path": "/vendors/acme/cases/toy-pytorch", "sha256": "0" * 64}
+
+
 def test_longer_evaluations_than_without_the_vendors_code_are_open(run: Path) -> None:
-    extern = {"name": "toy-pytorch", "path": "/vendors/acme/cases/toy-pytorch", "sha256": "0" * 64}
-    change_job(run, 1, lambda job: job.update(extern=extern, seed=1))
+    change_job(run, 1, lambda job: job.update(extern=EXTERN, seed=1))
     edit_events(run / LOG, "EVALUATE", lambda value: value.update(duration_s=100.0))
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     assert "untimed-work" in rules(judged(run))
@@ -301,20 +303,6 @@ def implausible(entry: RoundResult, case: CaseSpec) -> list[Finding]:
     return list(plausible_convergence(RoundEvidence(entry, None, Standard(case, "", is_shipped=True))))
 
 
-@pytest.mark.parametrize("has_hooks", [False, True])
-def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
-    run: Path, monkeypatch: pytest.MonkeyPatch, has_hooks: bool
-) -> None:
-    monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
-    if has_hooks:
-        extern = {"name": "toy-pytorch", "path": "/vendors/acme/cases/toy-pytorch", "sha256": "0" * 64}
-        change_job(run, 1, lambda job: job.update(extern=extern))
-    write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
-    (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
-    assert found.severity == ("open" if has_hooks else "warning")
-    assert "no pair of checkpoints was kept within checkpoint.replay_mib (512)" in found.actual
-
-
 def resume_after(run: Path, num_windows: int, pairs: tuple[tuple[str | None, str], ...] | None = None) -> None:
     """Divide the log of a made round into two attempts; the second logs ``pairs`` of checkpoints, named by step."""
     log = run / LOG
@@ -335,12 +323,23 @@ def resume_after(run: Path, num_windows: int, pairs: tuple[tuple[str | None, str
             file.write(encode_line("CHECKPOINTS_HASHED", hashes.model_dump(mode="json"), meta) + "\n")
 
 
-def test_a_resumed_round_without_a_pair_has_that_reason(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "severity", "reason"),
+    [
+        (lambda run: None, "warning", "within checkpoint.replay_mib (512)"),
+        (lambda run: change_job(run, 1, lambda job: job.update(extern=EXTERN)), "open", "within checkpoint.replay_mib"),
+        (lambda run: resume_after(run, 3), "warning", "after the round was resumed"),
+    ],
+)
+def test_a_long_training_without_a_pair_of_checkpoints_is_reported(
+    run: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], severity: str, reason: str
+) -> None:
     monkeypatch.setattr("accelmark.audit.reevaluation.MIN_STEPS_WITH_PAIR", 4)
-    resume_after(run, 3)
+    change(run)
     write_evaluation(run, evaluated(metric_of(run)), replayed(losses_of(run)))
     (found,) = (finding for finding in judged(run).findings if finding.rule == "replay")
-    assert found.actual.endswith("no pair of checkpoints was kept after the round was resumed")
+    assert found.severity == severity
+    assert f"no pair of checkpoints was kept {reason}" in found.actual
 
 
 @pytest.mark.parametrize(

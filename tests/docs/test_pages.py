@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,52 +27,47 @@ _THE_REAL_THING = "accelmark train resnet_mini --vendor acme"
 """Takes minutes; what it does is seen in the tests of the case and of an installed vendor."""
 
 
-class Bench:
-    """Where the page is followed."""
+class Followed(NamedTuple):
+    """The page about a first chip, carried out."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.said: dict[str, str] = {}
-        """Command -> what it printed the last time."""
-        self.codes: list[tuple[str, int]] = []
-
-    def type(self, line: str) -> None:
-        words = shlex.split(line)
-        if words[0] == "accelmark":
-            words = [sys.executable, "-c", "from accelmark.cli import main; main()", *words[1:]]
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT / "src"),
-            "ACCELMARK_PLUGINS": str(self.root),
-            "ACCELMARK_CACHE": str(self.root / "cache"),
-            "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        done = subprocess.run(
-            words, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=600
-        )
-        self.said[line] = done.stdout + done.stderr
-        self.codes.append((line, done.returncode))
-
-    def result(self, out: str) -> dict[str, Any]:
-        (path,) = (self.root / out).glob("*/round1/result.json")
-        return dict(json.loads(path.read_text()))
+    root: Path
+    said: dict[str, str]
+    """Command -> what it printed the last time."""
+    codes: list[tuple[str, int]]
 
 
 @pytest.fixture(scope="module")
-def chip(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    bench = Bench(tmp_path_factory.mktemp("bench"))
+def chip(tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    followed = Followed(tmp_path_factory.mktemp("bench"), {}, [])
     for file, content, command in _STEP.findall("\n".join(page.read_text(encoding="utf-8") for page in PAGES)):
         if file:
-            (bench.root / file).parent.mkdir(parents=True, exist_ok=True)
-            (bench.root / file).write_text(content)
+            (followed.root / file).parent.mkdir(parents=True, exist_ok=True)
+            (followed.root / file).write_text(content)
         elif command != _THE_REAL_THING:
-            bench.type(command)
-    return bench
+            done = typed(followed.root, *shlex.split(command), OMP_NUM_THREADS="1")
+            followed.said[command] = done.stdout + done.stderr
+            followed.codes.append((command, done.returncode))
+    return followed
+
+
+def typed(root: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Type a command as a person would, in ``root``."""
+    environment = os.environ | variables | {
+        "PYTHONPATH": str(ROOT / "src"), "ACCELMARK_PLUGINS": str(root), "ACCELMARK_CACHE": str(root / "cache"),
+        "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}", "OMP_WAIT_POLICY": "PASSIVE",
+    }  # fmt: skip
+    main = [sys.executable, "-c", "from accelmark.cli import main; main()"] if words[0] == "accelmark" else [words[0]]
+    command = [*main, *words[1:]]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+def result_of(root: Path, out: str) -> dict[str, Any]:
+    (path,) = (root / out).glob("*/round1/result.json")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.heavy
-def test_every_documented_command_works(chip: Bench) -> None:
+def test_every_documented_command_works(chip: Followed) -> None:
     unexpected = [
         (line, chip.said[line])
         for line, code in chip.codes
@@ -84,18 +79,18 @@ def test_every_documented_command_works(chip: Bench) -> None:
 
 
 @pytest.mark.heavy
-def test_the_test_chip_is_detected_and_read(chip: Bench) -> None:
+def test_the_test_chip_is_detected_and_read(chip: Followed) -> None:
     assert re.search(r"acme\s+cpu\s+AcmeX1\s+acme-smi", chip.said["accelmark vendors"])
     assert "acme 0: AcmeX1" in chip.said["accelmark doctor"]
     logged = (chip.root / "logs" / "acme_monitor.log").read_text()
     assert re.search(r"41C 1(1[89]|2[0-4])W 512MiB 16384MiB 7%", logged), logged
     assert "reads 1 device of this machine: AcmeX1" in chip.said["accelmark check vendor acme"]
-    assert chip.result("plain")["figures"]["device_utilisation"]["value"] == pytest.approx(0.07)
+    assert result_of(chip.root, "plain")["figures"]["device_utilisation"]["value"] == pytest.approx(0.07)
 
 
 @pytest.mark.heavy
-def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(chip: Bench) -> None:
-    plain, adapted = chip.result("plain"), chip.result("adapted")
+def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(chip: Followed) -> None:
+    plain, adapted = result_of(chip.root, "plain"), result_of(chip.root, "adapted")
     assert (plain["state"], adapted["state"]) == ("succeeded", "succeeded")
     assert plain["environment"]["started"]["optimizer_class"] == "SGD"
     assert adapted["environment"]["started"]["optimizer_class"] == "AcmeSGD"
@@ -106,7 +101,7 @@ def test_the_kernel_is_built_and_trains_as_the_standard_optimizer_does(chip: Ben
 
 
 @pytest.mark.heavy
-def test_verify_shows_the_adaptation_cost_and_only_edited_data_against_the_run(chip: Bench) -> None:
+def test_verify_shows_the_adaptation_cost_and_only_edited_data_against_the_run(chip: Followed) -> None:
     said = chip.said["accelmark verify adapted"]
     for shown in ("log_every_steps", "create_optimizer", "momentum.cpp", "ACME_MODE", "__init__.py"):
         assert shown in said
@@ -116,8 +111,8 @@ def test_verify_shows_the_adaptation_cost_and_only_edited_data_against_the_run(c
 
 
 @pytest.mark.heavy
-def test_the_documented_engine_infers_and_is_recorded(chip: Bench) -> None:
-    result = chip.result("engine")
+def test_the_documented_engine_infers_and_is_recorded(chip: Followed) -> None:
+    result = result_of(chip.root, "engine")
     assert result["state"] == "succeeded"
     summary = json.loads((chip.root / "engine" / "summary.json").read_text())
     assert summary["cases"][0]["adaptation"]["engines"] == {"engines/acme.py": 18}
@@ -135,9 +130,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bench")
     files = _FILE.findall(ADD.read_text(encoding="utf-8"))
     assert [name for name, _ in files] == ["cases/spirals/case.yaml", "cases/spirals/pytorch.py", "make_spirals.py"]
-    made = accelmark(root, "new", "case", "spirals")
+    made = typed(root, "accelmark", "new", "case", "spirals")
     assert made.returncode == 0, made.stderr
-    checked = accelmark(root, "check", "case", "spirals")
+    checked = typed(root, "accelmark", "check", "case", "spirals")
     assert "spirals trains three steps on synthetic data" in checked.stdout, checked.stdout + checked.stderr
     for name, content in files:
         (root / name).write_text(content, encoding="utf-8")
@@ -145,34 +140,19 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def accelmark(bench: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a person would, in ``bench``."""
-    variables = {"PYTHONPATH": str(ROOT / "src"), "ACCELMARK_PLUGINS": str(bench), "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.run(
-        [sys.executable, "-c", "from accelmark.cli import main; main()", *arguments],
-        cwd=bench, env=os.environ | variables, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-
-
-def result_of(bench: Path, out: str) -> dict[str, Any]:
-    (path,) = (bench / out).glob("*/round1/result.json")
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result
-
-
 @pytest.mark.heavy
 def test_the_case_is_checked_and_listed(bench: Path) -> None:
-    told = accelmark(bench, "check", "case", "spirals", "--no-run")
+    told = typed(bench, "accelmark", "check", "case", "spirals", "--no-run")
     assert told.returncode == 0
     assert "case.yaml describes Three spirals, version 1" in told.stdout
     assert "pytorch.py has class Case" in told.stdout
-    rows = {row["name"]: row for row in json.loads(accelmark(bench, "cases", "--json").stdout)}
+    rows = {row["name"]: row for row in json.loads(typed(bench, "accelmark", "cases", "--json").stdout)}
     assert (rows["spirals"]["target"], rows["spirals"]["frameworks"]) == ("accuracy ≥ 0.95", ["pytorch"])
 
 
 @pytest.mark.heavy
 def test_training_reaches_the_target(bench: Path) -> None:
-    ended = accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "real")
+    ended = typed(bench, "accelmark", "train", "spirals", "--data", "data/spirals", "--out", "real")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = result_of(bench, "real")
     assert result["converged"] is True
@@ -185,19 +165,19 @@ def test_inference_is_added_to_the_case(bench: Path) -> None:
     text = INFER.read_text(encoding="utf-8")
     section = re.search(r"^```yaml\n(infer:\n.*?)```", text, re.DOTALL | re.MULTILINE)
     assert section is not None
-    assert accelmark(bench, "train", "spirals", "--data", "data/spirals", "--out", "trained").returncode == 0
+    assert typed(bench, "accelmark", "train", "spirals", "--data", "data/spirals", "--out", "trained").returncode == 0
     described = bench / "cases" / "spirals" / "case.yaml"
     described.write_text(described.read_text(encoding="utf-8") + section[1], encoding="utf-8")
     ((name, content),) = _FILE.findall(text)
     (bench / name).write_text(content, encoding="utf-8")
     saved = ["trained/spirals-pytorch-CPUx1x1/round1", "cases/spirals/infer"]
     subprocess.run([sys.executable, "-m", "accelmark.infer.weights", *saved], check=True, cwd=bench)
-    checked = accelmark(bench, "check", "case", "spirals")
+    checked = typed(bench, "accelmark", "check", "case", "spirals")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     short = ("--set", "inference_duration_s=0")
-    ended = accelmark(bench, "infer", "spirals", "--data", "data/spirals", "--out", "inferred", *short)
+    ended = typed(bench, "accelmark", "infer", "spirals", "--data", "data/spirals", "--out", "inferred", *short)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    verified = accelmark(bench, "verify", "trained")
+    verified = typed(bench, "accelmark", "verify", "trained")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "[case-changed]" not in re.sub(r"^ *info.*$", "", verified.stdout, flags=re.MULTILINE)
 
@@ -205,11 +185,11 @@ def test_inference_is_added_to_the_case(bench: Path) -> None:
 @pytest.mark.heavy
 def test_synthetic_data_trains_on_two_ranks(bench: Path) -> None:
     synthetic = ["train", "spirals", "--synthetic", "--open", "--set", "end.max_steps=20", "--out", "fast"]
-    accelmark(bench, *synthetic)
+    typed(bench, "accelmark", *synthetic)
     result = result_of(bench, "fast")
     assert result["state"] == "succeeded"
     assert {"open", "synthetic"} <= set(result["marks"])
-    ended = accelmark(bench, "train", "spirals:pytorch:CPU:1:2", "--data", "data/spirals", "--out", "two")
+    ended = typed(bench, "accelmark", "train", "spirals:pytorch:CPU:1:2", "--data", "data/spirals", "--out", "two")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert result_of(bench, "two")["converged"] is True
 

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +79,7 @@ def test_the_messages_that_a_chinese_guide_translates_are_those_of_the_command_l
     assert len(messages) >= 20
 
 
+@cache
 def script(name: str) -> ModuleType:
     """Import a script of ``docs/``, which is no package."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
@@ -88,35 +90,25 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def written() -> ModuleType:
-    return script("results")
-
-
-@pytest.fixture(scope="module")
-def page_written() -> ModuleType:
-    return script("cases")
-
-
-def test_each_page_follows_from_its_record_and_notes(written: ModuleType) -> None:
-    pages = written.pages()
+def test_each_page_follows_from_its_record_and_notes() -> None:
+    pages = script("results").pages()
     assert {path.name for path in pages} == {path.name for path in (ROOT / "results").glob("*.md")}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run: python docs/results.py"
 
 
-def test_a_result_on_synthetic_data_is_marked_and_never_valid(written: ModuleType) -> None:
-    records = written.records().values()
+def test_a_result_on_synthetic_data_is_marked_and_never_valid() -> None:
+    records = script("results").records().values()
     assert any("synthetic" in record["marks"] for record in records)
     assert [
         record["title"] for record in records if "synthetic" in record["marks"] and record["verdict"] == "VALID"
     ] == []
 
 
-def test_accelmark_results_lists_them(written: ModuleType) -> None:
+def test_accelmark_results_lists_them() -> None:
     runs, problems = open_sources([ROOT / "results"])
     assert problems == []
-    records = written.records()
+    records = script("results").records()
     assert {run.summary.run: run.summary.cases[0].verdict for run in runs} == {
         name: record["verdict"] for name, record in records.items()
     }
@@ -125,19 +117,20 @@ def test_accelmark_results_lists_them(written: ModuleType) -> None:
         assert run.summary.cases[0].mean_of(F.THROUGHPUT_STEADY) == rate
 
 
-def test_the_page_of_cases_follows_from_their_folders(page_written: ModuleType) -> None:
+def test_the_page_of_cases_follows_from_their_folders() -> None:
     text = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
-    assert text == page_written.page(), "run: python docs/cases.py"
+    assert text == script("cases").page(), "run: python docs/cases.py"
     shipped = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
     assert len(shipped) > 50
     assert [name for name in shipped if text.count(f"[{name}](../src/accelmark/cases/{name}/README.md)") != 1] == []
 
 
-def test_readme_names_every_case_once_by_family_and_size(page_written: ModuleType) -> None:
+def test_readme_names_every_case_once_by_family_and_size() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = page_written.MARKED.search(text)
+    cases = script("cases")
+    found = cases.MARKED.search(text)
     assert found is not None
-    assert found[0] == f"{found[1]}{page_written.families()}{found[2]}", "run: python docs/cases.py"
+    assert found[0] == f"{found[1]}{cases.families()}{found[2]}", "run: python docs/cases.py"
     shipped = [name for name, folder in folders("cases").items() if folder.origin == "accelmark"]
     listed = [name.strip() for name in re.split(r"[,;:\n]", found[0])]
     assert [name for name in shipped if listed.count(name) != 1] == []

@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA and AMD through mocks of their libraries (no such GPU is here), and NVIDIA's chips."""
+"""GPUs of NVIDIA and AMD through mocks of their libraries (no such GPU is here)."""
 
 from __future__ import annotations
 
@@ -92,26 +92,6 @@ def test_a_gpu_lost_mid_run_is_a_reason_and_not_a_zero() -> None:
 def test_without_a_driver_the_reason_is_nvmls() -> None:
     with pytest.raises(SourceError, match="Driver Not Loaded"):
         NvidiaSource(_nvml(**_refusing("Driver Not Loaded", "Init"))).open()
-
-
-@pytest.mark.parametrize(
-    ("device_name", "chip"),
-    [
-        ("NVIDIA H100 80GB HBM3", ("H100", "SXM")), ("NVIDIA H100 PCIe", ("H100", "PCIe")),
-        ("NVIDIA H100 NVL", ("H100", "NVL")), ("NVIDIA H200", ("H200", "SXM")), ("NVIDIA H200 NVL", ("H200", "NVL")),
-        ("NVIDIA H800", ("H800", "SXM")), ("NVIDIA H800 PCIe", ("H800", "PCIe")), ("NVIDIA H20", ("H20", "")),
-        ("NVIDIA A100-SXM4-40GB", ("A100", "SXM-40GB")), ("NVIDIA A100-SXM4-80GB", ("A100", "SXM-80GB")),
-        ("NVIDIA A100-PCIE-40GB", ("A100", "PCIe-40GB")), ("NVIDIA A100 80GB PCIe", ("A100", "PCIe-80GB")),
-        ("NVIDIA A800-SXM4-80GB", ("A800", "SXM-80GB")), ("NVIDIA A800 80GB PCIe", ("A800", "PCIe-80GB")),
-        ("Tesla V100-SXM2-32GB", ("V100", "SXM2")), ("Tesla T4", ("T4", "")), ("NVIDIA A10", ("A10", "")),
-        ("NVIDIA L40S", ("L40S", "")), ("NVIDIA L40", ("L40", "")), ("NVIDIA B200", ("B200", "SXM")),
-        ("NVIDIA A10G", None), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None), ("NVIDIA H100", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA L4", ("L4", "")), ("", None),
-    ],
-)  # fmt: skip
-def test_a_device_name_means_one_chip_or_none(device_name: str, chip: tuple[str, str] | None) -> None:
-    found = load_vendor("nvidia").chip_of(device_name, None)
-    assert (None if found is None else (found.name, found.variant)) == chip
 
 
 def test_nvidia_smi_is_read_by_the_names_of_its_columns() -> None:

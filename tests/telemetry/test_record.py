@@ -225,7 +225,11 @@ def test_a_flagperf_script_named_by_the_vendor_is_recorded_and_writes_its_own_lo
     head = text[: text.index("telemetry:")]
     (folder / "vendor.yaml").write_text(head + "telemetry: {script: {file: acme_monitor.py}}\n")
     (folder / "acme_monitor.py").write_text(recorder.FLAGPERF_SCRIPT.format(pid_file=str(tmp_path / "pid"), pace_s=0.2))
-    assert set(_read_values(recorded(tmp_path, folder, 2, '"power_w": 114').devices[1]["power_w"])) == {74}
+    recording = recorded(tmp_path, folder, 2, '"power_w": 114')
+    assert [info["memory_total_mib"] for info in recording.header["devices"]] == [32768, 32768]
+    expected = {"temperature_c": (40, 34), "power_w": (114, 74), "memory_used_mib": (28653, 0)}
+    for name, values in (expected | {"utilisation": (0.94, 0)}).items():
+        assert [set(_read_values(recording.devices[at][name])) for at in (0, 1)] == [{value} for value in values], name
     assert (tmp_path / "acme_monitor.log").read_text().count("40C 114W 28653MiB 32768MiB 94%") >= 2
     until(lambda: not (tmp_path / "pid").exists())
 

@@ -18,6 +18,7 @@ from accelmark.spec.plugins import catalog
 from accelmark.spec.plugins.catalog import folders, framework_device, frameworks_of, load_case, load_vendor
 from accelmark.spec.plugins.requirements import requirement_texts
 from accelmark.spec.plugins.vendor import Chip
+from accelmark.telemetry.forms import telemetry_of
 
 NVIDIA = [
     ("NVIDIA H100 80GB HBM3", "H100", "SXM", 989.4, 1978.9), ("NVIDIA H100 PCIe", "H100", "PCIe", 756, 1513),
@@ -27,14 +28,17 @@ NVIDIA = [
     ("NVIDIA A100-SXM4-40GB", "A100", "SXM-40GB", 312, None), ("NVIDIA A100-SXM4-80GB", "A100", "SXM-80GB", 312, None),
     ("A100-SXM4-40GB", "A100", "SXM-40GB", 312, None), ("NVIDIA A100-PCIE-40GB", "A100", "PCIe-40GB", 312, None),
     ("NVIDIA A100 80GB PCIe", "A100", "PCIe-80GB", 312, None), ("NVIDIA A800-SXM4-80GB", "A800", "SXM-80GB", 312, None),
-    ("NVIDIA A800 80GB PCIe", "A800", "PCIe-80GB", 312, None),
+    ("NVIDIA A800 80GB PCIe", "A800", "PCIe-80GB", 312, None), ("Tesla V100-SXM2-32GB", "V100", "SXM2", None, None),
+    ("Tesla T4", "T4", "", None, None), ("NVIDIA A10", "A10", "", 125, None), ("NVIDIA L40S", "L40S", "", 362.05, 733),
+    ("NVIDIA L40", "L40", "", 181.05, 362), ("NVIDIA B200", "B200", "SXM", 2250, 4500),
+    ("NVIDIA L4", "L4", "", 121, 242.5),
 ]  # fmt: skip
 """Name as nvidia-smi prints it, chip, variant, dense bf16 and fp8 in TFLOP/s."""
 
 UNKNOWN = [
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A10G", "NVIDIA A100X",
     "NVIDIA H20-3e", "NVIDIA H100", "NVIDIA A800 40GB Active", "NVIDIA GeForce RTX 4090 Laptop GPU",
-    "NVIDIA GeForce RTX 4090 D", "NVIDIA L40G", "Tesla V100-DGXS-32GB",
+    "NVIDIA GeForce RTX 4090 D", "NVIDIA L40G", "Tesla V100-DGXS-32GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "",
 ]  # fmt: skip
 
 
@@ -87,28 +91,26 @@ def test_a_peak_is_derived_from_units_and_clock(
     assert stated == pytest.approx(units * operations * clock_ghz / 1000, rel=0.005)
 
 
-def test_every_chip_names_where_its_figures_come_from() -> None:
-    for vendor in folders("vendors"):
-        for chip in load_vendor(vendor).chips:
-            assert len(chip.source) > 10, (vendor, chip.name)
-
-
-def test_no_peak_is_a_placeholder_or_larger_than_that_of_a_smaller_type() -> None:
-    for vendor in folders("vendors"):
-        for chip in load_vendor(vendor).chips:
-            peaks = {name: peak for name, peak in chip.peaks.model_dump().items() if peak is not None}
-            assert all(peak > 0 and peak not in (1.0, 999.0) for name, peak in peaks.items() if name != "fp64")
-            order = [peaks[name] for name in ("fp32", "tf32", "fp16", "fp8") if name in peaks]
-            assert order == sorted(order), (vendor, chip.name, chip.variant)
-
-
-def test_only_a_vendor_that_cannot_run_declares_no_framework() -> None:
-    unready = {name for name in folders("vendors") if load_vendor(name).cannot_run}
-    assert unready == {"zixiao", "hexaflake"}
-    for name in folders("vendors"):
-        spec = load_vendor(name)
-        assert spec.uses_host_cpu == (name == "cpu"), name
-        assert (not spec.frameworks) == (name in unready)
+@pytest.mark.parametrize("name", folders("vendors"))
+def test_every_vendor_has_all_that_a_vendor_needs(name: str) -> None:
+    spec, folder = load_vendor(name), folders("vendors")[name]
+    telemetry_of(spec, name)
+    assert (folder.path / "README.md").read_text().startswith("# ")
+    for image in folder.path.glob("images/*"):
+        assert (image / "Dockerfile").is_file()
+    names = [(chip.name, chip.variant) for chip in spec.chips]
+    assert len(set(names)) == len(names)
+    for chip in spec.chips:
+        assert len(chip.source) > 10, chip.name
+        plain = chip.device_name.replace("(NVIDIA )?", "NVIDIA ").replace("\\", "")
+        assert len([other for other in spec.chips if other.matches(plain, 40.0)]) <= 1, plain
+        peaks = {name: peak for name, peak in chip.peaks.model_dump().items() if peak is not None}
+        assert all(peak > 0 and peak not in (1.0, 999.0) for name, peak in peaks.items() if name != "fp64")
+        order = [peaks[name] for name in ("fp32", "tf32", "fp16", "fp8") if name in peaks]
+        assert order == sorted(order), "no peak is larger than that of a smaller type"
+    is_unready = name in ("zixiao", "hexaflake")
+    assert (bool(spec.cannot_run), not spec.frameworks, spec.uses_host_cpu) == (is_unready, is_unready, name == "cpu")
+    assert is_unready or framework_device(spec, "pytorch").collective_backend
 
 
 @pytest.mark.parametrize(("memory_gib", "chip"), [(128.0, "Max1550"), (64.0, None), (None, None)])
@@ -141,12 +143,6 @@ def test_a_recipe_installs_what_ranks_and_cases_need(recipe: Path) -> None:
 
 
 HEAD = "name: acme\ntitle: Acme\nvisible_devices_env: null\nchips: []\n"
-
-
-def test_every_platform_that_runs_declares_pytorch() -> None:
-    for name in folders("vendors"):
-        vendor = load_vendor(name)
-        assert vendor.cannot_run or framework_device(vendor, "pytorch").collective_backend, name
 
 
 def test_a_framework_that_a_vendor_does_not_declare_is_one_error(

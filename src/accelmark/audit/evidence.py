@@ -92,10 +92,6 @@ class Evidence:
         """Yield the rounds that succeeded."""
         yield from ((entry,) for entry in self.succeeded)
 
-    def started_rounds(self) -> Iterator[tuple[RoundEvidence, Started]]:
-        """Yield the training rounds that wrote INIT_END, with its value."""
-        yield from ((entry, entry.started) for entry in self.rounds if entry.started is not None)
-
 
 def deviation(entry: RoundEvidence, rule: str, expected: str, actual: str) -> Finding:
     """Return a finding about a changed workload: an error, or open where the run was started with --open."""

@@ -15,7 +15,6 @@ from accelmark.results.figures import FigureName
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.key import is_version
-from accelmark.spec.log.events import Started
 from accelmark.spec.rules import RunRules, shipped_rules
 from accelmark.spec.secret import LEFT_OUT
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, TrainSettings
@@ -244,7 +243,7 @@ def _words(name: str) -> set[str]:
 def one_model(evidence: Evidence) -> Findings:
     """Check that all rounds started from the same model."""
     for field in ("standard_parameter_hash", "standard_module_hash"):
-        hashes = {getattr(started, field) for _, started in evidence.started_rounds()} - {None}
+        hashes = {getattr(entry.started, field, None) for entry in evidence.rounds} - {None}
         if len(hashes) > 1:
             yield finding("error", "model-mismatch", "one model in all rounds", f"{len(hashes)} different models")
 
@@ -276,9 +275,10 @@ def same_dataset(evidence: Evidence) -> Findings:
                 yield finding("error", "dataset", "", f"{name} differs from an earlier round", entry.number)
 
 
-def precision(entry: RoundEvidence, started: Started) -> Findings:
+def precision(entry: RoundEvidence) -> Findings:
     """Check that the forward pass computed in the declared precision."""
-    if entry.job is None or not isinstance(entry.job.work, TrainingWork):
+    started = entry.started
+    if started is None or entry.job is None or not isinstance(entry.job.work, TrainingWork):
         return
     declared, required = entry.job.work.settings.precision, TYPE_OF_PRECISION[started.precision]
     if started.precision != declared:

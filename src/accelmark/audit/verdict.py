@@ -18,7 +18,7 @@ RULES: Final[tuple[Rule, ...]] = (
     for_each(Evidence.all_rounds, rounds.settings, rounds.external_trainer),
     for_each(Evidence.succeeded_rounds, rounds.dataset),
     rounds.same_dataset,
-    for_each(Evidence.started_rounds, rounds.precision),
+    for_each(Evidence.all_rounds, rounds.precision),
     rounds.seeds,
     for_each(Evidence.succeeded_rounds, reevaluation.reproduced),
     for_each(inference.inferences, inference.case_contract),

@@ -474,7 +474,8 @@ def compare(
 
 
 def _print_pair(pair: Pair) -> None:
-    from accelmark.report.comparison import lines_of, scale_of_side, summary_line
+    from accelmark.report.comparison import lines_of, summary_line
+    from accelmark.report.run_page import scale_text
     from accelmark.results.comparison import context_lines
     from accelmark.results.schema import with_marks
     from accelmark.run.display.displays import print_hanging
@@ -482,7 +483,8 @@ def _print_pair(pair: Pair) -> None:
     console = _console(_COMPARISON_WIDTH)
     for word, side in (("baseline", pair.baseline), ("compared", pair.other)):
         verdict = with_marks(side.verdict, side.marks)
-        print_hanging(console, _text(f"{word}: {side.run}  {side.key.model} · {scale_of_side(side)} · {verdict}"))
+        scale = scale_text(side.key, side.variant)
+        print_hanging(console, _text(f"{word}: {side.run}  {side.key.model} · {scale} · {verdict}"))
     for reason in pair.not_comparable:
         console.print(_text(f"NOT COMPARABLE: {reason}", "bold red"))
     if pair.differences:

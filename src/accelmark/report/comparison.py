@@ -97,7 +97,10 @@ def render_comparison(comparison: RunComparison, *, served: bool = False, prices
         pairs.append(
             {
                 "pair": pair,
-                "scales": (scale_of_side(pair.baseline), scale_of_side(pair.other)),
+                "scales": (
+                    scale_text(pair.baseline.key, pair.baseline.variant),
+                    scale_text(pair.other.key, pair.other.variant),
+                ),
                 "summary": summary_line(pair),
                 "groups": list(_groups(pair)),
                 "areas": [(title, facts) for title, facts in areas.items() if facts],
@@ -131,7 +134,7 @@ def _load_charts(comparison: RunComparison) -> Iterator[tuple[str, list[Chart]]]
                 if per_user is not None and per_device is not None:
                     text = f"{load}: {digits(per_user)} tokens/s per user, {digits(per_device)} per device"
                     by_user.append(LoadPoint(per_user, per_device, None, point.load, text, *end))
-            label = f"{side.run}: {scale_of_side(side)}"
+            label = f"{side.run}: {scale_text(side.key, side.variant)}"
             latencies.append(LoadCurve(label, number, "solid", by_latency))
             rates.append(LoadCurve(label, number, "solid", by_user))
         charts = (
@@ -162,11 +165,6 @@ def summary_line(pair: Pair) -> str:
     listed = ", ".join([*parts, f"{counts['within noise'] + counts['equal']} within noise or equal"])
     chance = "By chance alone, about 1 figure in 20 is outside its interval."
     return f"Of {num_compared} figures: {listed}. {chance} {means}"
-
-
-def scale_of_side(side: Side) -> str:
-    """Return the framework, hardware and scale of a side."""
-    return scale_text(side.key, side.variant)
 
 
 def _groups(pair: Pair) -> Iterator[tuple[str, list[Line]]]:

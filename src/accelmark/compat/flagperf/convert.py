@@ -8,22 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from accelmark.compat.flagperf import settings as flagperf
 from accelmark.compat.flagperf.parse import TABLES, Given, Values, equivalent, parse_file
-from accelmark.compat.flagperf.settings import (
-    COMMON_CONFIG,
-    Config,
-    Entry,
-    add_settings,
-    case_of,
-    case_of_folder,
-    cluster_of,
-    converted_key,
-    entries_of,
-    inference_settings,
-    is_inference,
-    settings_of,
-    text,
-)
 from accelmark.plan.build import build_plan
 from accelmark.plan.request import Detected
 from accelmark.spec.cluster import ClusterSpec, HostSpec
@@ -47,7 +33,7 @@ class Converted:
     is_open: bool
     spec: ClusterSpec = field(default_factory=ClusterSpec)
     """What the keys are planned for."""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[flagperf.Entry] = field(default_factory=list)
     cluster: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     configs: dict[str, Values] = field(default_factory=dict)
@@ -56,13 +42,13 @@ class Converted:
     left_over: list[Problem] = field(default_factory=list)
     """Settings that were not converted or changed, each with the reason."""
 
-    def take_configs(self, configs: Sequence[Config]) -> None:
+    def take_configs(self, configs: Sequence[flagperf.Config]) -> None:
         """Give the settings of training configurations to the keys that they apply to, the common ones first."""
         commons = {config.case for config in configs if config.scale is None}
         files: dict[str, str] = {}
         for config in sorted(configs, key=lambda config: config.scale is not None):
             has_common = not commons.isdisjoint((config.case, None))
-            self.left_over += config.parsed.unread(*([COMMON_CONFIG] if has_common else []))
+            self.left_over += config.parsed.unread(*([flagperf.COMMON_CONFIG] if has_common else []))
             file, trained = config.parsed.file, [entry for entry in self.entries if entry.task == "train"]
             applied = [entry for entry in trained if config.applies(entry.written)]
             if config.case is None and len({entry.written.split(":")[0] for entry in applied}) > 1:
@@ -71,7 +57,7 @@ class Converted:
                 self.left_over.append(Problem(file, "", what))
                 continue
             for entry in applied:
-                entry.settings |= settings_of(config.parsed, entry.case, self.left_over)
+                entry.settings |= flagperf.settings_of(config.parsed, entry.case, self.left_over)
             if applied:
                 continue
             if files.setdefault(config.name, file) != file:
@@ -80,16 +66,16 @@ class Converted:
             if values := self.config_alone(config):
                 self.configs[config.name] = values
 
-    def config_alone(self, config: Config) -> Values:
+    def config_alone(self, config: flagperf.Config) -> Values:
         """Return the settings of a configuration that no key of ``CASES`` uses, for a vendor's folder of the case."""
         if config.case is None:
-            taken = settings_of(config.parsed, None, self.left_over)
+            taken = flagperf.settings_of(config.parsed, None, self.left_over)
             what = "which case it is for is not known: its settings were not checked"
             self.left_over.append(Problem(config.parsed.file, "", what, "import it with test_conf.py"))
             return nest({dotted: item.value for dotted, item in taken.items()})
         written = ":".join((*config.case, *(config.scale or ())))
-        key, needed, _ = converted_key(written, "train", self.spec)
-        taken = settings_of(config.parsed, key.partition(":")[0], self.left_over)
+        key, needed, _ = flagperf.converted_key(written, "train", self.spec)
+        taken = flagperf.settings_of(config.parsed, key.partition(":")[0], self.left_over)
         return nest(self.accepted({"key": key}, needed, taken, Given(config.parsed.file, "", None)) or {})
 
     def take_inference(self, inference: Mapping[str, Sequence[Given]]) -> None:
@@ -98,7 +84,7 @@ class Converted:
         alone: dict[str, Values] = {}
         for name, items in inference.items():
             case = name if name in folders("cases") or len(inferred) != 1 else inferred[0].case
-            taken = inference_settings(items, case, self.left_over)
+            taken = flagperf.inference_settings(items, case, self.left_over)
             applied = [entry for entry in inferred if entry.case == case]
             for entry in applied:
                 for key, item in taken.items():
@@ -187,10 +173,10 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
     given: dict[str, Given] = {}
     cases: list[Given] = []
     inference: dict[str, list[Given]] = {}
-    configs: list[Config] = []
+    configs: list[flagperf.Config] = []
     for path in dict.fromkeys(paths):
         if path.stem.startswith("config_"):
-            if (config := Config.read(path)) is not None:
+            if (config := flagperf.Config.read(path)) is not None:
                 configs.append(config)
             else:
                 what = "is named neither config_<HW>x<nnodes>x<nproc> nor config_common: its scale is unknown"
@@ -198,21 +184,21 @@ def convert(paths: Iterable[Path], *, is_open: bool = False) -> Converted:
             continue
         parsed = parse_file(path)
         result.left_over += parsed.unread()
-        if is_inference(path):
-            inference.setdefault(case_of(path), []).extend(parsed.settings())
+        if flagperf.is_inference(path):
+            inference.setdefault(flagperf.case_of(path), []).extend(parsed.settings())
         else:
-            add_settings(parsed, given, cases, result.left_over)
-    result.cluster = cluster_of(given, result.left_over)
+            flagperf.add_settings(parsed, given, cases, result.left_over)
+    result.cluster = flagperf.cluster_of(given, result.left_over)
     result.spec = parse_cluster(result.cluster, "the cluster in these files")
-    result.entries = entries_of(cases, result.spec, result.left_over)
+    result.entries = flagperf.entries_of(cases, result.spec, result.left_over)
     result.take_configs(configs)
     result.take_inference(inference)
     if run_cases := result.run_cases():
         options: Values = {}
         if "FLAGPERF_LOG_LEVEL" in given:
-            options["log_level"] = given["FLAGPERF_LOG_LEVEL"].read(text).lower()
+            options["log_level"] = given["FLAGPERF_LOG_LEVEL"].read(flagperf.text).lower()
         if "FLAGPERF_LOG_PATH" in given:
-            options["runs"] = given["FLAGPERF_LOG_PATH"].read(text)
+            options["runs"] = given["FLAGPERF_LOG_PATH"].read(flagperf.text)
         result.run = {**options, **({"open": True} if is_open else {}), "cases": run_cases}
         parse(RunSpec, result.run, "the run of FlagPerf's files")
     result.left_over = list(dict.fromkeys(result.left_over))
@@ -229,7 +215,7 @@ _MOST_HOSTS: Final = 64
 
 def is_tree(path: Path) -> bool:
     """Return whether a directory is that of a vendor in FlagPerf: it has ``<model>-<framework>/config/``."""
-    return path.is_dir() and any(case_of_folder(folder) for folder in path.glob("*-*/config"))
+    return path.is_dir() and any(flagperf.case_of_folder(folder) for folder in path.glob("*-*/config"))
 
 
 def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dict[str, str], Converted]:
@@ -244,10 +230,10 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
     left_over = result.left_over
     texts: dict[str, str] = {}
     for folder in sorted(path.glob("*-*/")):
-        if (case := case_of_folder(folder)) is None:
+        if (case := flagperf.case_of_folder(folder)) is None:
             left_over.append(Problem(str(folder), "", "FlagPerf has no model of that name"))
             continue
-        key, _, notes = converted_key(":".join(case), "train", cluster)
+        key, _, notes = flagperf.converted_key(":".join(case), "train", cluster)
         model, framework = key.split(":")
         if model not in folders("cases"):
             known = equivalent(case[0], "train")
@@ -257,9 +243,9 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
         left_over += [Problem(str(folder), "", note) for note in notes if note]
         place = f"cases/{model}-{framework}"
         for file in sorted((folder / "config").glob("*.py")):
-            if (config := Config.read(file)) is not None:
-                has_common = file.with_stem(COMMON_CONFIG).is_file()
-                left_over += config.parsed.unread(*([COMMON_CONFIG] if has_common else []))
+            if (config := flagperf.Config.read(file)) is not None:
+                has_common = file.with_stem(flagperf.COMMON_CONFIG).is_file()
+                left_over += config.parsed.unread(*([flagperf.COMMON_CONFIG] if has_common else []))
                 if values := result.config_alone(config):
                     result.configs[f"{place}/config/{config.name}"] = values
         for name in ("config/environment_variables.sh", "config/requirements.txt", "csrc", "README.md"):
