@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVarTuple, final
+from typing import Any, Final, Literal, NamedTuple, TypeVarTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from accelmark.results.read import round_dir as reading
-from accelmark.results.read.round_dir import Reevaluation, ledger_events, planned_jobs, read_json
+from accelmark.results.read.round_dir import Reevaluation, read_reevaluation, reevaluation_dir
 from accelmark.results.schema import Finding, RoundResult, finding
 from accelmark.spec.errors import AccelmarkError
 from accelmark.spec.job import JobSpec
@@ -20,9 +18,8 @@ from accelmark.spec.log import records
 from accelmark.spec.log.events import Started
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import CaseSpec
-from accelmark.spec.plugins.catalog import case_hash, files_hash, find, folders, load_case, load_vendor, tree_files
+from accelmark.spec.plugins.catalog import case_hash, find, folders, load_case, load_vendor
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.spec.secret import LEFT_OUT
 
 _DATA: Final[TypeAdapter[dict[str, records.DataRecord]]] = TypeAdapter(dict[str, records.DataRecord])
 
@@ -63,21 +60,14 @@ class RoundEvidence(NamedTuple):
         return self.standard.spec.size if self.standard is not None else "mini"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """All rounds of one key."""
 
+    run_dir: Path
+    slug: str
+    """The key's directory in it; empty without a round."""
     rounds: Sequence[RoundEvidence]
     num_planned: int
-    source: records.SourceRecord | None
-    planned: Sequence[dict[str, Any]] = ()
-    not_planned: Sequence[str] = ()
-    """Directories of rounds of the key that ``events.jsonl`` names and ``plan.json`` does not."""
-    registration: records.Registration | None = None
-    plan: bytes | None = None
-    vendor_copies: Mapping[str, str] = field(default_factory=dict)
-    """Vendor's folder for a case, by name -> hash of the copy in the run; without those that bundling changed."""
 
     @property
     def succeeded(self) -> list[RoundEvidence]:
@@ -137,27 +127,15 @@ def for_each(
 def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> Evidence:
     """Read the records of the rounds of one key; unreadable records are None, which the rules report."""
     first = next(iter(rounds.values()), None)
-    standard, vendor = (_standard(first), _shipped_vendor(first.vendor)) if first else (None, None)
+    standard, vendor = None, first and _shipped_vendor(first.vendor)
+    if first is not None:
+        with suppress(AccelmarkError):
+            folder, spec = find("cases", first.key.model), load_case(first.key.model)
+            if spec.version == first.case_version:
+                standard = Standard(spec, case_hash(folder.path, first.task), folder.origin == "accelmark")
     entries = [_round(run_dir / name, result, standard, vendor) for name, result in rounds.items()]
     slug = next((name.split("/")[0] for name in rounds), "")
-    plan = run_dir / "plan.json"
-    planned = planned_jobs(read_json(plan))
-    carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(run_dir) if event.get("job"))
-    copies: dict[str, str] = {}
-    for folder in run_dir.glob(f"{records.VENDOR_CODE_DIR}/cases/*"):
-        contents = list(tree_files(folder, whole=True))
-        if not any(LEFT_OUT.encode() in content for _, content in contents):
-            copies[folder.name] = files_hash(contents)
-    return Evidence(
-        rounds=sorted(entries, key=lambda entry: entry.number),
-        num_planned=num_planned,
-        source=records.SourceRecord.stored(run_dir / records.SOURCE_FILE),
-        planned=[job for name, job in planned.items() if name.split("/")[0] == slug],
-        not_planned=[name for name in carried_out if planned and name not in planned and name.split("/")[0] == slug],
-        registration=records.Registration.stored(run_dir / records.REGISTRATION_FILE),
-        plan=plan.read_bytes() if plan.is_file() else None,
-        vendor_copies=copies,
-    )
+    return Evidence(run_dir, slug, sorted(entries, key=lambda entry: entry.number), num_planned)
 
 
 def _round(round_dir: Path, result: RoundResult, standard: Standard | None, vendor: VendorSpec | None) -> RoundEvidence:
@@ -168,7 +146,7 @@ def _round(round_dir: Path, result: RoundResult, standard: Standard | None, vend
     with suppress(ValidationError):  # an empty one is no record
         started = Started.model_validate(result.environment.started)
     adaptations = map(records.AdaptationRecord.stored, sorted(round_dir.glob(f"*_noderank*/{records.ADAPTATION_FILE}")))
-    places = (round_dir, reading.reevaluation_dir(round_dir))
+    places = (round_dir, reevaluation_dir(round_dir))
     files = (path for place in places for path in sorted(place.glob(f"*_noderank*/{records.ENVIRONMENT_FILE}")))
     environments = map(records.EnvironmentRecord.stored, files)
     return RoundEvidence(
@@ -178,18 +156,10 @@ def _round(round_dir: Path, result: RoundResult, standard: Standard | None, vend
         shipped_vendor=vendor,
         started=started,
         data=data,
-        reevaluation=reading.read_reevaluation(round_dir),
+        reevaluation=read_reevaluation(round_dir),
         adaptations=tuple(filter(None, adaptations)),
         environments=tuple(filter(None, environments)),
     )
-
-
-def _standard(result: RoundResult) -> Standard | None:
-    with suppress(AccelmarkError):
-        folder, spec = find("cases", result.key.model), load_case(result.key.model)
-        if spec.version == result.case_version:
-            return Standard(spec, case_hash(folder.path, result.task), folder.origin == "accelmark")
-    return None
 
 
 def described_hardware() -> set[str]:

@@ -16,17 +16,17 @@ import accelmark
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, deviation
 from accelmark.audit.inference import engine_details
 from accelmark.results.schema import AdaptationCost, ChangedKey, ReplacedHook, Severity, finding
-from accelmark.spec.log.records import LOADER_VARIABLES, SourceRecord
+from accelmark.spec.log.records import LOADER_VARIABLES, SOURCE_FILE, VENDOR_CODE_DIR, SourceRecord
 from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, task_files, tree_files, tree_hash
+from accelmark.spec.secret import LEFT_OUT
 
 _MAX_LISTED: Final = 10
-_GIT_TIMEOUT_S: Final = 20.0
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 def source_tree(evidence: Evidence) -> Findings:
     """Check that AccelMark ran as released or committed, and as the verifying AccelMark where that can be compared."""
-    source = evidence.source
+    source = SourceRecord.stored(evidence.run_dir / SOURCE_FILE)
     if source is None:
         if evidence.rounds:
             yield finding("error", "source-tree", "", "source.json is missing: the run did not record its source")
@@ -89,8 +89,13 @@ def case_folder(evidence: Evidence) -> Findings:
         yield finding("error", "case-changed", "", "the vendor's files changed between rounds")
     for folder in dict.fromkeys(each.path for each in files if each.is_extension):
         yield finding("info", "vendor-code", "", f"{folder} extends the vendor that AccelMark ships")
+    copies: dict[str, str] = {}
+    for folder in evidence.run_dir.glob(f"{VENDOR_CODE_DIR}/cases/*"):
+        contents = list(tree_files(folder, whole=True))
+        if not any(LEFT_OUT.encode() in content for _, content in contents):  # bundling removes secrets
+            copies[folder.name] = files_hash(contents)
     for name, sha256 in {each.path.name: each.sha256 for each in files}.items():
-        copied = evidence.vendor_copies.get(name, sha256)
+        copied = copies.get(name, sha256)
         if copied != sha256:
             actual = f"the copy of {name} in the run has hash {copied[:12]}"
             yield finding("error", "vendor-code", f"the folder that ran, hash {sha256[:12]}", actual)
@@ -101,7 +106,8 @@ def case_folder(evidence: Evidence) -> Findings:
         actual = f"the case {standard.spec.name} is not shipped with AccelMark: hash {standard.sha256[:12]}"
         yield finding("info", "case-changed", "", actual)
     recorded = jobs[0].case.sha256
-    commit = evidence.source.commit if evidence.source is not None and standard.is_shipped else None
+    source = SourceRecord.stored(evidence.run_dir / SOURCE_FILE)
+    commit = source.commit if source is not None and standard.is_shipped else None
     task = evidence.rounds[0].result.task
     # An earlier AccelMark may have had other files of the case.
     committed = hash_at(commit, f"cases/{standard.spec.name}", task) if commit and recorded != standard.sha256 else None
@@ -247,7 +253,7 @@ def _git(*arguments: str) -> bytes | None:
     """Return git's output, or None where git, the checkout or the object is missing."""
     command = ["git", "-C", str(package()), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

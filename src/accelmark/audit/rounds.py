@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from accelmark.audit.evidence import Evidence, Findings, RoundEvidence, changed_settings, described_hardware, deviation
 from accelmark.results.figures import FigureName
+from accelmark.results.read.round_dir import ledger_events, planned_jobs, read_json
 from accelmark.results.schema import Severity, finding
 from accelmark.spec.job import ExternalJob, TrainingWork
 from accelmark.spec.key import is_version
+from accelmark.spec.log.records import REGISTRATION_FILE, Registration
 from accelmark.spec.rules import RunRules, shipped_rules
 from accelmark.spec.secret import LEFT_OUT
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, TrainSettings
@@ -65,7 +67,9 @@ def rounds_complete(evidence: Evidence) -> Findings:
 
 def planned_rounds(evidence: Evidence) -> Findings:
     """Check that the plan has the rounds that its key states, each with a different seed."""
-    jobs = sorted(evidence.planned, key=lambda job: int(job.get("round") or 0))
+    planned = planned_jobs(read_json(evidence.run_dir / "plan.json"))
+    of_key = (job for name, job in planned.items() if name.split("/")[0] == evidence.slug)
+    jobs = sorted(of_key, key=lambda job: int(job.get("round") or 0))
     if not jobs:
         return
     numbers = [job.get("round") for job in jobs]
@@ -78,16 +82,18 @@ def planned_rounds(evidence: Evidence) -> Findings:
     expected = [seeds[0] + at for at in range(len(seeds))] if isinstance(seeds[0], int) else seeds
     if seeds != expected:
         yield finding("error", "rounds-not-planned", "consecutive seeds", f"seeds {', '.join(map(str, seeds))}")
-    if evidence.not_planned:
-        actual = f"events.jsonl has {', '.join(evidence.not_planned)}, which plan.json does not have"
+    carried_out = dict.fromkeys(str(event["job"]) for event in ledger_events(evidence.run_dir) if event.get("job"))
+    if others := [name for name in carried_out if name not in planned and name.split("/")[0] == evidence.slug]:
+        actual = f"events.jsonl has {', '.join(others)}, which plan.json does not have"
         yield finding("error", "rounds-not-planned", "the rounds that were carried out", actual)
 
 
 def registered(evidence: Evidence) -> Findings:
     """Check that the plan is the one that was registered, and list earlier runs of the same work."""
-    entry, plan = evidence.registration, evidence.plan
-    if entry is None or plan is None:
+    file, entry = evidence.run_dir / "plan.json", Registration.stored(evidence.run_dir / REGISTRATION_FILE)
+    if entry is None or not file.is_file():
         return
+    plan = file.read_bytes()
     sha256 = hashlib.sha256(plan).hexdigest()
     if sha256 != entry.plan_sha256 and LEFT_OUT.encode() not in plan:  # bundling removes secrets from the plan
         expected = f"the plan that was registered before the start, hash {entry.plan_sha256[:12]}"

@@ -31,7 +31,6 @@ from accelmark.spec.settings.inference import InferCaseSpec, InferSettings
 from accelmark.spec.settings.serving import ServeCaseSpec, ServeSettings
 from accelmark.spec.settings.training import TrainSettings
 
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final[Mapping[str, tuple[type[BaseModel], str]]] = {
     "run": (RunSpec, "Run file"),
     "cluster": (ClusterSpec, "Cluster file"),
@@ -53,7 +52,7 @@ def schemas() -> dict[str, str]:
             part = schema if changed is model else parts.get(changed.__name__)
             if part is not None:
                 _complete(changed, part["properties"], part, parts)
-        schema = {"$schema": _DIALECT} | schema | {"title": f"AccelMark: {title}"}
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"title": f"AccelMark: {title}"}
         made[f"{kind}.json"] = json.dumps(schema, indent=1) + "\n"
     return made
 

@@ -22,7 +22,6 @@ _COLOURS: Final = 6
 """Line colours of the style sheet."""
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SHARES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
-_MAX_SHARE: Final = 0.9995
 _MIN_RUNS: Final = 4
 """Number of runs from which levels are drawn: change points need two runs on each side."""
 
@@ -138,7 +137,7 @@ def latency_chart(
     """
 
     def nines(share: float) -> float:
-        return -math.log10(1 - min(share, _MAX_SHARE))
+        return -math.log10(1 - min(share, 0.9995))
 
     curves = [(label, curve) for label, curve in curves if len(curve) > 1]
     if not any(latency > 0 for _, curve in curves for _, latency in curve):

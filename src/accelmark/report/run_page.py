@@ -309,7 +309,6 @@ _FACTS: Final = {
     "kv_cache_type": "Type of the KV cache",
     "speculative_decoding": "Speculative decoding",
 }
-_CHARTED: Final = ("ttft", "tpot", "itl", "e2e")
 _GENERATION: Final = (
     ("Prefill, tokens/s", "Of prompts: batch x tokens of a prompt / (first output - due)", "prefill_token_rate"),
     ("Decoding, tokens/s", "After the first token: batch x (tokens - 1) / (end - first output)", "decode_token_rate"),
@@ -338,7 +337,7 @@ def _serving_view(result: RoundResult | None) -> dict[str, Any] | None:
     headline, columns = serving.headline_stage, list(_columns(serving))
     measured = [stage for stage in serving.stages if stage.window_s is not None]
     distributions = []
-    for name in _CHARTED:
+    for name in ("ttft", "tpot", "itl", "e2e"):
         curves = [(stage.label, stage.latencies[name].curve) for stage in measured if name in stage.latencies]
         if (chart := charts.latency_chart(curves, "the samples")) is not None:
             distributions.append((_TITLES[name], chart))

@@ -25,7 +25,6 @@ from accelmark.spec.number_format import NOTHING, counted, duration, quantity
 if TYPE_CHECKING:
     from accelmark.automl.controller import Observer
 
-_SHOWN: Final = 12
 _operations, _ratio = partial(quantity, unit="OP/s"), partial(quantity, unit="ratio")
 _STYLES: Final[dict[TrialStatus, str]] = {"running": "cyan", "finished": "green", "cut": "yellow"}
 
@@ -57,7 +56,7 @@ def _progress(state: SearchState, scheduler: Scheduler) -> Group:
         width = len("finished") if heading == "status" else len(heading)
         table.add_column(heading, justify="left" if heading == "status" else "right", no_wrap=True, min_width=width)
     table.add_column("network", no_wrap=True, overflow="ellipsis", ratio=1)
-    latest = nlargest(_SHOWN, state.trials.values(), key=lambda record: (record.status == "running", record.trial))
+    latest = nlargest(12, state.trials.values(), key=lambda record: (record.status == "running", record.trial))
     for record in reversed(latest):
         totals = state.totals_of(record)
         numbers = map(str, (record.trial, record.worker, record.round))

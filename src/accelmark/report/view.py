@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from urllib.parse import parse_qs
@@ -289,6 +289,8 @@ class Pages:
 
     def trend(self, request: Request) -> Response:
         """Return one figure of one case over time."""
+        from accelmark.results.statistics import change_points, levels
+
         cases: dict[str, list[Row]] = {}
         for entry in self._index.snapshot().rows:
             kind = [word for word in ("open", "synthetic") if word in str(entry["marks"])]
@@ -296,39 +298,35 @@ class Pages:
             parts += [str(entry[name]) for name in ("chip", "scale", "precision", "variant") if entry[name]]
             cases.setdefault(" · ".join([*parts, *kind]), []).append(entry)
         groups = dict(sorted(cases.items(), key=lambda group: (-len(group[1]), group[0])))
-        query = request.query_params
+        query, name_of = request.query_params, self._index.name_of
         chosen = query.get("of", next(iter(groups), ""))
         rows = groups.get(chosen, [])
         unit = str(rows[0]["unit"]) if rows else "sample"
         figures = [name for name in FigureName if any(row[name.value] is not None for row in rows)]
         wanted = query.get("figure", FigureName.THROUGHPUT_STEADY.value)
         name = next((choice for choice in figures if choice.value == wanted), figures[0] if figures else None)
-        body = page(
-            "runs/trend.html", served=True, charts=True, title="Trend", cases=list(groups), chosen=chosen,
+        drawn: dict[str, object] | None = None
+        if name is not None:
+            rows = [row for row in rows if row[name.value] is not None]
+            numbers = [float(row[name.value] or 0.0) for row in rows]
+            changes = change_points(numbers)
+            segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
+            points = [
+                (str(row["started_at"] or NOTHING), number, float(row[f"{name.value}{HALF}"] or 0.0))
+                for row, number in zip(rows, numbers, strict=True)
+            ]
+            shifts = [
+                (_minute(rows[begin]), name_of(rows[begin]), quantity(before, shown_unit), quantity(level, shown_unit),
+                 signed_percent(level / before - 1) if before else NOTHING)
+                for (_, _, before), (begin, _, level) in itertools.pairwise(segments)
+            ]  # fmt: skip
+            listed = [(name_of(row), _minute(row), figure_cell(row, name), at) for at, row in enumerate(rows)]
+            chart = trend_chart(points, segments, shown_unit, title_of(name, unit))
+            drawn = {"chart": chart, "changes": shifts, "rows": listed[::-1], "starts": changes}
+        return respond(page(
+            "runs/trend.html", served=True, charts=True, title="Trend", cases=list(groups), chosen=chosen, drawn=drawn,
             figure=name.value if name else "", choices=[(choice.value, title_of(choice, unit)) for choice in figures],
-            drawn=self._trend([row for row in rows if row[name.value] is not None], name, unit) if name else None,
-        )  # fmt: skip
-        return respond(body, charts=True)
-
-    def _trend(self, rows: Sequence[Row], name: FigureName, unit: str) -> dict[str, object]:
-        from accelmark.results.statistics import change_points, levels
-
-        numbers = [float(row[name.value] or 0.0) for row in rows]
-        changes = change_points(numbers)
-        segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
-        points = [
-            (str(row["started_at"] or NOTHING), number, float(row[f"{name.value}{HALF}"] or 0.0))
-            for row, number in zip(rows, numbers, strict=True)
-        ]
-        shifts = [
-            (_minute(rows[begin]), self._index.name_of(rows[begin]), quantity(before, shown_unit),
-             quantity(level, shown_unit), signed_percent(level / before - 1) if before else NOTHING)
-            for (_, _, before), (begin, _, level) in itertools.pairwise(segments)
-        ]  # fmt: skip
-        name_of, numbered = self._index.name_of, enumerate(rows)
-        listed = [(name_of(row), _minute(row), figure_cell(row, name), position) for position, row in numbered]
-        chart = trend_chart(points, segments, shown_unit, title_of(name, unit))
-        return {"chart": chart, "changes": shifts, "rows": listed[::-1], "starts": changes}
+        ), charts=True)  # fmt: skip
 
     def results_json(self, request: Request) -> Response:
         """Return the whole table as JSON."""
@@ -356,8 +354,6 @@ def _minute(row: Row) -> str:
 _COOKIE: Final = "accelmark_token"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 _STATIC: Final = {"page.css": "text/css"} | dict.fromkeys(("theme.js", "charts.js", "run/live.js"), "text/javascript")
-_MAX_BODY: Final = 4096
-_SHUTDOWN_S: Final = 3
 
 
 def is_loopback(host: str) -> bool:
@@ -414,7 +410,7 @@ def make_app(index: RunIndex, host: str, token: str | None) -> Starlette:
         body = b""
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _MAX_BODY:
+            if len(body) > 4096:
                 return message("Request too large", "A token has at most 256 characters.", 413)
         typed = (parse_qs(body.decode("utf-8", errors="replace")).get("token") or [""])[0].strip()
         if not accepts(typed):
@@ -449,7 +445,7 @@ def server_for(app: Starlette) -> uvicorn.Server:
     """Return a server that runs until SIGINT or SIGTERM and then waits a few seconds for open responses."""
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
-        server_header=False, timeout_graceful_shutdown=_SHUTDOWN_S,
+        server_header=False, timeout_graceful_shutdown=3,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -32,7 +32,6 @@ BUSY_PRESSURE: Final = 10.0
 POWERCAP: Final = Path("/sys/class/powercap")
 _IPMI_INTERVAL_S: Final = 30.0
 """Interval of IPMI readings; a management controller responds slowly and averages over seconds."""
-_IPMI_TIMEOUT_S: Final = 20.0
 _DCMI: Final = re.compile(r"Instantaneous power reading:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
 _SDR: Final = re.compile(
     r"^(?P<name>[^|]*?(?:pwr consumption|power meter|sys(?:tem)?[ _]?(?:total[ _]?)?p(?:o)?we?r|total[ _]?power"
@@ -45,7 +44,6 @@ _SYS: Final = Path("/sys")
 _MIB: Final = 1024.0 * 1024.0
 _STALLS: Final = ("cpu", "memory", "io")
 _DESCENDANTS_EVERY_S: Final = 5.0
-_LEAST_CPU_S: Final = 0.1
 _CONTAINER_FILES: Final = ("/.dockerenv", "/run/.containerenv")
 _CONTAINER_VARIABLES: Final = ("APPTAINER_CONTAINER", "container")
 """Apptainer's, and that of systemd's container interface."""
@@ -117,7 +115,7 @@ def _read_ipmi_power_w() -> float:
     problems: list[str] = []
     for arguments, parse in ((("dcmi", "power", "reading"), parse_dcmi), (("sdr",), parse_sdr)):
         try:
-            power_w = parse(run_command(["ipmitool", *arguments], _IPMI_TIMEOUT_S))
+            power_w = parse(run_command(["ipmitool", *arguments], timeout_s=20.0))
         except CommandError as error:
             problems.append(str(error))
             continue
@@ -170,7 +168,7 @@ class CpuMeter:
             self._before = (total, idle)
             return None
         elapsed, idled = total - self._before[0], idle - self._before[1]
-        if elapsed < _LEAST_CPU_S:
+        if elapsed < 0.1:
             return None
         self._before = (total, idle)
         return min(1.0, max(0.0, 1.0 - float(idled / elapsed)))

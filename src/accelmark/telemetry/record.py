@@ -43,7 +43,6 @@ _FOREIGN_EVERY_S: Final = 5.0
 _UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
 """Minimum number of usable cores at which the recorder reserves one for itself."""
-_NICE: Final = 5
 
 
 @final
@@ -325,7 +324,7 @@ def main(node_dir: Path) -> None:
     """Record into a directory until a signal stops it."""
     config = RecorderConfig.model_validate_json((node_dir / CONFIG_FILE).read_bytes())
     with contextlib.suppress(OSError):  # a container may forbid either
-        os.nice(_NICE)
+        os.nice(5)
         allowed = sorted(os.sched_getaffinity(0))
         if config.cpus or len(allowed) >= _PIN_FROM_CPUS:
             os.sched_setaffinity(0, config.cpus or {allowed[-1]})

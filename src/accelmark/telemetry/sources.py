@@ -30,7 +30,6 @@ MODULE_FILE: Final = "telemetry.py"
 _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _BLOCK_S: Final = 20.0
 """Longest wait for the next block of a FlagPerf script."""
-_CONTROL_S: Final = 30.0
 _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")
 
 T = TypeVar("T")
@@ -191,7 +190,7 @@ class MonitorScript:
     def _control(self, operation: str) -> None:
         command = [sys.executable, str(self._script), "-o", operation, "-l", str(self._log_dir)]
         with raising(SourceError, f"{self._script.name} -o {operation}", CommandError):
-            run_command(command, _CONTROL_S)
+            run_command(command, timeout_s=30.0)
 
     def _next_block(self) -> tuple[Values, ...]:
         deadline = time.monotonic() + _BLOCK_S

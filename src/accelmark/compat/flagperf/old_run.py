@@ -30,7 +30,6 @@ _TIMES: Final = {
 }  # fmt: skip
 """Figure -> name of the value in FlagPerf's FINISHED."""
 _RATE: Final = re.compile(r"training_(\w+?)s?_per_second")
-_UNITS: Final = {"seq": "sequence"}
 _SOURCE: Final = re.compile(r"benchmarks/([^/]+)/([^/]+)/")
 _SCALE: Final = re.compile(r"_([A-Za-z][A-Za-z0-9-]*)_\d+[Xx]\d+$")
 _TASK_LOG: Final = re.compile(r"start_(\w+)_task\.log")
@@ -108,7 +107,7 @@ def _round(folder: Path) -> RoundResult:
     steps = [event for event in events if event.name == "STEP_END" and "global_steps" in event.value]
     train = load_case(key.model).train if key.model in folders("cases") else None
     rates = {match[1]: name for name in finished if (match := _RATE.fullmatch(name))}
-    unit = next((_UNITS.get(name, name) for name in rates), train.unit if train is not None else "sample")
+    unit = next(({"seq": "sequence"}.get(name, name) for name in rates), train.unit if train is not None else "sample")
     given = {figure: finished.get(name) for figure, name in _TIMES.items()}
     if rates:
         given[F.THROUGHPUT_WHOLE] = finished[next(iter(rates.values()))]
