@@ -21,15 +21,7 @@ from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
-from accelmark.automl.config import (
-    AddressCluster,
-    AutomlConfig,
-    ClusterConfig,
-    LocalCluster,
-    SshCluster,
-    check_capacity,
-    report_interval_s,
-)
+from accelmark.automl.config import AddressCluster, AutomlConfig, LocalCluster, SshCluster, report_interval_s
 from accelmark.automl.model.network import Network
 from accelmark.automl.records import Message, TrainedWeights, TrialOrder, WorkerLost, WorkerReady
 from accelmark.run.agent.host import source_address
@@ -38,7 +30,7 @@ from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import deliver, wheel
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import HostSpec
-from accelmark.spec.errors import RunError, raising
+from accelmark.spec.errors import RequestError, RunError, raising
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _NODE_START_S: Final = 120.0
@@ -54,7 +46,7 @@ _DISABLED: Final = ("RAY_DEDUP_LOGS", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_
 
 
 @contextmanager
-def cluster_address(cluster: ClusterConfig) -> Iterator[str | None]:
+def cluster_address(cluster: LocalCluster | AddressCluster | SshCluster) -> Iterator[str | None]:
     """Provide a cluster; yield its address, or None where :func:`ray_workers` starts Ray on this machine."""
     with _environment_restored():
         match cluster:
@@ -239,6 +231,16 @@ class WorkerPool:
             for one in (*drains, self._submit(worker, "drain", self._drain_s)):
                 reports += [(worker, message) for message in one.result(_LAST_DRAIN_S)]
         return [*reports, (worker, value)]
+
+
+def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> None:
+    """Raise RequestError where the cluster cannot run all concurrent trials."""
+    size, devices = config.schedule.concurrency, config.training.devices_per_trial
+    capacity = (accelerators or cores) // devices
+    if size > capacity:
+        found = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
+        wanted = f"{size} concurrent trials of {devices} devices each were requested"
+        raise RequestError(f"{wanted}; the cluster has {found}, enough for {capacity}")
 
 
 @contextmanager

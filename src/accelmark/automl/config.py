@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from accelmark.automl.model.counting import Mode
 from accelmark.automl.model.morphs import MORPH_KINDS, MorphKind, MorphLimits
-from accelmark.spec.errors import RequestError, nearest
+from accelmark.spec.errors import nearest
 from accelmark.spec.layers import flatten
 from accelmark.spec.model import FiniteSpec
 from accelmark.spec.number_format import DURATION, duration_s
@@ -208,9 +208,6 @@ class SshCluster(FiniteSpec):
         return hosts
 
 
-ClusterConfig = Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")]
-
-
 class AutomlConfig(FiniteSpec):
     """One search: network, data, method, schedule, training, cluster and rules."""
 
@@ -225,7 +222,7 @@ class AutomlConfig(FiniteSpec):
     schedule: ScheduleConfig
     tuning: TuningConfig = TuningConfig()
     training: TrainingConfig = TrainingConfig()
-    cluster: ClusterConfig = LocalCluster()
+    cluster: Annotated[LocalCluster | AddressCluster | SshCluster, Field(discriminator="kind")] = LocalCluster()
     counting: Mode = "accelmark"
     """Rule by which operations are counted."""
     rules: RulesOfSearch = Field(default="smoke", validate_default=True)
@@ -256,13 +253,3 @@ class AutomlConfig(FiniteSpec):
     def by_key(self) -> dict[str, Any]:
         """Return the values by dotted key, without those of the rules."""
         return flatten(self.model_dump(mode="json", exclude={"rules"}))
-
-
-def check_capacity(config: AutomlConfig, *, cores: int, accelerators: int) -> None:
-    """Raise RequestError where the cluster cannot run all concurrent trials."""
-    size, devices = config.schedule.concurrency, config.training.devices_per_trial
-    capacity = (accelerators or cores) // devices
-    if size > capacity:
-        found = f"{accelerators} accelerators" if accelerators else f"{cores} processor cores"
-        wanted = f"{size} concurrent trials of {devices} devices each were requested"
-        raise RequestError(f"{wanted}; the cluster has {found}, enough for {capacity}")

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from accelmark.automl.cluster import WorkerPool, cluster_address, ray_workers, write_node_logs
-from accelmark.automl.config import AutomlConfig, LocalCluster, SearchName, check_capacity
+from accelmark.automl.cluster import WorkerPool, check_capacity, cluster_address, ray_workers, write_node_logs
+from accelmark.automl.config import AutomlConfig, LocalCluster, SearchName
 from accelmark.automl.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.journal import NETWORK_FILE, SearchDirectory, first_broken_line, read_journal

@@ -6,7 +6,7 @@ given statistics only; the other morphs preserve it for all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +115,25 @@ def _widened(
     original = np.tile(np.arange(shapes[morph.at][0]), 2)  # every channel is copied once
     weight = generator.uniform(0.5, 1.5, size=original.size)
     widened = _Channels(original, weight / np.bincount(original, weights=weight)[original])
-    channels = _channels_of_all(parent, shapes, channel_groups(parent)[morph.at], widened)
+    group = channel_groups(parent)[morph.at]
+    # Where the output channels of every node come from when the convolutions of the group are widened.
+    channels: dict[str, _Channels] = {INPUT: _unchanged(parent.input_shape[0])}
+    for node in parent.nodes:
+        sources = [channels[source] for source in node.inputs]
+        match node.layer:
+            case layers.Convolution() | layers.Dense():
+                channels[node.name] = widened if node.name in group else _unchanged(shapes[node.name][0])
+            case layers.Concat():
+                starts = np.cumsum([0, *(shapes[source][0] for source in node.inputs[:-1])])
+                originals = [source.original + start for source, start in zip(sources, starts, strict=True)]
+                shares = np.concatenate([source.share for source in sources])
+                channels[node.name] = _Channels(np.concatenate(originals), shares)
+            case layers.Flatten():
+                pixels = int(np.prod(shapes[node.inputs[0]][1:], dtype=np.int64))
+                numbers = sources[0].original[:, None] * pixels + np.arange(pixels)[None, :]
+                channels[node.name] = _Channels(numbers.reshape(-1), np.repeat(sources[0].share, pixels))
+            case _:
+                channels[node.name] = sources[0]
     carried: dict[str, Array] = {}
     for key, array in weights.items():
         name, _, part = key.partition(".")
@@ -126,27 +144,3 @@ def _widened(
             share = source.share.reshape(-1, *[1] * (array.ndim - 2))
             carried[key] = (array[out][:, source.original] * share).astype(np.float32)
     return carried
-
-
-def _channels_of_all(
-    network: Network, shapes: Mapping[str, layers.Shape], group: Collection[str], widened: _Channels
-) -> Mapping[str, _Channels]:
-    """Return where the output channels of every node come from when the convolutions of ``group`` are widened."""
-    found: dict[str, _Channels] = {INPUT: _unchanged(network.input_shape[0])}
-    for node in network.nodes:
-        sources = [found[source] for source in node.inputs]
-        match node.layer:
-            case layers.Convolution() | layers.Dense():
-                found[node.name] = widened if node.name in group else _unchanged(shapes[node.name][0])
-            case layers.Concat():
-                starts = np.cumsum([0, *(shapes[source][0] for source in node.inputs[:-1])])
-                originals = [source.original + start for source, start in zip(sources, starts, strict=True)]
-                shares = np.concatenate([source.share for source in sources])
-                found[node.name] = _Channels(np.concatenate(originals), shares)
-            case layers.Flatten():
-                pixels = int(np.prod(shapes[node.inputs[0]][1:], dtype=np.int64))
-                original = sources[0].original[:, None] * pixels + np.arange(pixels)[None, :]
-                found[node.name] = _Channels(original.reshape(-1), np.repeat(sources[0].share, pixels))
-            case _:
-                found[node.name] = sources[0]
-    return found

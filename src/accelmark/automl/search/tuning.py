@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    check_distribution_compatibility,
-)
+from optuna import distributions
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -52,9 +47,13 @@ class Tuner:
         self._open: dict[int, Trial] = {}
         lists = {"kernel": tuning.kernel, "batch_size": tuning.batch_size}
         ranges = {"learning_rate": tuning.learning_rate, "dropout": tuning.dropout}
-        self._space: Final[dict[str, BaseDistribution]] = {
-            **{name: CategoricalDistribution(each) for name, each in lists.items() if each},
-            **{name: FloatDistribution(*each, log=name == "learning_rate") for name, each in ranges.items() if each},
+        self._space: Final[dict[str, distributions.BaseDistribution]] = {
+            **{name: distributions.CategoricalDistribution(each) for name, each in lists.items() if each},
+            **{
+                key: distributions.FloatDistribution(*each, log=key == "learning_rate")
+                for key, each in ranges.items()
+                if each
+            },
         }
         # Without the password.
         where = re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", tuning.storage) if tuning.storage else directory
@@ -140,7 +139,7 @@ class Tuner:
             for key, distribution in trial.distributions.items():
                 searched = f"searched {key} in {distribution}, tuning.{key} is {self._space[key]}"
                 with raising(RequestError, f"{study} {searched}: choose another tuning.study", ValueError):
-                    check_distribution_compatibility(distribution, self._space[key])
+                    distributions.check_distribution_compatibility(distribution, self._space[key])
 
 
 def _storage(url: str | None, directory: Path) -> BaseStorage:

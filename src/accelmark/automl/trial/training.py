@@ -43,13 +43,7 @@ from accelmark.spec.log.perflog import finite
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import (
-    EndSettings,
-    EvaluateSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    TrainSettings,
-)
+from accelmark.spec.settings import training as settings_of
 from accelmark.train.batches import Share
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.rank import run_training
@@ -277,20 +271,21 @@ def run_trial(
     hyper, training, images = order.hyperparameters, order.training, len(data.training)
     if hyper.batch_size > images:
         raise DataError(f"a batch of {hyper.batch_size} is larger than the training split of {images} images")
-    optimizer = OptimizerSettings(
+    optimizer = settings_of.OptimizerSettings(
         name="sgd", lr=hyper.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
     )
+    final_ratio = training.final_learning_rate / hyper.learning_rate
     # Without a limit in time: the driver would evaluate a trial that reaches one once more.
-    settings = TrainSettings(
+    settings = settings_of.TrainSettings(
         batch_size=max(1, hyper.batch_size // place.ranks.world_size),
         eval_batch_size=_EVALUATION_BATCH,
         precision=training.precision,
         seed=order.seed,
         threads=place.threads,
         optimizer=optimizer,
-        end=EndSettings(max_epochs=order.epochs),
-        evaluate=EvaluateSettings(every_epochs=1),
-        schedule=ScheduleSettings(name="linear", final_lr_ratio=training.final_learning_rate / hyper.learning_rate),
+        end=settings_of.EndSettings(max_epochs=order.epochs),
+        evaluate=settings_of.EvaluateSettings(every_epochs=1),
+        schedule=settings_of.ScheduleSettings(name="linear", final_lr_ratio=final_ratio),
     )
     work = TrainJob(unit="image", units_per_sample=1, target=None, reference_loss=None, settings=settings)
     return _Trial(data, place, order, weights, listener, work).run()
