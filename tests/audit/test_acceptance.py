@@ -16,8 +16,7 @@ from accelmark.cli.options import Verb
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import Finding
 from accelmark.results.sources import open_sources
-from accelmark.results.store.loaded_run import load_run
-from tests.made_run import measured_run
+from tests.made_run import loaded, measured_run
 
 app = typer.Typer()
 app.command("accept", cls=Verb)(accept)
@@ -55,7 +54,7 @@ def test_each_scale_is_judged_and_the_readme_gets_both_tables(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("plugins")
 def test_only_unreviewed_peaks_do_not_fail_the_adaptation(tmp_path: Path) -> None:
-    case = newest_cases([load_run(measured_run(tmp_path / "one", rounds=1))], "nvidia", "toy", "pytorch")[1, 1]
+    case = newest_cases([loaded(tmp_path / "one", rounds=1)], "nvidia", "toy", "pytorch")[1, 1]
     unreviewed = Finding(rule="chip-mismatch", severity="open", expected="", actual="")
     unlocked = unreviewed.model_copy(update={"rule": "fixed-setting"})
     for findings, passed in (([unreviewed], True), ([unreviewed, unlocked], False)):
@@ -65,9 +64,7 @@ def test_only_unreviewed_peaks_do_not_fail_the_adaptation(tmp_path: Path) -> Non
 
 
 def test_rounds_are_added_until_a_scale_lasts_ten_minutes(tmp_path: Path) -> None:
-    short = newest_cases([load_run(measured_run(tmp_path / "one", rounds=1, jitter=0.0))], "nvidia", "toy", "pytorch")[
-        1, 1
-    ]
+    short = newest_cases([loaded(tmp_path / "one", rounds=1, jitter=0.0)], "nvidia", "toy", "pytorch")[1, 1]
     each_s = short.succeeded[0].value_of(FigureName.RAW_TRAIN_TIME)
     assert each_s is not None
     assert rounds_lacking(None) == 1

@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,14 +221,6 @@ def test_edited_files_are_listed_and_take_a_release_out_of_comparison(
     assert any(file in text for text in (*case.reasons, *case.warnings))
 
 
-def head() -> str:
-    command = ["git", "-C", str(provenance.package()), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip("not a git checkout")
-    return done.stdout.strip()
-
-
 def source_findings(run: Path, **source: Any) -> tuple[str, list[str]]:
     (run / "source.json").write_text(json.dumps({"version": accelmark.__version__, "sha256": "00" * 32} | source))
     case = judged(run)
@@ -250,7 +241,10 @@ def test_another_build_of_the_same_version_is_named_with_the_files_that_differ(r
 
 
 def test_a_checkout_is_compared_with_the_commit_it_names(run: Path) -> None:
-    commit = head()
+    command = ["git", "-C", str(provenance.package()), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if not commit:
+        pytest.skip("not a git checkout")
     known = provenance.hash_at(commit)
     assert known is not None
     assert source_findings(run, kind="checkout", commit=commit, sha256=known) == ("VALID", [])
@@ -273,14 +267,10 @@ def test_a_commit_is_hashed_as_the_files_that_it_holds(tmp_path: Path, monkeypat
     assert provenance.hash_at.__wrapped__(commit) == tree_hash(package)
 
 
-def _set_case_hash(sha256: str, job: dict[str, Any]) -> None:
-    job["case"]["sha256"] = sha256
-
-
 def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path) -> None:
     for sha256, severity in ((case_hash(plugins / "cases" / "toy", "train"), None), ("ab" * 32, "open")):
         for number in (1, 2):
-            change_job(run, number, partial(_set_case_hash, sha256))
+            change_job(run, number, lambda job, sha256=sha256: job["case"].update(sha256=sha256))
         found = [finding for finding in judged(run).findings if "files on this machine" in finding.expected]
         assert [finding.severity for finding in found] == ([severity] if severity else [])
 

@@ -61,16 +61,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(run)
 
 
-def see(browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> Seen:
-    context = browser.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme="dark" if scheme == "dark" else "light",
-        offline=True,
-    )
-    seen = Seen(context.new_page())
+def opened(browser: Browser, width: int = 1280, **options: Any) -> Seen:
+    seen = Seen(browser.new_context(viewport={"width": width, "height": 900}, **options).new_page())
     seen.page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
     seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     seen.page.on("request", lambda request: seen.requests.append(request.url))
+    return seen
+
+
+def see(browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> Seen:
+    seen = opened(browser, width, color_scheme=scheme, offline=True)
     seen.page.goto(path.as_uri())
     seen.page.wait_for_selector("html[data-drawn]")
     return seen
@@ -247,17 +247,11 @@ def address(runs: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=address)
-    found = context.new_page()
-    complaints: list[str] = []
-    asked: list[str] = []
-    found.on("console", lambda message: complaints.append(message.text))
-    found.on("pageerror", lambda error: complaints.append(str(error)))
-    found.on("request", lambda request: asked.append(request.url))
-    yield found
-    context.close()
-    assert complaints == []
-    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+    seen = opened(browser, base_url=address)
+    yield seen.page
+    seen.page.context.close()
+    assert seen.complaints == []
+    assert [url for url in seen.requests if not url.startswith((address, "data:", "blob:"))] == []
 
 
 def test_runs_are_chosen_and_compared(page: Page) -> None:
@@ -308,8 +302,7 @@ def test_a_phone_needs_no_sideways_scrolling_and_text_has_contrast(page: Page) -
 def test_a_person_signs_in_with_the_token(browser: Browser, runs: Path) -> None:
     token = "a-token-of-enough-letters-1234567890"  # noqa: S105 - made up for tests
     with serving(runs, token) as port:
-        context = browser.new_context(base_url=f"http://127.0.0.1:{port}")
-        guarded = context.new_page()
+        guarded = browser.new_page(base_url=f"http://127.0.0.1:{port}")
         guarded.goto("/")
         guarded.get_by_label("Token").fill("wrong")
         guarded.get_by_role("button", name="Sign in").click()
@@ -318,18 +311,17 @@ def test_a_person_signs_in_with_the_token(browser: Browser, runs: Path) -> None:
         guarded.get_by_role("button", name="Sign in").click()
         guarded.get_by_role("heading", name="Runs in runs/").wait_for()
         assert token not in guarded.url
-        context.close()
+        guarded.close()
 
 
 def test_the_page_of_a_run_appears_by_itself_when_it_ends(browser: Browser, tmp_path: Path) -> None:
     root = tmp_path / "runs"
     running(root)
     with serving(root) as port:
-        context = browser.new_context(base_url=f"http://127.0.0.1:{port}")
-        page = context.new_page()
+        page = browser.new_page(base_url=f"http://127.0.0.1:{port}")
         page.goto("/run/running")
         page.get_by_text("The report appears here").wait_for()
         ended = measured_run(tmp_path / "running", rounds=1, windows=2, eval_windows=(2,), metrics=(0.95,))
         shutil.copytree(ended, root / "running", dirs_exist_ok=True)
         page.get_by_text("Benchmark report").wait_for(timeout=90_000)
-        context.close()
+        page.close()

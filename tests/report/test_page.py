@@ -29,16 +29,10 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.log.inference import ServeFinished
 from accelmark.spec.log.records import Ceilings, CollectiveTiming, Rate
 from accelmark.spec.rules import RunRules
-from tests.made_run import Made, end_round, make_run
+from tests.made_run import Made, end_round, loaded, make_run
 from tests.served_run import Queue, Served, Stage, make_served_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-
-
-def summarised(path: Path, made: Made | None = None) -> LoadedRun:
-    run = make_run(path, made or Made())
-    measure_run(run)
-    return load_run(run)
 
 
 def page_of(run: Path) -> str:
@@ -76,10 +70,10 @@ def test_verdict_and_headline_figures_come_first(tmp_path: Path) -> None:
 
 
 def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
-    loaded = summarised(tmp_path / "run", Made(rounds=2))
+    run = loaded(tmp_path / "run", rounds=2)
     found = (Finding(severity="warning", rule="busy-at-start", expected="", actual="busy"),)
     for verdict, opened in (("VALID", ""), ("INVALID", " open")):
-        page = render_page(with_case(loaded, verdict=verdict, findings=found))
+        page = render_page(with_case(run, verdict=verdict, findings=found))
         assert f"<details{opened}><summary>1 finding: 1 warning</summary>" in page
 
 
@@ -95,7 +89,7 @@ def test_findings_are_folded_where_the_result_is_valid(tmp_path: Path) -> None:
 def test_a_verdict_is_explained_under_its_badge(
     tmp_path: Path, changed: dict[str, object], badge: str, explained: str
 ) -> None:
-    page = render_page(with_case(summarised(tmp_path / "run"), **{"verdict": "VALID", "marks": (), **changed}))
+    page = render_page(with_case(loaded(tmp_path / "run"), **{"verdict": "VALID", "marks": (), **changed}))
     assert f"{badge} " in visible(page)
     assert explained in visible(page)
     assert ('decisive"><dt>Throughput' in page) == (
@@ -211,7 +205,7 @@ def test_a_run_by_rules_ranks_its_cases_by_flops_and_names_the_rules_with_their_
 
 
 def test_the_table_has_one_row_per_case_of_the_model_with_verdict_and_marks(tmp_path: Path) -> None:
-    run = summarised(tmp_path / "run", Made(rounds=2, is_open=True))
+    run = loaded(tmp_path / "run", rounds=2, jitter=0.0, is_open=True)
     head, rule, row = results_table([run]).splitlines()
     assert head.count("|") == rule.count("|") == row.count("|")
     assert "12,800" in row
@@ -268,13 +262,13 @@ def test_a_stage_without_a_window_says_why(tmp_path: Path) -> None:
 
 
 def test_tables_have_the_server_its_load_and_figures(tmp_path: Path) -> None:
-    loaded = served_run(tmp_path / "run")
-    table = results_table([loaded]).splitlines()
+    run = served_run(tmp_path / "run")
+    table = results_table([run]).splitlines()
     assert "Server and load" in table[0]
     assert "TTFT, median" in table[0]
     assert "| toy 1.0 |" in table[2]
     assert "toy, 4 at a time" in table[2]
-    rows = rows_of([loaded])
+    rows = rows_of([run])
     assert rows[0]["task"] == "serve"
     assert rows[0]["slo_rate_requests_per_second"] == 10
     titles, cells = shown_table(rows)

@@ -93,14 +93,11 @@ def test_telemetry_imports_no_framework_and_nothing_heavy() -> None:
 
 
 def test_one_card_with_two_dies_reports_power_in_one_of_them(tmp_path: Path) -> None:
-    recorded = Path(__file__).parent / "recorded"
     for vendor, file, leader in (
         ("iluvatar", "ixsmi-4.3.8.txt", {0: 1, 1: None}),
         ("ascend", "npu-smi-26.0.rc2.txt", {0: None, 1: 0}),
     ):
-        tool = forms.telemetry_of(load_vendor(vendor), vendor).tool
-        assert tool is not None
-        source = ToolSource(tool.model_copy(update={"command": ("cat", str(recorded / vendor / file))}))
+        source = ToolSource(tool_of(vendor).model_copy(update={"command": ("cat", str(RECORDED / vendor / file))}))
         assert {info.index: info.power_in for info in source.open()} == leader
         assert source.sample()[0].memory_used_mib
 

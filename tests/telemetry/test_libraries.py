@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from accelmark.spec.plugins.catalog import load_vendor
-from accelmark.telemetry.device import SourceError
+from accelmark.telemetry.device import DeviceSource, SourceError
 from accelmark.telemetry.forms import parse_output, telemetry_of
 from accelmark.vendors.amd.telemetry import Source as AmdSource
 from accelmark.vendors.nvidia.telemetry import Source as NvidiaSource
@@ -87,11 +87,6 @@ def test_a_gpu_lost_mid_run_is_a_reason_and_not_a_zero() -> None:
     source.library = _nvml(**_refusing("GPU is lost", *(name for name in ANSWERS if name.startswith("DeviceGet"))))
     with pytest.raises(SourceError, match="GPU is lost"):
         source.sample()
-
-
-def test_without_a_driver_the_reason_is_nvmls() -> None:
-    with pytest.raises(SourceError, match="Driver Not Loaded"):
-        NvidiaSource(_nvml(**_refusing("Driver Not Loaded", "Init"))).open()
 
 
 def test_nvidia_smi_is_read_by_the_names_of_its_columns() -> None:
@@ -173,12 +168,17 @@ def test_missing_values_of_an_amd_gpu_are_null_with_a_reason() -> None:
     assert "another form" in info.reasons["ecc_errors"]
 
 
-def test_a_gpu_that_is_lost_is_a_reason() -> None:
-    lost = AmdSmiException("device lost")
-    with pytest.raises(SourceError, match="device lost"):
-        AmdSource(_amdsmi(amdsmi_get_gpu_activity=lost, amdsmi_get_gpu_vram_usage=lost)).open()
+LOST = AmdSmiException("device lost")
 
 
-def test_without_rocm_the_reason_names_it() -> None:
-    with pytest.raises(SourceError, match="comes with ROCm"):
-        AmdSource().open()
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (NvidiaSource(_nvml(**_refusing("Driver Not Loaded", "Init"))), "Driver Not Loaded"),
+        (AmdSource(_amdsmi(amdsmi_get_gpu_activity=LOST, amdsmi_get_gpu_vram_usage=LOST)), "device lost"),
+        (AmdSource(), "comes with ROCm"),
+    ],
+)
+def test_gpus_that_cannot_be_opened_have_the_librarys_reason(source: DeviceSource, reason: str) -> None:
+    with pytest.raises(SourceError, match=reason):
+        source.open()

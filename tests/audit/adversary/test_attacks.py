@@ -6,6 +6,7 @@ An attack that was recorded as not found may be found: record it again.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,20 @@ def _parameters(attacks: list[Attack]) -> list[object]:
     ]
 
 
+def _before(bench: Bench, name: str, found: Collection[str]) -> list[str]:
+    """Return what was recorded of an attack, whose files are removed; record what was found now where that is asked."""
+    before = recorded().get(name, [])
+    if RECORDING:
+        record(name, found)
+    shutil.rmtree(bench.root / "attacks" / name)
+    return before
+
+
 @pytest.mark.parametrize("attack", _parameters(list(read_attacks(*AREAS))))
 def test_an_attack_is_found(bench: Bench, attack: Attack) -> None:
     outcome = attack.carry_out(bench)
     found = set(attack.found(outcome)) & set(attack.found_by)
-    before = recorded().get(attack.id)
-    if RECORDING:
-        record(attack.id, found)
-    shutil.rmtree(bench.root / "attacks" / attack.id)
+    before = _before(bench, attack.id, found)
     assert found or not before, f"{outcome.verdict}, {outcome.findings}\n{outcome.output}"
 
 
@@ -41,10 +48,7 @@ def test_an_attack_is_found(bench: Bench, attack: Attack) -> None:
 def test_an_honest_variant_is_valid(bench: Bench, variant: Attack) -> None:
     outcome = variant.carry_out(bench)
     found = variant.found(outcome)
-    before = recorded().get(variant.id)
-    if RECORDING:
-        record(variant.id, found)
-    shutil.rmtree(bench.root / "attacks" / variant.id)
+    before = _before(bench, variant.id, found)
     assert not found or before, f"{outcome.findings}\n{outcome.output}"
 
 
@@ -53,10 +57,7 @@ def test_an_honest_variant_is_valid(bench: Bench, variant: Attack) -> None:
 def test_an_edit_of_the_records_is_found(bench: Bench, honest: tuple[Path, Path], edit: Edit) -> None:
     seen = edit.carry_out(bench, *honest)
     found = [rule for rule in edit.found_by if any(rule in text for text in seen)]
-    before = recorded().get(edit.id)
-    if RECORDING:
-        record(edit.id, found)
-    shutil.rmtree(bench.root / "attacks" / edit.id)
+    before = _before(bench, edit.id, found)
     assert found or not before, seen
 
 
