@@ -7,20 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from accelmark.audit.acceptance import MIN_REPEATS_S, judge, newest_cases, rounds_lacking, support
-from accelmark.cli.acceptance import accept
-from accelmark.cli.options import Verb
+from accelmark.cli.main import app
 from accelmark.results.figures import FigureName
 from accelmark.results.schema import Finding
 from accelmark.results.sources import open_sources
 from tests.made_run import loaded, measured_run
-
-app = typer.Typer()
-app.command("accept", cls=Verb)(accept)
-app.command("other")(lambda: None)
 
 
 @pytest.mark.usefixtures("plugins")

@@ -26,24 +26,6 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "infer" / "tiny"
 ROUND = Path("tiny") / "round1"
 LOG = ROUND / "here_noderank0" / "rank0.out.log"
-DEFAULTS = {"inference_duration_s": 0, "batch_size": 4, "log_freq": 5, "warmup_batches": 1, "threads": 1}
-
-
-def job(directory: Path, **settings: Any) -> JobSpec:
-    infer = InferJob(
-        unit="image",
-        metric="top1",
-        tolerance=0.02,
-        reference=None,
-        settings=InferSettings.model_validate(DEFAULTS | settings),
-        parameters={"items": 100},
-    )
-    key = CaseKey(model="tiny", framework="pytorch", hardware="cpu")
-    case = FolderRef(name="tiny", path=TINY, sha256="0")
-    return JobSpec(
-        key=key, round=1, case=case, case_version=1, vendor="none", device_type="cpu",
-        framework_module=None, collective_backend="gloo", data_dirs={}, checkpoint_dir=directory, work=infer,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +36,18 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     node = run / ROUND / "here_noderank0"
     node.mkdir(parents=True)
     job_file = run / ROUND / "job.json"
-    job_file.write_text(job(root, compiler="onnxruntime").model_dump_json())
+    settings = InferSettings(
+        compiler="onnxruntime", inference_duration_s=0, batch_size=4, log_freq=5, warmup_batches=1, threads=1
+    )
+    infer = InferJob(
+        unit="image", metric="top1", tolerance=0.02, reference=None, settings=settings, parameters={"items": 100}
+    )
+    job = JobSpec(
+        key=CaseKey(model="tiny", framework="pytorch", hardware="cpu"), round=1, case_version=1, vendor="none",
+        case=FolderRef(name="tiny", path=TINY, sha256="0"), device_type="cpu", framework_module=None,
+        collective_backend="gloo", data_dirs={}, checkpoint_dir=root, work=infer,
+    )  # fmt: skip
+    job_file.write_text(job.model_dump_json())
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "ACCELMARK_NODE_DIR": str(node)}
     command = [sys.executable, "-m", "accelmark.infer", str(job_file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
-from accelmark.cli.options import Verb
-from accelmark.cli.results import report, results, verify
+from accelmark.cli.main import app
 from accelmark.results.schema import CaseResult
 from accelmark.results.store.bundle import Trust, unpack, write_bundle
 from accelmark.run.record.directory import measure_run
@@ -29,10 +27,6 @@ from tests.audit.test_rules import LOG, judged
 from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
 from tests.run.fakes import make_plan
 
-app = typer.Typer()
-app.command("verify", cls=Verb)(verify)
-app.command("report", cls=Verb)(report)
-app.command("results")(results)
 runner = CliRunner()
 
 
@@ -50,10 +44,6 @@ def wide(tmp_path: Path) -> Path:
     return make_run(tmp_path / "wide", Made(nnodes=2, rounds=1))
 
 
-def nodes(run: Path) -> list[Path]:
-    return sorted(run.glob("*/round1/*_noderank*"))
-
-
 def edit(path: Path, change: Callable[[Any], object]) -> None:
     loaded = json.loads(path.read_text())
     change(loaded)
@@ -66,7 +56,7 @@ def test_an_honest_run_of_two_hosts_has_no_contradictions(wide: Path) -> None:
 
 
 def test_swapped_host_directories_are_found(wide: Path) -> None:
-    first, second = nodes(wide)
+    first, second = sorted(wide.glob("*/round1/*_noderank*"))
     first.rename(wide / "kept")
     second.rename(first)
     (wide / "kept").rename(second)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -111,19 +110,10 @@ def accelmark(bench: Path, *arguments: str, expect: int | None = 0) -> str:
     return done.stdout + done.stderr
 
 
-def extern_of(bench: Path) -> Path:
-    return bench / "site" / "madeup" / "cases" / "tiny-pytorch" / "extern" / "__init__.py"
-
-
-def summary_of(bench: Path, out: str) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((bench / out / "summary.json").read_text())
-    return dict(summary["cases"][0])
-
-
 @pytest.mark.heavy
 def test_the_adaptation_of_an_installed_vendor_is_applied_and_counted(bench: Path) -> None:
     accelmark(bench, "train", "tiny", "--vendor", "madeup", "--out", "good")
-    case = summary_of(bench, "good")
+    (case,) = json.loads((bench / "good" / "summary.json").read_text())["cases"]
     assert (case["verdict"], case["state"]) == ("VALID", "succeeded")
     cost = case["adaptation"]
     assert [key["key"] for key in cost["keys"]] == ["log_every_steps"]
@@ -140,7 +130,7 @@ def test_the_adaptation_of_an_installed_vendor_is_applied_and_counted(bench: Pat
 
 
 def test_a_failing_script_fails_the_round_with_its_last_lines(bench: Path) -> None:
-    script = extern_of(bench).parents[1] / "environment_variables.sh"
+    script = bench / "site" / "madeup" / "cases" / "tiny-pytorch" / "environment_variables.sh"
     kept = script.read_text()
     script.write_text("echo no driver of ours here >&2\nreturn 3\n")
     try:

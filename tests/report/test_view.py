@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.results import view
+from accelmark.cli.main import app
 from accelmark.report.view import RunIndex, is_loopback, listen, make_app, read_or_create_token, server_for
 from accelmark.results.store.bundle import SUFFIX, write_bundle
 from accelmark.spec.errors import RequestError
@@ -166,10 +165,8 @@ def test_a_token_is_asked_for_and_never_shown(runs: Path, capfd: pytest.CaptureF
 
 
 def test_beyond_this_machine_a_token_must_be_named(tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(view)
     with pytest.raises(RequestError, match="--token-file"):
-        CliRunner().invoke(app, [str(tmp_path), "--host", "0.0.0.0"], catch_exceptions=False)  # noqa: S104
+        CliRunner().invoke(app, ["view", str(tmp_path), "--host", "0.0.0.0"], catch_exceptions=False)  # noqa: S104
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "example.org")] == [
         True, True, True, False, False,
     ]  # fmt: skip
