@@ -366,15 +366,13 @@ def test_the_machines_description_holds_no_environment(monkeypatch: pytest.Monke
 
 
 def test_the_whole_systems_power_is_the_controllers_instantaneous_one_or_that_of_exactly_one_sensor() -> None:
-    assert host.parse_dcmi(text_of("ipmi/dcmi.txt")) == 220
-    assert (
-        host.parse_sdr("Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok")
-        == 336
-    )
+    assert host.ipmi_power_w("dcmi power reading", text_of("ipmi/dcmi.txt")) == 220
+    text = "Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok"
+    assert host.ipmi_power_w("sdr", text) == 336
     with pytest.raises(CommandError, match="no sensor"):
-        host.parse_sdr("PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
+        host.ipmi_power_w("sdr", "PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
     with pytest.raises(CommandError, match="2 sensors with different values"):
-        host.parse_sdr("Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
+        host.ipmi_power_w("sdr", "Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
 
 
 def test_an_implausible_reading_of_the_controller_is_replaced_by_its_sensors(

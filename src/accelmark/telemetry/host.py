@@ -32,12 +32,15 @@ BUSY_PRESSURE: Final = 10.0
 POWERCAP: Final = Path("/sys/class/powercap")
 _IPMI_INTERVAL_S: Final = 30.0
 """Interval of IPMI readings; a management controller responds slowly and averages over seconds."""
-_DCMI: Final = re.compile(r"Instantaneous power reading:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
-_SDR: Final = re.compile(
-    r"^(?P<name>[^|]*?(?:pwr consumption|power meter|sys(?:tem)?[ _]?(?:total[ _]?)?p(?:o)?we?r|total[ _]?power"
-    r"|pw consumption)[^|]*?)\s*\|\s*(?P<watts>\d+(?:\.\d+)?)\s*Watts\s*\|\s*ok\s*$",
-    re.IGNORECASE,
-)
+_READINGS: Final = {
+    "dcmi power reading": re.compile(r"Instantaneous power reading:\s*(?P<watts>\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE),
+    "sdr": re.compile(
+        r"^(?P<name>[^|]*?(?:pwr consumption|power meter|sys(?:tem)?[ _]?(?:total[ _]?)?p(?:o)?we?r|total[ _]?power"
+        r"|pw consumption)[^|]*?)\s*\|\s*(?P<watts>\d+(?:\.\d+)?)\s*Watts\s*\|\s*ok\s*$",
+        re.IGNORECASE,
+    ),
+}
+"""Command of ``ipmitool`` -> its line with the power of the whole system, the best command first."""
 _PLAUSIBLE_W: Final = (1.0, 100_000.0)
 _PROC: Final = Path("/proc")
 _SYS: Final = Path("/sys")
@@ -93,29 +96,22 @@ def _read_number(path: Path) -> int:
         return int(path.read_text())
 
 
-def parse_dcmi(text: str) -> float:
-    """Return the power in W from ``ipmitool dcmi power reading``; raises CommandError if it has none."""
-    match = _DCMI.search(text)
-    if match is None:
-        raise CommandError("ipmitool dcmi reports no instantaneous power reading")
-    return float(match[1])
-
-
-def parse_sdr(text: str) -> float:
-    """Return the power in W of the one sensor for the whole system in ``ipmitool sdr``; raises CommandError."""
-    readings = {float(match["watts"]) for line in text.splitlines() if (match := _SDR.match(line.strip()))}
+def ipmi_power_w(command: str, text: str) -> float:
+    """Return the power of the whole system in W in the output of an ``ipmitool`` command; raises CommandError."""
+    found = (_READINGS[command].search(line.strip()) for line in text.splitlines())
+    readings = {float(match["watts"]) for match in found if match}
     if len(readings) != 1:
         problem = "no sensor" if not readings else f"{len(readings)} sensors with different values"
-        raise CommandError(f"ipmitool sdr lists {problem} for the power of the whole system")
+        raise CommandError(f"ipmitool {command} lists {problem} for the power of the whole system")
     return readings.pop()
 
 
 def _read_ipmi_power_w() -> float:
     """Read the host's power in W by DCMI, else by its sensors, in seconds; raises CommandError with the reasons."""
     problems: list[str] = []
-    for arguments, parse in ((("dcmi", "power", "reading"), parse_dcmi), (("sdr",), parse_sdr)):
+    for command in _READINGS:
         try:
-            power_w = parse(run_command(["ipmitool", *arguments], timeout_s=20.0))
+            power_w = ipmi_power_w(command, run_command(["ipmitool", *command.split()], timeout_s=20.0))
         except CommandError as error:
             problems.append(str(error))
             continue
