@@ -17,8 +17,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelmark.automl.model.counting import count
+from accelmark.automl.model.graph import Network
 from accelmark.automl.model.morphs import MorphChoices
-from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.trial.training import GraphModule
 from benchmarks.automl_figures import stamp, write_figures

@@ -46,8 +46,8 @@ from accelmark.automl.config import (
 from accelmark.automl.controller import SearchController
 from accelmark.automl.journal import Proposed, SearchDirectory, SearchState, read_journal
 from accelmark.automl.model.counting import count
+from accelmark.automl.model.graph import Network
 from accelmark.automl.model.morphs import MorphLimits
-from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.scoring import Scoreboard
 from accelmark.automl.search.searchers import grown, space

@@ -11,8 +11,7 @@ import numpy as np
 
 from accelmark.automl.cluster import WorkerPool
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.model.layers import Layer
-from accelmark.automl.model.network import INPUT, Network, Node
+from accelmark.automl.model.graph import INPUT, Layer, Network, Node
 from accelmark.automl.model.seeds import small
 from accelmark.automl.trial.worker import TrialWorker
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from accelmark.automl.cluster import initialised
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TuningConfig
-from accelmark.automl.model.layers import Convolution, GlobalPool, Softmax
+from accelmark.automl.model.graph import Convolution, GlobalPool, Softmax
 from accelmark.automl.model.seeds import resolve_network
 from accelmark.automl.session import check_request
 from accelmark.compat.aiperf import load_search

@@ -11,9 +11,8 @@ import pytest
 from accelmark.automl.config import DatasetConfig, TrainingConfig
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model.counting import count
-from accelmark.automl.model.layers import Convolution, Dense, GlobalPool, MaxPool, ReLU, Softmax
+from accelmark.automl.model.graph import Convolution, Dense, GlobalPool, MaxPool, Network, ReLU, Softmax
 from accelmark.automl.model.morphs import MorphChoices
-from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters, Progress, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.trial.ranks import RankGroup

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 from accelmark.automl.config import AddressCluster, AutomlConfig, LocalCluster, SshCluster, report_interval_s
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.graph import Network
 from accelmark.automl.records import Message, TrainedWeights, TrialOrder, WorkerLost, WorkerReady
 from accelmark.run.agent.host import source_address
 from accelmark.run.host import Host, HostError, SubprocessHost

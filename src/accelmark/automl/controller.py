@@ -18,8 +18,8 @@ from accelmark.automl.cluster import WorkerPool
 from accelmark.automl.config import AutomlConfig, SearchName
 from accelmark.automl.journal import SearchDirectory, SearchState
 from accelmark.automl.model.counting import count
+from accelmark.automl.model.graph import Network
 from accelmark.automl.model.morphs import MorphError
-from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import seed_weights
 from accelmark.automl.scoring import summarise
 from accelmark.automl.search.schedule import Assignment, Scheduler

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.graph import Network
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.images import READERS, Images, imagenet_identity, read_imagenet
 from accelmark.datasets.spec import known_dataset

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.model.network import Network, Node, load_network
+from accelmark.automl.model.graph import Network, Node, load_network
 from accelmark.automl.model.weights import Array, Weights
 from accelmark.automl.records import FAILURES, EpochRecord, Individual, NonNegative, Splits, Totals, TrialRecord
 from accelmark.datasets.images import read_weights

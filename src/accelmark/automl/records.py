@@ -10,8 +10,8 @@ from pydantic import Field
 
 from accelmark.automl.config import AutomlConfig, TrainingConfig, WeightMode
 from accelmark.automl.model.counting import NetworkCount
+from accelmark.automl.model.graph import Network
 from accelmark.automl.model.morphs import Morph, with_dropout, with_kernel
-from accelmark.automl.model.network import Network
 from accelmark.automl.model.weights import Array
 from accelmark.spec.model import Spec
 

@@ -24,8 +24,8 @@ from accelmark.automl import journal
 from accelmark.automl.config import AutomlConfig
 from accelmark.automl.journal import SearchDirectory, SearchState, first_broken_line, read_journal
 from accelmark.automl.model.counting import count
+from accelmark.automl.model.graph import Network, find_problems
 from accelmark.automl.model.morphs import MorphError, apply_morph
-from accelmark.automl.model.network import Network, find_problems
 from accelmark.automl.records import FAILURES, EpochRecord, Hyperparameters, OperationCost, Splits, TrialRecord, plan_of
 from accelmark.automl.search.schedule import stops_early
 from accelmark.datasets.images import IMAGENET_HELD_OUT, IMAGENET_TRAINING

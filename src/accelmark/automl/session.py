@@ -18,7 +18,7 @@ from accelmark.automl.config import AutomlConfig, LocalCluster, SearchName
 from accelmark.automl.controller import Observer, SearchController
 from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.journal import NETWORK_FILE, SearchDirectory, first_broken_line, read_journal
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.graph import Network
 from accelmark.automl.model.seeds import SEEDS, resolve_network, seed_weights
 from accelmark.automl.model.weights import weight_shapes
 from accelmark.automl.records import Hyperparameters, WorkerReady

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accelmark.automl.journal import SearchDirectory, SearchState
-from accelmark.automl.model.layers import BatchNorm, Convolution, Dense, ReLU
-from accelmark.automl.model.network import Network, infer_shapes, main_chain, skips
+from accelmark.automl.model.graph import BatchNorm, Convolution, Dense, Network, ReLU, infer_shapes, main_chain, skips
 from accelmark.automl.records import Individual, TrialRecord
 from accelmark.automl.scoring import Scoreboard, summarise
 from accelmark.report.charts import Chart, Json, Span, bars, line, titled

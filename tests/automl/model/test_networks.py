@@ -11,7 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from accelmark.automl.model.counting import MODES, count
-from accelmark.automl.model.layers import Add, Convolution, Dense, Flatten
+from accelmark.automl.model.graph import (
+    Add,
+    Convolution,
+    Dense,
+    Flatten,
+    Network,
+    Node,
+    find_problems,
+    infer_shapes,
+    load_network,
+    main_chain,
+    skips,
+)
 from accelmark.automl.model.morphs import (
     MORPH_KINDS,
     Morph,
@@ -22,7 +34,6 @@ from accelmark.automl.model.morphs import (
     with_dropout,
     with_kernel,
 )
-from accelmark.automl.model.network import Network, Node, find_problems, infer_shapes, load_network, main_chain, skips
 from accelmark.automl.model.seeds import resnet50, resolve_network, seed_weights, small
 from accelmark.automl.model.weights import Weights, carry_weights, fitted_weights, weight_shapes
 from accelmark.automl.records import OperationCost, Totals

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchName, TuningConfig
 from accelmark.automl.model.counting import count
-from accelmark.automl.model.layers import Convolution
+from accelmark.automl.model.graph import Convolution, Network
 from accelmark.automl.model.morphs import MorphChoices, MorphError, MorphLimits, apply_morph
-from accelmark.automl.model.network import Network
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import Individual, IndividualStatus, TrialStatus
 from accelmark.automl.search.schedule import Scheduler, stops_early

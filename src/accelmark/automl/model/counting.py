@@ -10,9 +10,8 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Final, Literal, get_args
 
-from accelmark.automl.model import layers
-from accelmark.automl.model.layers import Layer, Shape, parameter_shapes
-from accelmark.automl.model.network import INPUT, Network, infer_shapes
+from accelmark.automl.model import graph
+from accelmark.automl.model.graph import INPUT, Layer, Network, Shape, infer_shapes, parameter_shapes
 
 Mode = Literal["aiperf-v1", "accelmark"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -72,7 +71,7 @@ def count(network: Network, mode: Mode) -> NetworkCount:
         input_gradient = any(trained[name] for name in node.inputs)
         arrays = parameter_shapes(layer, source[0])
         parameters = sum(prod(shape) for name, shape in arrays.items() if not name.startswith("running_"))
-        weights = prod(arrays["weight"]) if isinstance(layer, layers.Convolution | layers.Dense) else 0
+        weights = prod(arrays["weight"]) if isinstance(layer, graph.Convolution | graph.Dense) else 0
         matrix = 2 * prod(result[1:]) * weights
         matrix_backward = (2 if input_gradient else 1) * matrix
         update = update_in_backward = 0
@@ -82,7 +81,7 @@ def count(network: Network, mode: Mode) -> NetworkCount:
         else:
             forward, evaluation, backward = _accelmark(layer, source, result, len(node.inputs))
             if not input_gradient and not matrix:  # only a batch norm before the first weights has gradients, its own
-                backward = 5 * prod(result) if isinstance(layer, layers.BatchNorm) else 0
+                backward = 5 * prod(result) if isinstance(layer, graph.BatchNorm) else 0
             if input_gradient or parameters:
                 backward += max(readers[node.name] - 1, 0) * prod(result)
             forward, evaluation, backward = forward + matrix, evaluation + matrix, backward + matrix_backward
@@ -103,21 +102,21 @@ def _aiperf_v1(
     """
     values = prod(result)
     match layer:
-        case layers.Convolution():
+        case graph.Convolution():
             return matrix, matrix_backward, 2 * weights
-        case layers.Dense():
+        case graph.Dense():
             return matrix, 2 * matrix, 2 * (source[0] + 1) * layer.units
-        case layers.BatchNorm():
+        case graph.BatchNorm():
             return 7 * values, _AIPERF_BATCH_NORM_BACKWARD, 0
-        case layers.ReLU() | layers.Add():
+        case graph.ReLU() | graph.Add():
             return values, 0, 0
-        case layers.MaxPool():
+        case graph.MaxPool():
             return prod(source) * layer.kernel**2 // layer.stride**2, 0, 0
-        case layers.AveragePool():
+        case graph.AveragePool():
             return values * (layer.kernel**2 - 1 + 4), 0, 0
-        case layers.GlobalPool():
+        case graph.GlobalPool():
             return (source[1] * source[2] - 1 + 4) * source[0], 0, 0
-        case layers.Softmax():
+        case graph.Softmax():
             return (8 + 1 + 4) * source[0] - 1, 0, 0
     return 0, 0, 0
 
@@ -126,23 +125,23 @@ def _accelmark(layer: Layer, source: Shape, result: Shape, num_inputs: int) -> t
     """Return forward, evaluation and backward without matrix work: AIPerf's table with its errors corrected."""
     values = prod(result)
     match layer:
-        case layers.Convolution(bias=True) | layers.Dense(bias=True) | layers.ReLU():
+        case graph.Convolution(bias=True) | graph.Dense(bias=True) | graph.ReLU():
             return values, values, values
-        case layers.BatchNorm():
+        case graph.BatchNorm():
             # Training: mean 1, variance 3, normalize 2, scale and shift 2. Backward: normalized value again 2,
             # gradients of shift 1, of scale 2, of the input 4.
             return 8 * values, 2 * values, 9 * values
-        case layers.Dropout():
+        case graph.Dropout():
             return (2 * values, 0, values) if layer.rate > 0 else (0, 0, 0)
-        case layers.Add():
+        case graph.Add():
             forward, backward = (num_inputs - 1) * values, 0
-        case layers.MaxPool():
+        case graph.MaxPool():
             forward, backward = (layer.kernel**2 - 1) * values, values
-        case layers.AveragePool():
+        case graph.AveragePool():
             forward, backward = (layer.kernel**2 - 1 + 4) * values, (layer.kernel**2 + 4) * values
-        case layers.GlobalPool():
+        case graph.GlobalPool():
             forward, backward = (source[1] * source[2] - 1 + 4) * source[0], 4 * source[0]
-        case layers.Softmax():
+        case graph.Softmax():
             forward, backward = 15 * source[0] - 2, source[0]
         case _:
             return 0, 0, 0

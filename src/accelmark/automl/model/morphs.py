@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 from pydantic import Field
 
-from accelmark.automl.model import counting, layers
-from accelmark.automl.model.network import INPUT, Network, Node, find_problems, infer_shapes, main_chain
+from accelmark.automl.model import counting, graph
+from accelmark.automl.model.graph import INPUT, Network, Node, find_problems, infer_shapes, main_chain
 from accelmark.spec.errors import AccelmarkError, SpecError
 from accelmark.spec.model import Spec
 
@@ -75,26 +75,26 @@ def _morphed(network: Network, morph: Morph) -> Network:
         return network.with_layers({at: old.model_copy(update=changes)})
     shapes = infer_shapes(network)
     if morph.kind == "deepen":
-        convolution = layers.Convolution(filters=shapes[at][0], kernel=size, padding=size // 2)
-        added = _chain(label, at, conv=convolution, bn=layers.BatchNorm(), relu=layers.ReLU())
+        convolution = graph.Convolution(filters=shapes[at][0], kernel=size, padding=size // 2)
+        added = _chain(label, at, conv=convolution, bn=graph.BatchNorm(), relu=graph.ReLU())
         return network.inserted_after(at, added)
     to = morph.to or ""
     start, end, stride = shapes[at], shapes[to], _skip_stride(shapes[at], shapes[to]) or 1
     if morph.kind == "add-skip":
-        resized = {} if start == end else {"conv": layers.Convolution(filters=end[0], kernel=1, stride=stride)}
-        branch = _chain(label, at, **resized, bn=layers.BatchNorm())
-        merged = [Node(name=f"{label}_add", layer=layers.Add(), inputs=(to, branch[-1].name))]
+        resized = {} if start == end else {"conv": graph.Convolution(filters=end[0], kernel=1, stride=stride)}
+        branch = _chain(label, at, **resized, bn=graph.BatchNorm())
+        merged = [Node(name=f"{label}_add", layer=graph.Add(), inputs=(to, branch[-1].name))]
     else:
-        resized = {"conv": layers.Convolution(filters=start[0], kernel=1, stride=stride)} if stride > 1 else {}
+        resized = {"conv": graph.Convolution(filters=start[0], kernel=1, stride=stride)} if stride > 1 else {}
         branch = _chain(label, at, **resized)
         joined = (to, branch[-1].name if branch else at)
-        merged = [Node(name=f"{label}_concat", layer=layers.Concat(), inputs=joined)]
-        fuse = layers.Convolution(filters=end[0], kernel=1, bias=True)
-        merged += _chain(label, merged[0].name, fuse=fuse, relu=layers.ReLU())
+        merged = [Node(name=f"{label}_concat", layer=graph.Concat(), inputs=joined)]
+        fuse = graph.Convolution(filters=end[0], kernel=1, bias=True)
+        merged += _chain(label, merged[0].name, fuse=fuse, relu=graph.ReLU())
     return network.inserted_after(to, [*branch, *merged])
 
 
-def _chain(label: str, source: str, **added: layers.Layer) -> list[Node]:
+def _chain(label: str, source: str, **added: graph.Layer) -> list[Node]:
     """Return new nodes, each reading the one before it and the first one ``source``."""
     nodes: list[Node] = []
     for suffix, layer in added.items():
@@ -103,7 +103,7 @@ def _chain(label: str, source: str, **added: layers.Layer) -> list[Node]:
     return nodes
 
 
-def _skip_stride(start: layers.Shape, end: layers.Shape) -> int | None:
+def _skip_stride(start: graph.Shape, end: graph.Shape) -> int | None:
     """Return the stride of a 1x1 convolution from ``start``'s height and width to ``end``'s; None: there is none."""
     stride = -(-start[1] // end[1])
     fits = all((side - 1) // stride + 1 == wanted for side, wanted in zip(start[1:], end[1:], strict=True))
@@ -114,7 +114,7 @@ def channel_groups(network: Network) -> dict[str, list[str]]:
     """Return for every node and the image the nodes that determine its channels, which have equally many channels."""
     groups = {INPUT: [INPUT]}
     for node in network.nodes:
-        if isinstance(node.layer, layers.Convolution | layers.Dense | layers.Concat | layers.Flatten):
+        if isinstance(node.layer, graph.Convolution | graph.Dense | graph.Concat | graph.Flatten):
             groups[node.name] = [node.name]
             continue
         group = groups[node.name] = groups[node.inputs[0]]
@@ -223,7 +223,7 @@ def with_kernel(network: Network, kernel: int) -> Network:
     spatial = {
         node.name: node.layer.model_copy(update={"kernel": kernel, "padding": kernel // 2})
         for node in network.nodes
-        if isinstance(node.layer, layers.Convolution) and node.layer.kernel > 1 and INPUT not in node.inputs
+        if isinstance(node.layer, graph.Convolution) and node.layer.kernel > 1 and INPUT not in node.inputs
         if node.layer.padding == node.layer.kernel // 2
     }
     return network.with_layers(spatial)
@@ -231,13 +231,13 @@ def with_kernel(network: Network, kernel: int) -> Network:
 
 def with_dropout(network: Network, rate: float) -> Network:
     """Return the network with all dropout at ``rate``; where there is none, one is put before the last dense layer."""
-    dropouts = [node.name for node in network.nodes if isinstance(node.layer, layers.Dropout)]
+    dropouts = [node.name for node in network.nodes if isinstance(node.layer, graph.Dropout)]
     if dropouts:
-        return network.with_layers(dict.fromkeys(dropouts, layers.Dropout(rate=rate)))
+        return network.with_layers(dict.fromkeys(dropouts, graph.Dropout(rate=rate)))
     nodes = list(network.nodes)
-    dense = next((index for index, node in reversed([*enumerate(nodes)]) if isinstance(node.layer, layers.Dense)), None)
+    dense = next((index for index, node in reversed([*enumerate(nodes)]) if isinstance(node.layer, graph.Dense)), None)
     if dense is not None:
-        dropout = Node(name="searched_dropout", layer=layers.Dropout(rate=rate), inputs=nodes[dense].inputs)
+        dropout = Node(name="searched_dropout", layer=graph.Dropout(rate=rate), inputs=nodes[dense].inputs)
         nodes[dense] = nodes[dense].model_copy(update={"inputs": (dropout.name,)})
         nodes.insert(dense, dropout)
     return network.with_nodes(nodes)

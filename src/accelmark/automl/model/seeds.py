@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from accelmark.automl.model import layers
-from accelmark.automl.model.network import INPUT, Network, Node, load_network
+from accelmark.automl.model import graph
+from accelmark.automl.model.graph import INPUT, Network, Node, load_network
 from accelmark.automl.model.weights import Array
 from accelmark.datasets.images import IMAGENET_MEAN_AND_DEVIATION, read_weights
 from accelmark.spec.errors import DataError, RequestError, nearest, raising
@@ -30,18 +30,18 @@ class _Builder:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    def put(self, name: str, layer: layers.Layer, *inputs: str) -> str:
+    def put(self, name: str, layer: graph.Layer, *inputs: str) -> str:
         self.nodes.append(Node(name=name, layer=layer, inputs=inputs or (self.nodes[-1].name,)))
         return name
 
     def conv_bn(self, name: str, source: str, *, relu: bool = True, **convolution: int) -> str:
-        self.put(f"{name}_conv", layers.Convolution.model_validate(convolution), source)
-        last = self.put(f"{name}_bn", layers.BatchNorm())
-        return self.put(f"{name}_relu", layers.ReLU()) if relu else last
+        self.put(f"{name}_conv", graph.Convolution.model_validate(convolution), source)
+        last = self.put(f"{name}_bn", graph.BatchNorm())
+        return self.put(f"{name}_relu", graph.ReLU()) if relu else last
 
     def network(self, name: str, input_shape: tuple[int, int, int], classes: int) -> Network:
-        self.put("dense", layers.Dense(units=classes))
-        self.put("softmax", layers.Softmax())
+        self.put("dense", graph.Dense(units=classes))
+        self.put("softmax", graph.Softmax())
         return Network(name=name, input_shape=input_shape, classes=classes, nodes=tuple(self.nodes))
 
 
@@ -49,7 +49,7 @@ def resnet50(classes: int = 1000, side: int = 224) -> Network:
     """ResNet-50 version 1 (He et al. 2015): the stride is in the first 1x1 convolutions of a stage."""
     build = _Builder()
     build.conv_bn("stem", INPUT, filters=64, kernel=7, stride=2, padding=3)
-    last = build.put("stem_pool", layers.MaxPool(kernel=3, stride=2, padding=1))
+    last = build.put("stem_pool", graph.MaxPool(kernel=3, stride=2, padding=1))
     for stage, (blocks, filters, stride) in enumerate(_RESNET50_STAGES, start=2):
         for block in range(1, blocks + 1):
             name, step = f"s{stage}b{block}", stride if block == 1 else 1
@@ -58,9 +58,9 @@ def resnet50(classes: int = 1000, side: int = 224) -> Network:
             inner = build.conv_bn(f"{name}_3", inner, filters=4 * filters, kernel=1, relu=False)
             if block == 1:
                 last = build.conv_bn(f"{name}_0", last, filters=4 * filters, kernel=1, stride=step, relu=False)
-            build.put(f"{name}_add", layers.Add(), inner, last)
-            last = build.put(f"{name}_relu", layers.ReLU())
-    build.put("pool", layers.GlobalPool())
+            build.put(f"{name}_add", graph.Add(), inner, last)
+            last = build.put(f"{name}_relu", graph.ReLU())
+    build.put("pool", graph.GlobalPool())
     return build.network("resnet50", (3, side, side), classes)
 
 
@@ -77,9 +77,9 @@ def small(
     last = INPUT
     for index, width in enumerate(filters, start=1):
         build.conv_bn(f"c{index}", last, filters=width, kernel=3, padding=1)
-        last = build.put(f"c{index}_pool", layers.MaxPool(kernel=2, stride=2))
-    build.put("pool", layers.GlobalPool())
-    build.put("drop", layers.Dropout(rate=dropout))
+        last = build.put(f"c{index}_pool", graph.MaxPool(kernel=2, stride=2))
+    build.put("pool", graph.GlobalPool())
+    build.put("drop", graph.Dropout(rate=dropout))
     return build.network(name, input_shape, classes)
 
 
@@ -141,8 +141,8 @@ def _from_keras(arrays: Mapping[str, list[Array]]) -> dict[str, Array]:
             number = ord(letter) - ord("a") + 1
             name = f"s{stage}b{number}_{_KERAS_BRANCHES[branch]}_{'conv' if kind == 'res' else 'bn'}"
         if name.endswith("_bn"):
-            parts = [*parts[:3], parts[3] + np.float32(_KERAS_EPSILON - layers.BatchNorm().epsilon)]
-            found |= {f"{name}.{part}": array for part, array in zip(layers.BATCH_NORM_ARRAYS, parts, strict=True)}
+            parts = [*parts[:3], parts[3] + np.float32(_KERAS_EPSILON - graph.BatchNorm().epsilon)]
+            found |= {f"{name}.{part}": array for part, array in zip(graph.BATCH_NORM_ARRAYS, parts, strict=True)}
         elif name == "dense":
             found |= {"dense.weight": parts[0].T, "dense.bias": parts[1]}
         else:

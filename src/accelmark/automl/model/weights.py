@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accelmark.automl.model import layers
+from accelmark.automl.model import graph
+from accelmark.automl.model.graph import INPUT, Network, infer_shapes
 from accelmark.automl.model.morphs import Morph, channel_groups
-from accelmark.automl.model.network import INPUT, Network, infer_shapes
 
 Array = NDArray[np.float32]
 Weights = Mapping[str, Array]
 
 
-def weight_shapes(network: Network) -> dict[str, layers.Shape]:
+def weight_shapes(network: Network) -> dict[str, graph.Shape]:
     """Return the shapes of a network's parameters and running statistics."""
     shapes = infer_shapes(network)
     return {
         f"{node.name}.{part}": shape
         for node in network.nodes
-        for part, shape in layers.parameter_shapes(node.layer, shapes[node.inputs[0]][0]).items()
+        for part, shape in graph.parameter_shapes(node.layer, shapes[node.inputs[0]][0]).items()
     }
 
 
@@ -49,7 +49,7 @@ def carry_weights(
         added[f"{label}_conv.weight"] = _identity_kernel(channels, channels, morph.size)
         mean, variance = statistics or (np.zeros(channels, np.float32), np.ones(channels, np.float32))
         # Scale and shift undo the batch norm's own normalization.
-        scale = np.sqrt(variance.astype(np.float64) + layers.BatchNorm().epsilon)
+        scale = np.sqrt(variance.astype(np.float64) + graph.BatchNorm().epsilon)
         return {**weights, **added, **_batch_norm(f"{label}_bn", scale, mean, mean, variance)}
     if f"{label}_conv" in child.by_name:  # He initialization (fan-out)
         shape = (shapes[f"{label}_conv"][0], shapes[morph.at][0], 1, 1)
@@ -89,7 +89,7 @@ def _identity_kernel(out: int, channels: int, size: int) -> Array:
 
 
 def _batch_norm(name: str, *values: NDArray[np.floating]) -> dict[str, Array]:
-    parts = zip(layers.BATCH_NORM_ARRAYS, values, strict=True)
+    parts = zip(graph.BATCH_NORM_ARRAYS, values, strict=True)
     return {f"{name}.{part}": value.astype(np.float32) for part, value in parts}
 
 
@@ -121,14 +121,14 @@ def _widened(
     for node in parent.nodes:
         sources = [channels[source] for source in node.inputs]
         match node.layer:
-            case layers.Convolution() | layers.Dense():
+            case graph.Convolution() | graph.Dense():
                 channels[node.name] = widened if node.name in group else _unchanged(shapes[node.name][0])
-            case layers.Concat():
+            case graph.Concat():
                 starts = np.cumsum([0, *(shapes[source][0] for source in node.inputs[:-1])])
                 originals = [source.original + start for source, start in zip(sources, starts, strict=True)]
                 shares = np.concatenate([source.share for source in sources])
                 channels[node.name] = _Channels(np.concatenate(originals), shares)
-            case layers.Flatten():
+            case graph.Flatten():
                 pixels = int(np.prod(shapes[node.inputs[0]][1:], dtype=np.int64))
                 numbers = sources[0].original[:, None] * pixels + np.arange(pixels)[None, :]
                 channels[node.name] = _Channels(numbers.reshape(-1), np.repeat(sources[0].share, pixels))
@@ -139,7 +139,7 @@ def _widened(
         name, _, part = key.partition(".")
         node, out = child.by_name[name], channels[name].original
         carried[key] = array[out]
-        if part == "weight" and isinstance(node.layer, layers.Convolution | layers.Dense):
+        if part == "weight" and isinstance(node.layer, graph.Convolution | graph.Dense):
             source = channels[node.inputs[0]]
             share = source.share.reshape(-1, *[1] * (array.ndim - 2))
             carried[key] = (array[out][:, source.original] * share).astype(np.float32)

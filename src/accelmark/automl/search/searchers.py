@@ -20,7 +20,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
 
 from accelmark.automl.config import SearchName
-from accelmark.automl.model.layers import Shape
+from accelmark.automl.model.graph import Network, Shape, infer_shapes, main_chain
 from accelmark.automl.model.morphs import (
     MORPH_KINDS,
     Morph,
@@ -30,7 +30,6 @@ from accelmark.automl.model.morphs import (
     MorphLimits,
     channel_groups,
 )
-from accelmark.automl.model.network import Network, infer_shapes, main_chain
 from accelmark.automl.records import Individual
 from accelmark.automl.search.surrogate import DistanceTable, GaussianProcess, Reference, Sketch, Vector, sketch
 

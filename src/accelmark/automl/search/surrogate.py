@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import linear_sum_assignment
 
-from accelmark.automl.model.layers import AveragePool, Convolution, Dense, MaxPool
-from accelmark.automl.model.network import Network, main_chain, skips
+from accelmark.automl.model.graph import AveragePool, Convolution, Dense, MaxPool, Network, main_chain, skips
 
 Vector = NDArray[np.float64]
 

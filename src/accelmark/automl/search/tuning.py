@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from accelmark.automl.config import AutomlConfig
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.graph import Network
 from accelmark.automl.records import Hyperparameters
 from accelmark.spec.errors import RequestError, raising
 

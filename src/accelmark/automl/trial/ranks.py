@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore
 
 from accelmark.automl.config import DatasetConfig
 from accelmark.automl.dataset import open_dataset
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.graph import Network
 from accelmark.automl.records import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.trial.training import RankContext, device_type, run_trial, warm_up
 from accelmark.frameworks.pytorch.training.platform import join_ranks

@@ -23,10 +23,10 @@ from torch.nn.functional import cross_entropy
 from accelmark.automl import records
 from accelmark.automl.config import TrainingConfig, WeightMode
 from accelmark.automl.dataset import Dataset
-from accelmark.automl.model import layers
+from accelmark.automl.model import graph
 from accelmark.automl.model.counting import count
+from accelmark.automl.model.graph import INPUT, Network, infer_shapes
 from accelmark.automl.model.morphs import apply_morph
-from accelmark.automl.model.network import INPUT, Network, infer_shapes
 from accelmark.automl.model.seeds import small
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
 from accelmark.automl.records import TrialListener, TrialOrder
@@ -71,31 +71,31 @@ class _Apply(nn.Module):
         return self.function(*sources)
 
 
-def _build(layer: layers.Layer, source: layers.Shape) -> nn.Module:
+def _build(layer: graph.Layer, source: graph.Shape) -> nn.Module:
     match layer:
-        case layers.Convolution(filters=filters, kernel=kernel):
+        case graph.Convolution(filters=filters, kernel=kernel):
             return nn.Conv2d(source[0], filters, kernel, layer.stride, layer.padding, bias=layer.bias)
-        case layers.BatchNorm():
+        case graph.BatchNorm():
             return (nn.BatchNorm2d if len(source) == 3 else nn.BatchNorm1d)(source[0], eps=layer.epsilon)
-        case layers.ReLU():
+        case graph.ReLU():
             return nn.ReLU()
-        case layers.Add():
+        case graph.Add():
             return _Apply(lambda *sources: reduce(operator.add, sources))
-        case layers.Concat():
+        case graph.Concat():
             return _Apply(lambda *sources: torch.cat(sources, dim=1))
-        case layers.MaxPool():
+        case graph.MaxPool():
             return nn.MaxPool2d(layer.kernel, stride=layer.stride, padding=layer.padding)
-        case layers.AveragePool():
+        case graph.AveragePool():
             return nn.AvgPool2d(layer.kernel, stride=layer.stride, padding=layer.padding)
-        case layers.GlobalPool():
+        case graph.GlobalPool():
             return _Apply(lambda image: image.mean(dim=(2, 3)))
-        case layers.Dense():
+        case graph.Dense():
             return nn.Linear(source[0], layer.units, bias=layer.bias)
-        case layers.Dropout():
+        case graph.Dropout():
             return nn.Dropout(layer.rate)
-        case layers.Flatten():
+        case graph.Flatten():
             return nn.Flatten()
-        case layers.Softmax():
+        case graph.Softmax():
             return nn.Softmax(dim=1)
 
 

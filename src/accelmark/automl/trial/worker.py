@@ -12,7 +12,7 @@ from typing import Any
 
 from accelmark.automl import records
 from accelmark.automl.config import DatasetConfig
-from accelmark.automl.model.network import Network
+from accelmark.automl.model.graph import Network
 
 
 def packed_logs() -> bytes:
