@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, final
+from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,7 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar
-
-_IGNORED: Final = -100
-_NOISE: Final = 0.01
-"""Standard deviation of the noise in relation to the input's."""
-_DRAWN_DEVIATION: Final = 2**16 / math.sqrt(12)
-"""Standard deviation of the integers that become noise."""
+from accelmark.tasks.metrics import IGNORED
 
 
 @final
@@ -105,8 +100,6 @@ class DerivedBatches:
 
     num_items: int
     start: Callable[[], Iterable[InferBatch]]
-    is_part: bool = False
-    """Whether they are the first part of other data."""
 
     def __iter__(self) -> Iterator[InferBatch]:
         return iter(self.start())
@@ -207,7 +200,8 @@ def _with_noise(values: Tensor, generator: Generator) -> Tensor:
     noise = torch.from_numpy(drawn.view(np.int16)[: values.numel()]).view(values.shape)
     plain = values.float()
     deviation = float((plain - plain.mean()).norm()) / math.sqrt(plain.numel())  # std() takes four times as long
-    return plain.add(noise, alpha=_NOISE * deviation / _DRAWN_DEVIATION).to(values.dtype)
+    drawn_deviation = 2**16 / math.sqrt(12)
+    return plain.add(noise, alpha=0.01 * deviation / drawn_deviation).to(values.dtype)
 
 
 def swap_neighbours(tokens: Tensor, movable: Tensor, generator: Generator) -> Tensor:
@@ -229,7 +223,7 @@ class ClassificationCase(InferCase):
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:
         """Count correct predictions."""
         right = (outputs[0].argmax(-1) == labels).sum()
-        return {"right": float(right), "count": float((labels != _IGNORED).sum())}
+        return {"right": float(right), "count": float((labels != IGNORED).sum())}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the share of correct predictions."""

@@ -56,8 +56,6 @@ _Recording = tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]
 """A graph with its inputs and outputs."""
 GRAPH_DEVICE_TYPES: Final = frozenset({"cuda"})
 """Device types of PyTorch that have CUDA graphs; AMD devices are of type cuda, too."""
-_WARM_UPS: Final = 3
-"""Calls before the recording, in which libraries choose algorithms and allocate their memory."""
 
 
 @final
@@ -91,7 +89,7 @@ class GraphCalls:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch leaves it untyped
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
+            for _ in range(3):  # in which libraries choose algorithms and allocate their memory
                 self.compute(copies)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -535,8 +533,6 @@ class TorchEngine(Engine):
         return peak_memory_mib(self.device)
 
 
-_ALIGNMENT = 64
-"""Bytes."""
 Rows = tuple[tuple[str, tuple[int, ...]], ...]
 """Element type and shape of an item, for each tensor of a batch."""
 
@@ -565,7 +561,7 @@ class Slots:
         return [getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in self.rows]
 
     def _regions(self) -> list[int]:
-        return [-(-self.slot_items * each // _ALIGNMENT) * _ALIGNMENT for each in self.item_bytes()]
+        return [-(-self.slot_items * each // 64) * 64 for each in self.item_bytes()]  # aligned
 
     @property
     def slot_bytes(self) -> int:

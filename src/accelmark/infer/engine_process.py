@@ -30,13 +30,8 @@ from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.plugins.framework import RANK_VARIABLES, RankPlace, module_command
 
-LOG_NAME: Final = "engine.out.log"
-"""Output of the engine's process: not the rank's log, so that an engine cannot print events."""
 _LOOPBACK: Final = "127.0.0.1"
 _END_S: Final = 10.0
-_BROKEN_S: Final = 1.0
-"""Time in which a dead process is looked for after another one has failed."""
-_WITHHELD: Final = ("ACCELMARK_NODE_DIR", *RANK_VARIABLES)
 
 Call = tuple[int, int]
 """(slot, number of items)."""
@@ -83,7 +78,8 @@ class EngineProcess:
         self, engine: str, log_dir: Path, timeout_s: float, worker: str = "accelmark.infer.worker", num_devices: int = 1
     ) -> None:
         self.engine = engine
-        self.log = log_dir / LOG_NAME
+        self.log = log_dir / "engine.out.log"
+        """Not the rank's log, so that an engine cannot print events."""
         self.timeout_s = timeout_s
         self.activity = "its start"
         """The step that uses the process, for messages."""
@@ -95,13 +91,14 @@ class EngineProcess:
         self._inputs = os.memfd_create("accelmark")
         self._children: list[_Child] = []
         variables: dict[str, str] = {}
+        withheld = ("ACCELMARK_NODE_DIR", *RANK_VARIABLES)
         if num_devices > 1:
             self._store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
             port = str(self._store.port)
             variables = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         for rank in range(num_devices):
             log = self.log if rank == 0 else log_dir / f"engine.rank{rank}.out.log"
-            environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD} | variables
+            environment = {name: value for name, value in os.environ.items() if name not in withheld} | variables
             name = "its process"
             if num_devices > 1:
                 name = f"its process of rank {rank}"
@@ -306,8 +303,8 @@ class EngineProcess:
         return message
 
     def _fail(self, error: Exception) -> NoReturn:
-        """Raise ``error``, or that another process has ended, which is its cause then."""
-        until_s = time.monotonic() + (_BROKEN_S if len(self._children) > 1 else 0.0)
+        """Raise ``error``, or that another process ended within a second, which is its cause then."""
+        until_s = time.monotonic() + (1.0 if len(self._children) > 1 else 0.0)
         while time.monotonic() < until_s:
             for child in self._children:
                 try:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from random import SystemRandom
-from typing import Any, Final, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import REQUESTS_FILE, LoadStage, RequestRecord
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.serving import generation_load
-
-_MIN_BATCHES: Final = 3
-"""Batches of a stage at least: its window is without the last one."""
 
 
 def generate(
@@ -101,7 +98,7 @@ class EngineClient:
             before_ns = time.monotonic_ns()
             self._generate(warm_up, watch)
             took_ns = max(time.monotonic_ns() - before_ns, 1)
-        num_queries = max(_MIN_BATCHES, round(load.until_s * 1e9 / took_ns))
+        num_queries = max(3, round(load.until_s * 1e9 / took_ns))  # the window of a stage is without the last batch
         batches: list[_Batch] = []
         while len(batches) < num_queries and len(chosen := list(islice(planned, size))) == size:
             batches.append(self._batch(chosen))

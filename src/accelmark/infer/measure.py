@@ -32,30 +32,11 @@ from accelmark.tasks.metrics import IGNORED
 Forward = Callable[[list[Tensor]], list[Tensor]]
 """Inputs to outputs; tensors are on the CPU."""
 Emit = Callable[[Event, Spec], None]
-_MAX_HELD_BYTES: Final = 32 * 2**20
-"""Maximum size of outputs that are kept to be evaluated together."""
-_WINDOW_S: Final = 0.5
-"""About the duration of a window, where memory allows it; a window crosses to the engine's process once."""
-_CONCURRENT_WINDOW_S: Final = 2.0
-"""The same for calls at the same time: at the end of a window some streams are idle while others finish theirs."""
-_STREAM_CALLS: Final = 50
-"""Least number of calls of each stream in such a window, if it is not longer than the passes: 1 % for that end."""
-_MAX_BYTES: Final = 256 * 2**20
-_MAX_CALLS: Final = 10_000
-_BLOCK_BYTES: Final = 2**20
-"""About the size of the inputs that are perturbed together: they stay in the processor's caches."""
 _CHECKS: Final = 12
 """Largest number of batches that are computed again, at random places of the passes: a tenth of all, fewer where that
 would take longer than ``_CHECKS_S``, and at least ``_FEWEST_CHECKS``."""
 _FEWEST_CHECKS: Final = 6
 _CHECKS_S: Final = 3.0
-_CHECK_S: Final = 0.0005
-_LONG_CALL_S: Final = 0.02
-"""Duration of a call from which cold caches and waking threads do not show."""
-_SHORTFALL: Final = 0.1
-"""Part of the duration by which the passes may be shorter."""
-_COMPARED: Final = 32
-"""About the least number of items that the framework computes together for the comparison."""
 _SAMPLE: Final = 0.1
 """Largest share of the answers after the first pass that are compared."""
 _MOST_SAMPLED: Final = 256
@@ -158,7 +139,7 @@ def _window(
         latency_ms.append((time.perf_counter() - began) * 1000)
         held.append((batch, outputs))
         held_bytes += sum(output.nbytes for output in outputs)
-        if held_bytes > _MAX_HELD_BYTES:
+        if held_bytes > 32 * 2**20:
             evaluate()
     evaluate()
     return ForwardWindow(
@@ -288,19 +269,20 @@ class CheckedPass:
         process.allocate_outputs(rows, size)
         call_s = self.call_s = min(process.run([(0, size)]).took_s for _ in range(3))
         largest = max(sum(process.slots.item_bytes()), sum(process.answers.item_bytes()), 1) * size
-        least_s = _WINDOW_S
+        least_s = 0.5  # a window crosses to the engine's process once
         if process.concurrency > 1:
-            least_s = max(_CONCURRENT_WINDOW_S, min(_STREAM_CALLS * call_s, self.settings.inference_duration_s))
+            # At its end some streams are idle while others finish theirs: 1 % of 50 calls of each, if the passes allow.
+            least_s = max(2.0, min(50 * call_s, self.settings.inference_duration_s))
         # About how many calls a window should have, where memory allows it.
         wanted = max(self.settings.log_freq, math.ceil(least_s * process.concurrency / call_s))
-        most = max(1, min(_MAX_BYTES // largest, _MAX_CALLS))
+        most = max(1, min(256 * 2**20 // largest, 10_000))
         num_batches, num_passes = -(-self.batches.num_items // size), self._num_passes(0)
         per_pass = _num_windows(num_batches, wanted, most)
         if per_pass == 1:
             num_windows = _num_windows(num_passes, wanted / num_batches, max(1, most // num_batches))
             self.window_passes = math.ceil(num_passes / num_windows)
         self.window_calls = math.ceil(num_batches * self.window_passes / per_pass)
-        self.check_calls = min(self.window_calls, math.ceil(_CHECK_S / call_s))
+        self.check_calls = min(self.window_calls, math.ceil(0.0005 / call_s))
         process.allocate_inputs(Slots(rows_of(batch.inputs), size, self.window_calls), (0, size), batch.inputs)
         num_items = size * self.window_calls
         process.allocate_outputs(rows, num_items)
@@ -311,7 +293,7 @@ class CheckedPass:
         num_calls = -(-self.batches.num_items // self.settings.batch_size)
         pass_s = self.measured_s / made if made else num_calls * self.call_s / self.process.concurrency
         left_s = self.settings.inference_duration_s - self.measured_s
-        if made and left_s <= _SHORTFALL * self.settings.inference_duration_s:
+        if made and left_s <= 0.1 * self.settings.inference_duration_s:
             return 0
         return max(0 if made else self.settings.repeat, math.ceil(left_s / max(pass_s, 1e-9)))
 
@@ -350,7 +332,8 @@ class CheckedPass:
         order = torch.randperm(sum(sizes), generator=self.generator)
         self.chance.shuffle(sizes)
         chunk = _Chunk(order, None if labels is None else labels[order], sizes)
-        most = max(1, _BLOCK_BYTES // (sum(self.process.slots.item_bytes()) * max(sizes)))
+        # About 1 MiB is perturbed together, which stays in the processor's caches.
+        most = max(1, 2**20 // (sum(self.process.slots.item_bytes()) * max(sizes)))
         calls = list(chunk.calls())
         for slot, number in _blocks(sizes, most):
             rows = slice(calls[slot].start, calls[slot + number - 1].stop)
@@ -389,7 +372,8 @@ class CheckedPass:
         return window
 
     def _timed(self, sizes: Sequence[int]) -> TimedWindow:
-        timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < _LONG_CALL_S)
+        # In longer calls cold caches and waking threads do not show.
+        timed = self.process.run(list(enumerate(sizes)), warm=self.call_s < 0.02)
         for other_s, took_s in zip_strict(timed.excluded_s, timed.calls_s):
             if not (math.isfinite(other_s) and 0 <= other_s <= took_s):
                 raise InferenceError(
@@ -409,7 +393,7 @@ class CheckedPass:
         begins = torch.tensor([call.start for call in chunk.calls()])
         slots, size = self.process.slots, self.settings.batch_size
         staged = slots.blocks(self.process.staged, 0, slots.num_slots, slots.slot_items)
-        for rows in torch.split(places, size if self.iterative else max(size, _COMPARED)):
+        for rows in torch.split(places, size if self.iterative else max(size, 32)):
             inputs = [block[calls[rows], rows - begins[calls[rows]]] for block in staged]
             answers = [output[rows] for output in outputs]
             followed = answers if self.iterative else []
@@ -470,11 +454,6 @@ def _num_windows(total: int, preferred: float, most: int) -> int:
     return max(1, round(total / preferred), math.ceil(total / most))
 
 
-_FOLLOWED: Final = (128, 1024)
-"""Smallest and largest number of items for which the framework also answers the unchanged input."""
-_FOLLOWED_ERROR: Final = 0.05
-"""Standard error of the sensitivity that is small enough between the two."""
-
 REPEAT_LIMIT: Final = 1.1
 """Ratio of first to repeated calls above which outputs seem to be cached."""
 REPEAT_CALLS: Final = 5
@@ -507,9 +486,8 @@ class Answers:
 
     @property
     def needs_unchanged(self) -> bool:
-        """Whether answers for unchanged inputs are still needed."""
-        fewest, most = _FOLLOWED
-        return self.followed < fewest or (self.followed < most and not self._sensitivity()[1] <= _FOLLOWED_ERROR)
+        """Whether more answers for unchanged inputs are needed: of 1,024 items, fewer where the error is small."""
+        return self.followed < 128 or (self.followed < 1024 and not self._sensitivity()[1] <= 0.05)
 
     def add(self, outputs: Sequence[Tensor], expected: Sequence[Tensor], unchanged: Sequence[Tensor] = ()) -> None:
         """Compare the outputs of some items; ``unchanged`` are the framework's for inputs before their perturbation."""

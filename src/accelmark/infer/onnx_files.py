@@ -22,17 +22,12 @@ from accelmark.spec.errors import RequestError, raising
 from accelmark.spec.plugins.requirements import pip_install
 from accelmark.telemetry.host import cpu_features
 
-_PROTOBUF_LIMIT: Final = 1_900_000_000
-"""Size of weights above which the exporter writes them to a separate file (protobuf's limit is 2 GiB)."""
 _TYPES: Final = {
     "FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64", "INT8": "int8",
     "UINT8": "int8", "INT4": "int4", "UINT4": "int4", "FLOAT8E4M3FN": "float8_e4m3fn",
 }  # fmt: skip
-_MATRIX_WORDS: Final = ("Conv", "MatMul", "Gemm", "Attention")
 _PASSED: Final = frozenset({"DequantizeLinear", "QuantizeLinear", "Transpose", "Identity", "Reshape"})
 """Operators between stored weights and the operator that uses them. A ``Cast`` is not one: it changes the type."""
-_VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Extensions that sum products of 8-bit numbers in 32 bits."""
 
 
 def import_exporter() -> None:
@@ -67,7 +62,7 @@ def export_onnx(
             output_names=list(output_names),
             dynamo=True,
             dynamic_shapes=tuple({0: batch} for _ in inputs),
-            external_data=weights > _PROTOBUF_LIMIT,
+            external_data=weights > 1_900_000_000,  # protobuf's limit is 2 GiB
             verbose=False,
         )
 
@@ -85,7 +80,7 @@ def matrix_types(path: Path) -> dict[str, int] | None:
             stored[node.output[0]] = stored[node.input[0]]
     types: Counter[str] = Counter()
     for node in graph.node:
-        if any(word in node.op_type for word in _MATRIX_WORDS):
+        if any(word in node.op_type for word in ("Conv", "MatMul", "Gemm", "Attention")):
             names = [onnx.TensorProto.DataType.Name(stored[name]) for name in node.input if name in stored]
             weights = [_TYPES.get(name, name.lower()) for name in names]
             # In quantised operators the first two stored inputs may be scales, which are single numbers.
@@ -127,7 +122,8 @@ def int8_file(engine: Engine, *, on_cpu: bool) -> tuple[Path, dict[str, str]]:
             item = next(self.items, None)
             return None if item is None else {name: tensor.numpy() for name, tensor in zip_strict(self.names, item)}
 
-    saturates = on_cpu and platform.machine() == "x86_64" and not _VNNI & cpu_features()
+    in_32_bits = {"avx512_vnni", "avx_vnni", "amx_int8"}  # extensions that sum products of 8-bit numbers so
+    saturates = on_cpu and platform.machine() == "x86_64" and not in_32_bits & cpu_features()
     logging.getLogger("root").setLevel(logging.ERROR)  # the quantiser logs advice to the root logger
     target = engine.request.work_dir / f"{engine.name}-int8.onnx"
     prepared = target.with_suffix(".prepared.onnx")

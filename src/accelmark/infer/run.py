@@ -226,7 +226,7 @@ class InferenceRun:
         if batches.num_items < self.settings.batch_size:
             problem = f"larger than the data, so that every call has {batches.num_items} items"
             self.emit(Event.WARNING, Note(severity="warning", where="settings", key="batch_size", what=problem))
-        self.partial = case.partial or (isinstance(batches, DerivedBatches) and batches.is_part)
+        self.partial = case.partial
         self.details |= {"items": batches.num_items, "partial": self.partial}
         if not self.settings.no_validation:
             self.model = case.create_model().eval()
@@ -424,12 +424,13 @@ def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:
         return DerivedBatches(settings.batch_size * len(batches), lambda: batches)
     whole = case.build_dataloader()
     num_items = whole.num_items if most is None else min(most * settings.batch_size, whole.num_items)
+    case.partial = case.partial or num_items < whole.num_items
 
     def passed() -> Iterator[InferBatch]:
         for batch in islice(whole, most):
             yield batch.pinned() if pinned else batch  # outside of calls
 
-    return DerivedBatches(num_items, passed, is_part=num_items < whole.num_items)
+    return DerivedBatches(num_items, passed)
 
 
 def vendor_folder(job: JobSpec) -> Path | None:

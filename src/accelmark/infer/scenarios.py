@@ -28,15 +28,12 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.log.inference import SCENARIO_PHASES, AnswerCheck, RepeatCheck, ScenarioResult
 from accelmark.spec.settings.inference import ScenarioName
 
-_HEADROOM: Final = 1.2
 _MAX_ITEMS: Final = 1024
 _MAX_BYTES: Final = 256 * 2**20
 _LATENCIES: Final = dict.fromkeys(("offline", "server", "single_stream"), "result_{}_percentile_latency_ns") | {
     "multi_stream": "result_{}_percentile_per_query_latency_ns"
 }
 """Keys of LoadGen's percentiles: of samples, in MultiStream of queries."""
-_SHARE: Final = 0.05
-"""Share of the calls in performance mode whose answers are compared."""
 
 T = TypeVar("T")
 Look = Callable[[Sequence[int], Sequence[Tensor]], None]
@@ -81,11 +78,11 @@ class Scenarios:
         rate = self._rate()
         for _ in range(2):  # again where the estimate was too low for the minimum duration
             # LoadGen advises to expect more than the measured rate.
-            expected = replace(self.minimum, queries_per_s=rate * _HEADROOM)
+            expected = replace(self.minimum, queries_per_s=1.2 * rate)
             log = self._measured("offline", expected, self._log_dir("offline"))
             if log.long_enough:
                 break
-            rate = log.number("result_samples_per_second") or rate * _HEADROOM
+            rate = log.number("result_samples_per_second") or expected.queries_per_s
         return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"), expected)
 
     def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
@@ -273,7 +270,7 @@ class Library:
 class AnswerSamples:
     """Answers of a random share of the calls and of the first call of each size, for comparison after the test."""
 
-    def __init__(self, library: Library, share: float = _SHARE) -> None:
+    def __init__(self, library: Library, share: float = 0.05) -> None:
         self.library = library
         self.share = share
         self.held: list[tuple[list[int], list[Tensor]]] = []

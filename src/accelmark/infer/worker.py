@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +48,6 @@ from accelmark.infer.language_model import load_model
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
-
-_DEATH_SIGNAL: Final = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Worker:
@@ -256,7 +253,7 @@ class Worker:
 def main(arguments: list[str], worker_type: type[Worker] = Worker) -> None:
     """Execute the rank's commands until it closes the connection."""
     connection_fd, inputs_fd, outputs_fd, parent = map(int, arguments)
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles an interruption from the terminal

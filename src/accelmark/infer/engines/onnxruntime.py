@@ -26,10 +26,6 @@ _PROVIDERS: Final = {
     "xpu": ("OpenVINOExecutionProvider",),
 }
 """Default providers of a device type; the first that this build has is used."""
-_WITHOUT_TF32: Final = {"CUDAExecutionProvider": {"use_tf32": "0"}}
-"""Options that disable tf32, which a provider uses for fp32 by default."""
-_TF32_BY_VARIABLE: Final = frozenset({"TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
-"""Providers that use tf32 for fp32 unless the vendor's environment variable disables it."""
 _TF32_VARIABLE: Final = "NVIDIA_TF32_OVERRIDE"
 _GRAPH_LEVELS: Final = {
     "disabled": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED",
@@ -122,7 +118,7 @@ class Engine(Base):
                 problem = f"{self.name}: this build has no {name} ({nearest(name, available)}); install a build with it"
                 raise InferenceError(problem, "engine_missing")
         if self.request.precision == "fp32" and os.environ.get(_TF32_VARIABLE) != "0":
-            for name in _TF32_BY_VARIABLE.intersection(named):
+            for name in {"TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}.intersection(named):
                 problem = f"{self.name}: {name} uses tf32 for fp32 and has no option to disable it"
                 remedy = f"set {_TF32_VARIABLE}=0 in the environment, or use the engine tensorrt"
                 raise InferenceError(f"{problem}; {remedy}", "bad_request")
@@ -130,8 +126,9 @@ class Engine(Base):
 
     def _session(self, path: Path, options: Any, loading: bool) -> Any:
         """Open a session, first without falling back to the CPU for single nodes, so that a fallback is detected."""
-        fp32 = self.request.precision == "fp32"
-        providers = [(name, _WITHOUT_TF32.get(name, {}) if fp32 else {}) for name in self.providers]
+        # This provider uses tf32 for fp32 by default.
+        without_tf32 = {"CUDAExecutionProvider": {"use_tf32": "0"}} if self.request.precision == "fp32" else {}
+        providers = [(name, without_tf32.get(name, {})) for name in self.providers]
         if self.providers[0] != _CPU:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
             try:

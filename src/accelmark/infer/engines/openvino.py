@@ -22,7 +22,6 @@ _DEVICES: Final = {"cpu": "CPU", "xpu": "GPU"}
 _MATRIX_LAYERS: Final = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Gemm"})
 _TYPES: Final = {"FP32": "float32", "f32": "float32", "BF16": "bfloat16", "bf16": "bfloat16", "FP16": "float16",
                  "f16": "float16", "I8": "int8", "i8": "int8", "U8": "int8", "u8": "int8"}  # fmt: skip
-_MOST_BOUND: Final = 20_000
 
 
 class Engine(Base):
@@ -120,7 +119,7 @@ class Engine(Base):
         """Return OpenVINO's view of an input, kept since a window's inputs are in the same memory as the last one's."""
         entry = self.bound.get(id(tensor))
         if entry is None:
-            if len(self.bound) >= _MOST_BOUND:
+            if len(self.bound) >= 20_000:
                 self.bound.clear()
             entry = self.bound[id(tensor)] = (tensor, self.ov.Tensor(tensor.numpy(), shared_memory=True))
         return entry[1]
