@@ -12,9 +12,6 @@ from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_v
 
 from accelmark.spec.model import FiniteSpec
 
-_HOST_NAME: Final = re.compile(r"[\w.-]+")
-_DIGITS: Final = re.compile(r"[\d.]+")
-
 
 class HostSpec(FiniteSpec):
     """One machine."""
@@ -44,7 +41,7 @@ class HostSpec(FiniteSpec):
     @field_validator("address")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
-        if not _HOST_NAME.fullmatch(value) or _DIGITS.fullmatch(value):
+        if not re.fullmatch(r"[\w.-]+", value) or re.fullmatch(r"[\d.]+", value):
             try:
                 ipaddress.ip_address(value)
             except ValueError:

@@ -15,7 +15,6 @@ EXIT_CANCELLED: Final = 130
 _MAX_LISTED: Final = 30
 _CLOSE: Final = 0.65
 """Least similarity (``difflib``) of a name that is suggested."""
-_MAX_CLOSE: Final = 3
 _PLAINLY: Final = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping of keys") | {
     "tuple_type": "must be a list",
     "bool_parsing": "must be true or false",
@@ -102,7 +101,7 @@ def closest(name: str, names: Sequence[str]) -> list[str]:
     same = [last] if last in ends.values() else difflib.get_close_matches(last, ends.values(), n=1, cutoff=_CLOSE)
     close = [other for other, end in ends.items() if end in same]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
-    return ([other for other in close if section and other.startswith(f"{section}.")] or close)[:_MAX_CLOSE]
+    return ([other for other in close if section and other.startswith(f"{section}.")] or close)[:3]
 
 
 def first_line(error: BaseException) -> str:

@@ -11,8 +11,6 @@ from typing_extensions import Self
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import Spec
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_COUNT: Final = re.compile(r"[0-9]*[1-9][0-9]*")
 _PARTS: Final = ("model", "framework", "hardware", "nnodes", "nproc", "repeat")
 
 
@@ -58,9 +56,9 @@ class CaseKey(Spec):
         named = dict(zip(_PARTS, parts))
         problems = []
         for part, value in named.items():
-            if part in _PARTS[:3] and not _NAME.fullmatch(value):
+            if part in _PARTS[:3] and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value):
                 problems.append(Problem(where, text, f"{part} {value!r} is not a name", "letters, digits, . _ + -"))
-            if part in _PARTS[3:] and not _COUNT.fullmatch(value):
+            if part in _PARTS[3:] and not re.fullmatch(r"[0-9]*[1-9][0-9]*", value):
                 problems.append(Problem(where, text, f"{part} {value!r} is not a whole number of at least 1"))
         if problems:
             raise SpecError(problems)

@@ -12,7 +12,6 @@ NOTHING: Final = "–"
 THIN: Final = "\u202f"
 """Narrow no-break space between a number and its unit."""
 
-_EXPONENTS: Final = {"T": 1e12, "G": 1e9, "m": 1e-3}
 _PREFIXES: Final = (
     (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"),
     (1e-9, "n"),
@@ -22,15 +21,9 @@ _PREFIXED: Final[dict[str, tuple[float, float, float]]] = {
     "FLOP/s": (1, 1e18, 1), "OP/s": (1, 1e18, 1), "B/s": (1, 1e18, 1),
 }  # fmt: skip
 """Base unit -> smallest and largest prefix factor, and the smallest prefixed value that is shown."""
-_UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION: Final = r"(\d+(?:\.\d+)?)\s*([smhd])"
 """A regular expression for a duration as users write it: ``10m``."""
-_SMALLEST_RATIO: Final = 1e-5
 _LARGEST_RATIO: Final = 1e6
-_MOST_DECIMALS: Final = 6
-_ROUNDING_PERCENT: Final = 1e-9
-"""Differences below it come from the rounding of double precision."""
-_COUNTED: Final = frozenset({"trials", "images"})
 
 
 def digits(value: float, significant: int = 4) -> str:
@@ -59,7 +52,7 @@ def quantity(value: float | None, unit: str, significant: int = 4) -> str:
 def subtracted(first: float, second: float) -> tuple[str, str, str]:
     """Return two numbers and their difference as shown, with as many decimals as show it in two digits."""
     decimals = max(_decimals(max(abs(first), abs(second)), 4), _decimals(first - second, 2))
-    if decimals > _MOST_DECIMALS:
+    if decimals > 6:
         return digits(first), digits(second), digits(first - second, 2)
     rounded = round(first, decimals) - round(second, decimals)
     shown = (f"{value:,.{decimals}f}".replace("-", "\u2212") for value in (first, second, rounded))
@@ -85,7 +78,7 @@ def percent(value: float | None, significant: int = 2) -> str:
     """Return a ratio as a percentage; 0.001 % is the smallest that is shown, 100,000,000 % the largest."""
     if value is not None and abs(value) > _LARGEST_RATIO:
         return f">{THIN}{100 * _LARGEST_RATIO:,.0f}{THIN}%"
-    if value is not None and 0 < abs(value) < _SMALLEST_RATIO:
+    if value is not None and 0 < abs(value) < 1e-5:
         return f"<{THIN}0.001{THIN}%"
     return NOTHING if value is None else f"{digits(100 * value, significant)}{THIN}%"
 
@@ -100,7 +93,7 @@ def signed_percent(ratio: float) -> str:
     size = abs(100 * ratio)
     if ratio > _LARGEST_RATIO:
         return f">{THIN}+{100 * _LARGEST_RATIO:,.0f}{THIN}%"
-    if size < _ROUNDING_PERCENT:
+    if size < 1e-9:  # from the rounding of double precision
         return f"0{THIN}%"
     sign = "+" if ratio > 0 else "\u2212"
     return f"{sign}{size:,.1f}{THIN}%" if size >= 1 else f"{sign}{digits(size, 2)}{THIN}%"
@@ -123,7 +116,7 @@ def duration_s(value: Any) -> Any:
     match = re.fullmatch(DURATION, value.strip())
     if match is None:
         raise ValueError("is not a duration: write for example 90s, 10m, 1.5h or 2d")
-    return float(match[1]) * _UNIT_S[match[2]]
+    return float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
 
 
 @final
@@ -139,7 +132,7 @@ class Scale:
         """Return a value on this scale, without its unit."""
         if value is None:
             return NOTHING
-        if self.unit in _COUNTED and float(value).is_integer():
+        if self.unit in ("trials", "images") and float(value).is_integer():
             return f"{value:,.0f}"
         return digits(value / self.divisor, self.significant)
 
@@ -155,7 +148,8 @@ def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
         return Scale("GiB", 1024, significant)
     if unit == "MiB" and 0 < size < 1:
         return Scale("KiB", 1 / 1024, significant)
-    base, given = (unit, 1.0) if unit in _PREFIXED else (unit[1:], _EXPONENTS.get(unit[:1], 1.0))
+    exponents = {"T": 1e12, "G": 1e9, "m": 1e-3}
+    base, given = (unit, 1.0) if unit in _PREFIXED else (unit[1:], exponents.get(unit[:1], 1.0))
     if base in _PREFIXED and size:
         least, most, count = _PREFIXED[base]
         for factor, prefix in _PREFIXES:
@@ -164,9 +158,8 @@ def scale_of(value: float, unit: str, significant: int = 4) -> Scale:
     return Scale(unit, 1, significant)
 
 
-_KEPT: Final = frozenset(map(ord, "\n\t"))
 _REORDERING: Final = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in _KEPT} | {
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"} | {
     code: f"\\u{code:04x}" for code in _REORDERING
 }
 """Control characters and bidirectional formatting characters to their escapes."""

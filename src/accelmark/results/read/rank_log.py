@@ -186,8 +186,8 @@ def read_train_log(path: Path, rank: int) -> TrainLog:
                 _add(log, attempt, record)
             except (ValidationError, TypeError, ValueError):
                 end.malformed += 1
-        end.malformed += reader.report.malformed
-        end.malformed_lines, end.truncated = reader.report.malformed_lines, reader.report.truncated
+        end.malformed += reader.malformed
+        end.malformed_lines, end.truncated = reader.malformed_lines, reader.truncated
     return log
 
 
@@ -378,7 +378,7 @@ def read_log(path: Path, kind: type[L]) -> L:
             log.add(record)
         except (ValidationError, TypeError, ValueError):
             log.malformed += 1
-    log.malformed += reader.report.malformed
+    log.malformed += reader.malformed
     return log
 
 

@@ -30,7 +30,6 @@ PERFLOG_PREFIX: Final = "[PerfLog] "
 _PREFIX: Final = PERFLOG_PREFIX.encode()
 _NAME: Final = re.compile(re.escape(_PREFIX) + rb'\{"event": "([A-Z_]+)"')
 _ENCODER: Final = json.JSONEncoder(allow_nan=False)
-_MAX_LISTED_LINES: Final = 5
 
 
 class EventLog(Protocol):
@@ -146,40 +145,27 @@ def _decode(text: bytes) -> PerfLogRecord | None:
 
 
 @final
-@dataclass
-class ReadReport:
-    """Counts of what :class:`PerfLogReader` read."""
-
-    lines: int = 0
-    records: int = 0
-    malformed: int = 0
-    """Lines that contain the prefix but no valid record."""
-    malformed_lines: tuple[int, ...] = ()
-    truncated: bool = False
-    """The last line is incomplete: its writer was killed."""
-
-
-@final
 class PerfLogReader:
-    """Iterates over the records of a log that also has other output; ``report`` is complete after the iteration."""
+    """Iterates once over the records of a log that also has other output, and then has its counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.report = ReadReport()
+        self.malformed = 0
+        """Lines that contain the prefix but no valid record."""
+        self.malformed_lines: tuple[int, ...] = ()
+        self.truncated = False
+        """The last line is incomplete: its writer was killed."""
 
     def __iter__(self) -> Iterator[PerfLogRecord]:
-        report = self.report = ReadReport()
         with raising(RunError, f"{self.path}: cannot be read", OSError), self.path.open("rb", buffering=2**18) as file:
-            for line in file:
-                report.lines += 1
+            for number, line in enumerate(file, 1):
                 records = decode_line(line)
-                report.records += len(records)
                 yield from records
                 if records or _PREFIX not in line:
                     continue
                 if not line.endswith(b"\n"):
-                    report.truncated = True
+                    self.truncated = True
                     continue
-                report.malformed += 1
-                if report.malformed <= _MAX_LISTED_LINES:
-                    report.malformed_lines = (*report.malformed_lines, report.lines)
+                self.malformed += 1
+                if self.malformed <= 5:
+                    self.malformed_lines = (*self.malformed_lines, number)
