@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from accelmark.spec.errors import SpecError, nearest
 from accelmark.spec.model import FiniteSpec, parse, read_yaml
 from accelmark.spec.plugins.case import Target, expanded_mutable
-
-_FOLDER: Final = Path(__file__).parents[1] / "rules"
 
 
 class RuleSet(FiniteSpec):
@@ -79,7 +77,7 @@ R = TypeVar("R", bound=RuleSet)
 @cache
 def shipped_rules(model: type[R], folder: str) -> dict[str, R]:
     """Return AccelMark's own rule sets in a folder of ``rules/``, by name."""
-    files = sorted((_FOLDER / folder).glob("*.yaml"))
+    files = sorted((Path(__file__).parents[1] / "rules" / folder).glob("*.yaml"))
     return {file.stem: parse(model, read_yaml(file), str(file)) for file in files}
 
 

@@ -183,9 +183,6 @@ class Ceilings(Spec):
     disturbed: tuple[str, ...] = ()
 
 
-_UPTIME: Final = Path("/proc/uptime")
-
-
 class ClockReading(Spec):
     """The clocks of one host at one moment, in seconds."""
 
@@ -199,7 +196,7 @@ class ClockReading(Spec):
         """Read the clocks."""
         uptime_s = None
         with contextlib.suppress(OSError, ValueError, IndexError):
-            uptime_s = float(_UPTIME.read_text(encoding="ascii").split()[0])
+            uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
         return cls(wall_s=round(time.time(), 4), mono_s=round(time.monotonic(), 4), uptime_s=uptime_s)
 
     def earlier(self, by_s: float) -> ClockReading:

@@ -167,9 +167,6 @@ _SETTINGS: Final = ("precision", "threads")
 """Settings of a run that a server may take as arguments, in addition to its options."""
 
 
-ServerFact = Literal["quantisation", "kv_cache_type", "speculative_decoding"]
-
-
 class ServerAdaptation(Spec):
     """What a vendor adds to a server (``vendors/<vendor>/servers/<server>.yaml``), for all cases."""
 
@@ -197,7 +194,7 @@ class ServerSpec(Spec):
     """Setting of a run (``precision``, ``threads``) or option (``server_options.NAME``) -> arguments."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Option -> default; null: the server's own. Every option has an entry in ``flags``."""
-    facts: dict[ServerFact, str] = Field(default_factory=dict)
+    facts: dict[Literal["quantisation", "kv_cache_type", "speculative_decoding"], str] = Field(default_factory=dict)
     """What results state about the server -> the option that sets it."""
     health: str = "/health"
     """Path that answers with status 200 as soon as requests are served."""

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 _OWN: Final = "accelmark"
 
-_PYPROJECT: Final = Path(__file__).parents[4] / "pyproject.toml"
-"""``pyproject.toml`` of a checkout; does not exist in an installed package."""
-
 
 class Need(Spec):
     """A requirement and its origin."""
@@ -172,7 +169,8 @@ def _own_extra(extra: str) -> Iterator[Requirement]:
     try:
         import tomllib  # noqa: TID251 - an older Python reads the installed metadata
 
-        project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
+        file = Path(__file__).parents[4] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     except (ImportError, OSError, KeyError, ValueError):
         for requirement in map(Requirement, importlib.metadata.requires(_OWN) or ()):
             marker = requirement.marker

@@ -18,8 +18,6 @@ TrialRole = Literal["as shipped", "trial", "tuned"]
 OPTIONS: Final = "engine_options."
 TUNING_LAYER: Final = "tuning"
 """Configuration layer of the settings that a search chose."""
-LEAST_GAIN: Final = 1.01
-"""Smallest factor by which settings must be better for the search to continue from them: less is noise."""
 
 
 class Choice(FiniteSpec):
@@ -86,7 +84,7 @@ def next_trial(
                         continue
                     if (score := scores.get(identity(settings))) is None:
                         return settings
-                    if score > scores[identity(best)] + math.log(LEAST_GAIN):
+                    if score > scores[identity(best)] + math.log(1.01):  # less is noise
                         best = settings
                     elif choice.ordered:
                         break
