@@ -42,12 +42,44 @@ def test_no_frame_has_labels(take: Any, acme: Any) -> None:
     assert "no labels" in (ran.node_dir / "engine.out.log").read_text()
 
 
-def test_zeros_for_the_last_short_batch_are_found(take: Any, acme: Any) -> None:
-    methods = """
-    def __call__(self, inputs):
-        return super().__call__(inputs) if len(inputs[0]) == 16 else ([torch.zeros(len(inputs[0]), 10)], 0.0)
-    """
-    assert "largest error of the engine's answers is 1 " in _invalid(take(acme(methods)))
+_ZEROS_FOR_THE_LAST_SHORT_BATCH = """
+def __call__(self, inputs):
+    return super().__call__(inputs) if len(inputs[0]) == 16 else ([torch.zeros(len(inputs[0]), 10)], 0.0)
+"""
+_ANSWERS_WRITTEN_LATER = """
+def __call__(self, inputs):
+    outputs = torch.zeros(len(inputs[0]), 10)
+    kept = [each.clone() for each in inputs]
+    def later():
+        time.sleep(0.3)
+        outputs.copy_(super(Engine, self).__call__(kept)[0][0])
+    threading.Thread(target=later).start()
+    return [outputs], 0.0
+"""
+_INPUTS_SEEN_BEFORE_THE_CLOCK_STARTS = """
+def __call__(self, inputs):
+    frame = sys._getframe(1)
+    worker = frame.f_locals.get("self")
+    if frame.f_code.co_name == "prepare":  # the untimed call
+        self.ahead = [super(Engine, self).__call__(each)[0] for each in worker.calls]
+        self.taken = 0
+    elif frame.f_code.co_name == "run" and self.taken < len(self.ahead):
+        self.taken += 1
+        return self.ahead[self.taken - 1], 0.0
+    return super().__call__(inputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (_ZEROS_FOR_THE_LAST_SHORT_BATCH, "largest error of the engine's answers is 1 "),
+        pytest.param(_ANSWERS_WRITTEN_LATER, "largest error", marks=pytest.mark.heavy),
+        pytest.param(_INPUTS_SEEN_BEFORE_THE_CLOCK_STARTS, "error of the engine's answers", marks=pytest.mark.heavy),
+    ],
+)
+def test_wrong_answers_are_found(take: Any, acme: Any, methods: str, words: str) -> None:
+    assert words in _invalid(take(acme(methods, repeat_check=False)))
 
 
 @pytest.mark.heavy
@@ -82,38 +114,6 @@ def test_a_slow_clock_in_the_engines_process_changes_no_figure(take: Any, acme: 
     windows = ran.windows()
     assert ran.finished.p_inference_core < 4 / 0.01
     assert sum(window.crossing_ms for window in windows) > 0.9 * sum(sum(window.latency_ms) for window in windows)
-
-
-@pytest.mark.heavy
-def test_answers_that_are_written_later_are_not_counted(take: Any, acme: Any) -> None:
-    methods = """
-    def __call__(self, inputs):
-        outputs = torch.zeros(len(inputs[0]), 10)
-        kept = [each.clone() for each in inputs]
-        def later():
-            time.sleep(0.3)
-            outputs.copy_(super(Engine, self).__call__(kept)[0][0])
-        threading.Thread(target=later).start()
-        return [outputs], 0.0
-    """
-    assert "largest error" in _invalid(take(acme(methods, repeat_check=False)))
-
-
-@pytest.mark.heavy
-def test_inputs_are_not_visible_before_the_clock_starts(take: Any, acme: Any) -> None:
-    methods = """
-    def __call__(self, inputs):
-        frame = sys._getframe(1)
-        worker = frame.f_locals.get("self")
-        if frame.f_code.co_name == "prepare":  # the untimed call
-            self.ahead = [super(Engine, self).__call__(each)[0] for each in worker.calls]
-            self.taken = 0
-        elif frame.f_code.co_name == "run" and self.taken < len(self.ahead):
-            self.taken += 1
-            return self.ahead[self.taken - 1], 0.0
-        return super().__call__(inputs)
-    """
-    assert "error of the engine's answers" in _invalid(take(acme(methods)))
 
 
 @pytest.mark.heavy

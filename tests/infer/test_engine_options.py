@@ -34,12 +34,15 @@ def _expected(request: EngineRequest, size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vendor", [None, "iluvatar", "kunlunxin"])
-def test_every_option_that_an_engine_reads_is_declared_for_doctor_and_documentation(vendor: str | None) -> None:
+def test_what_an_engine_reads_and_computes_is_declared_for_doctor_and_documentation(vendor: str | None) -> None:
     folder = find("vendors", vendor).path if vendor else None
     guide = (Path(__file__).parents[2] / "docs" / "reference" / "inference.md").read_text()
     for name, spec in engine_specs(folder).items():
-        assert set(spec.options) == set(engine_class(name, folder).known_options or ()), name
+        engine = engine_class(name, folder)
+        assert (spec.precisions, spec.generates) == (engine.precisions, engine.generates), name
+        assert set(spec.options) == set(engine.known_options or ()), name
         assert all(f"`{option}`" in guide for option in spec.options), name
+        assert {key.removeprefix("engine_options.") for key in spec.tunes if "." in key} <= set(spec.options), name
 
 
 @pytest.mark.parametrize(

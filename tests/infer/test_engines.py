@@ -63,14 +63,6 @@ def test_openvino_compiles_for_the_batch_size_and_computes_others_too(request_of
     assert engine.any_size is not None
 
 
-def test_the_declared_engines_are_what_their_classes_say() -> None:
-    for name, spec in engine_specs().items():
-        engine = engine_class(name, None)
-        assert (spec.precisions, spec.generates) == (engine.precisions, engine.generates), name
-        options = {setting.removeprefix("engine_options.") for setting in spec.tunes if "." in setting}
-        assert options <= (engine.known_options or options), name
-
-
 @pytest.mark.heavy
 def test_inductor_gives_the_models_answers_and_reports_compiling_for_a_new_batch_size(request_of: Any) -> None:
     request = request_of()

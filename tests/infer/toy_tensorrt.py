@@ -23,18 +23,9 @@ __version__ = "10.0.toy"
 _NUMPY = {"tensor(float)": ("FLOAT", torch.float32), "tensor(int64)": ("INT64", torch.int64)}
 
 
-class TensorIOMode(Enum):
-    INPUT = 1
-    OUTPUT = 2
-
-
-class BuilderFlag(Enum):
-    TF32 = 1
-    FP16 = 2
-
-
-class MemoryPoolType(Enum):
-    WORKSPACE = 1
+TensorIOMode = Enum("TensorIOMode", "INPUT OUTPUT")
+BuilderFlag = Enum("BuilderFlag", "TF32 FP16")
+MemoryPoolType = Enum("MemoryPoolType", "WORKSPACE")
 
 
 class Logger(int):
