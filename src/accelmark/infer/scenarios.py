@@ -61,18 +61,13 @@ class Scenarios:
 
     def run(self) -> Iterator[ScenarioResult]:
         """Run them in the order of the settings; yield each result immediately."""
-        kinds: dict[ScenarioName, Callable[[], ScenarioResult]] = {
-            "offline": self._offline,
-            "single_stream": lambda: self._stream("single_stream", 1),
-            "multi_stream": lambda: self._stream("multi_stream", self.settings.multi_stream_samples),
-            "server": self._server,
-        }
+        kinds = {"offline": self._offline, "server": self._server}
         names = self.settings.scenarios
         for place, name in enumerate(names):
             num_later = sum(EXPECTED_STEPS if later == "server" else 1 for later in names[place + 1 :])
             self.later_s = num_later * self.minimum.min_duration_s
             self.samples = AnswerSamples(self.library)
-            yield kinds[name]()
+            yield kinds[name]() if name in kinds else self._stream(name)
 
     def _offline(self) -> ScenarioResult:
         rate = self._rate()
@@ -85,7 +80,8 @@ class Scenarios:
             rate = log.number("result_samples_per_second") or expected.queries_per_s
         return self._result("offline", log, "samples_per_second", log.number("result_samples_per_second"), expected)
 
-    def _stream(self, name: ScenarioName, samples: int) -> ScenarioResult:
+    def _stream(self, name: ScenarioName) -> ScenarioResult:
+        samples = self.settings.multi_stream_samples if name == "multi_stream" else 1
         expected = replace(self.minimum, latency_s=self._call_s(samples) / 2, samples_per_query=samples)
         percentile = "p90"
         if name == "multi_stream":
@@ -160,13 +156,7 @@ class Scenarios:
     def _call_s(self, size: int) -> float:
         """Return the median duration of a call of ``size`` items in s, after a warm-up call."""
         indices = [index % len(self.library) for index in range(size)]
-        self.checked.process.pick(indices)
-        times: list[float] = []
-        for _ in range(5):
-            began = time.perf_counter()
-            self.checked.process.pick(indices)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
+        return statistics.median([self.library.timed_ms(indices) for _ in range(6)][1:]) / 1000
 
     def _result(
         self, name: ScenarioName, log: LoadGenLog, figure_name: str, figure: float | None, expected: LoadGenSettings
@@ -250,17 +240,20 @@ class Library:
             batch = InferBatch(tuple(tensor[first : first + size] for tensor in self.unchanged), None)
             fresh = self.checked.case.perturbed(batch, self.checked.generator)
             kinds = [new, *(known if call % 2 else new for call in range(1, REPEAT_CALLS))]
-            calls_ms.append([self._timed_ms(rows, known, fresh) for rows in kinds])
+            calls_ms.append([self._new_ms(rows, known, fresh) for rows in kinds])
         return repeat_check(calls_ms)
 
-    def _timed_ms(self, rows: range, known: range, fresh: Sequence[Tensor]) -> float:
+    def _new_ms(self, rows: range, known: range, fresh: Sequence[Tensor]) -> float:
         """Return the duration of a call, after a call of other items and with all inputs copied anew."""
         views = self.process.slots.views(self.process.shared, 0, len(self) + self.largest_call)
         self.process.pick([len(self) - 1] * len(rows))
         for view, tensor, other in zip_strict(views, self.inputs, fresh):
             view[known.start : known.stop] = tensor[known.start : known.stop]
             view[len(self) : len(self) + len(rows)] = other
-        indices = list(rows)
+        return self.timed_ms(list(rows))
+
+    def timed_ms(self, indices: Sequence[int]) -> float:
+        """Return the duration of a call of items."""
         began = time.perf_counter()
         self.process.pick(indices)
         return (time.perf_counter() - began) * 1000
