@@ -9,7 +9,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Generator, Tensor, nn
 
 from accelmark.infer.case import InferBatch, InferCase, InMemoryBatches, swap_neighbours
@@ -42,7 +41,7 @@ class CausalModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the negative log-likelihood of each token after the first, (batch, length - 1, 1) in nats."""
         logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
-        nats = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        nats = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         return nats.view(tokens.shape[0], -1, 1)
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:

@@ -387,11 +387,15 @@ class CheckedPass:
         reference = self.reference
         if reference is None:
             return
-        places = torch.arange(sum(chunk.sizes)) if whole else self._sample(chunk)
+        places, slices, size = torch.arange(sum(chunk.sizes)), list(chunk.calls()), self.settings.batch_size
+        if not whole:  # a random item of each of a random sample of the calls: an engine gains by whole calls
+            share = min(1.0, _SAMPLE * size, _MOST_SAMPLED * size / self.planned_items)
+            chosen = self.chance.sample(slices, max(1, round(share * len(slices))))
+            places = torch.tensor([self.chance.randrange(call.start, call.stop) for call in chosen])
         self.num_not_compared += sum(chunk.sizes) - len(places)
         calls = torch.arange(len(chunk.sizes)).repeat_interleave(torch.tensor(chunk.sizes))
-        begins = torch.tensor([call.start for call in chunk.calls()])
-        slots, size = self.process.slots, self.settings.batch_size
+        begins = torch.tensor([call.start for call in slices])
+        slots = self.process.slots
         staged = slots.blocks(self.process.staged, 0, slots.num_slots, slots.slot_items)
         for rows in torch.split(places, size if self.iterative else max(size, 32)):
             inputs = [block[calls[rows], rows - begins[calls[rows]]] for block in staged]
@@ -406,13 +410,6 @@ class CheckedPass:
                 self.expected_score.add(reference(inputs) if self.iterative else expected, chunk.labels[rows])
                 self.compared_score.add(answers, chunk.labels[rows])
                 self.num_scored += len(rows)
-
-    def _sample(self, chunk: _Chunk) -> Tensor:
-        """Return the place of a random item of each of a random sample of the calls: an engine gains by whole calls."""
-        calls = list(chunk.calls())
-        size, most = self.settings.batch_size, _MOST_SAMPLED * self.settings.batch_size / self.planned_items
-        chosen = self.chance.sample(calls, max(1, round(min(1.0, _SAMPLE * size, most) * len(calls))))
-        return torch.tensor([self.chance.randrange(call.start, call.stop) for call in chosen])
 
     def _compute_again(self, chunk: _Chunk) -> None:
         """Compute items that are new to the engine, and then the same items again, each time in a window of its own."""

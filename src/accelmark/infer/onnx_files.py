@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import platform
 import warnings
@@ -28,13 +26,6 @@ _TYPES: Final = {
 }  # fmt: skip
 _PASSED: Final = frozenset({"DequantizeLinear", "QuantizeLinear", "Transpose", "Identity", "Reshape"})
 """Operators between stored weights and the operator that uses them. A ``Cast`` is not one: it changes the type."""
-
-
-def import_exporter() -> None:
-    """Import the modules of the export, which takes more than a second; the export reports missing modules."""
-    with contextlib.suppress(ImportError):
-        for name in ("onnx", "onnxscript", "torch._dynamo"):
-            importlib.import_module(name)
 
 
 def export_onnx(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import secrets
@@ -39,7 +40,6 @@ from accelmark.infer.engines import eager
 from accelmark.infer.generation import generate
 from accelmark.infer.language_model import CausalModel, LanguageModelCase
 from accelmark.infer.measure import CheckedPass, Emit, Measured, measure
-from accelmark.infer.onnx_files import import_exporter
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.rounds.inference import invalid_reasons, phase_figures
 from accelmark.serving.model import ServedModel
@@ -246,7 +246,10 @@ class InferenceRun:
             if why_skipped(InferStep.EXPORT, self.settings) is None and any(
                 each.startswith("onnxscript") for each in (spec.requires if spec is not None else ())
             ):
-                import_exporter()  # on this core, while the process starts on another
+                # Imported on this core, while the process starts on another; the export reports missing modules.
+                with suppress(ImportError):
+                    for name in ("onnx", "onnxscript", "torch._dynamo"):
+                        importlib.import_module(name)
             self.process.wait_until_ready()
         engine = self._framework("fp32" if self.settings.precision == "int8" else self.settings.precision)
         try:
@@ -290,15 +293,6 @@ class InferenceRun:
             began = time.perf_counter()
             self._compile()
             self.details["load_s"] = time.perf_counter() - began
-        self._measure(process)
-        self.model = None  # generation uses the memory of the host and of the device
-        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
-            served = self.case.served
-            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
-            self.details |= process.usage()
-
-    def _measure(self, process: EngineProcess) -> None:
-        """Run the measured passes and the scenarios, next to the framework's model in fp32."""
         engine = self._framework("fp32") if self.model is not None else None
         reference = None if engine is None else engine.call
         try:
@@ -306,13 +300,18 @@ class InferenceRun:
                 checked = CheckedPass(self.case, self.batches, process, reference, self.emit, self.infer.iterative)
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
-                if self.settings.scenarios:
+                if settings.scenarios:
                     fixed = self._engine_facts().fixed_batch
                     for result in Scenarios(checked, fixed, self.node_dir, self._context("scenarios")).run():
                         self.emit(Event.SCENARIO, result)
         finally:
             if engine is not None:
                 engine.close()
+        self.model = None  # generation uses the memory of the host and of the device
+        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
+            served = self.case.served
+            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
+            self.details |= process.usage()
 
     @cached_property
     def example(self) -> tuple[Tensor, ...]:
