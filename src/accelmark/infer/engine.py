@@ -547,9 +547,7 @@ def rows_of(batch: Sequence[Tensor]) -> Rows:
     return tuple((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:])) for tensor in batch)
 
 
-@final
-@dataclass(frozen=True)
-class Slots:
+class Slots(NamedTuple):
     """``num_slots`` slots of up to ``slot_items`` items; a slot has an aligned region for each tensor of a batch."""
 
     rows: Rows

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
@@ -54,9 +53,7 @@ class HostSpec(FiniteSpec):
         return self.label or self.address
 
 
-@final
-@dataclass(frozen=True)
-class ContainerEngine:
+class ContainerEngine(NamedTuple):
     """What runs containers."""
 
     check: tuple[str, ...]

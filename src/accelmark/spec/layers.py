@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -39,9 +39,7 @@ class Provenance(Spec):
     """True where an open run changed an immutable setting."""
 
 
-@final
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """Settings from one file or from the command line, as ``{dotted key: value}``."""
 
     name: str

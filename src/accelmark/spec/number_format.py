@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 NOTHING: Final = "–"
 """Placeholder for a value that was not measured."""
@@ -119,9 +118,7 @@ def duration_s(value: Any) -> Any:
     return float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
 
 
-@final
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """A unit to show values in, and the divisor that converts to it."""
 
     unit: str

@@ -13,9 +13,8 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from pydantic_core import from_json
 
@@ -92,9 +91,7 @@ def finite(item: Any) -> Any:
     return [finite(part) for part in item] if isinstance(item, list) else item
 
 
-@final
-@dataclass(frozen=True)
-class PerfLogRecord:
+class PerfLogRecord(NamedTuple):
     """One decoded event."""
 
     event: str

@@ -11,11 +11,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal, TypeVar, cast, final, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast, get_args
 
 from pydantic import Field, model_validator
 
@@ -136,9 +135,7 @@ class FolderRef(Spec):
     """Hash over the folder's files; of a case, over the files of its task (:func:`task_files`)."""
 
 
-@final
-@dataclass(frozen=True)
-class Folder:
+class Folder(NamedTuple):
     """The folder of a plug-in, and where it was found."""
 
     name: str

@@ -6,9 +6,9 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol, final
+from typing import Final, Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 from typing_extensions import Self
@@ -131,9 +131,7 @@ class Server(Spec):
         return f"{self.address}:{self.port}"
 
 
-@final
-@dataclass(frozen=True)
-class HostPlace:
+class HostPlace(NamedTuple):
     """One host's part in a job: the arguments of a framework's launch."""
 
     nnodes: int
@@ -165,9 +163,7 @@ class Launch:
     """Default values; the cluster file, the vendor and the host may override them."""
 
 
-@final
-@dataclass(frozen=True)
-class DeviceSupport:
+class DeviceSupport(NamedTuple):
     """Whether the installed framework can use a device type, and the version or reason."""
 
     works: bool
@@ -213,9 +209,7 @@ class FrameworkLaunch(Protocol):
         ...
 
 
-@final
-@dataclass(frozen=True)
-class RankPlace:
+class RankPlace(NamedTuple):
     """A rank's place in its job."""
 
     rank: int = 0
@@ -226,12 +220,11 @@ class RankPlace:
     @classmethod
     def from_environment(cls) -> Self:
         """Read :data:`RANK_VARIABLES`; without them, return the place of a single rank."""
-        defaults = zip_strict(RANK_VARIABLES, astuple(cls()))
-        return cls(*(int(os.environ.get(name, default)) for name, default in defaults))
+        return cls(*(int(os.environ.get(name, default)) for name, default in zip_strict(RANK_VARIABLES, cls())))
 
     def variables(self) -> dict[str, str]:
         """Return :data:`RANK_VARIABLES` with the values of this rank."""
-        return dict(zip_strict(RANK_VARIABLES, map(str, astuple(self))))
+        return dict(zip_strict(RANK_VARIABLES, map(str, self)))
 
 
 _RUN: Final = (

@@ -6,9 +6,8 @@ import importlib.metadata
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.model import Spec
@@ -30,9 +29,7 @@ class Need(Spec):
     """Where the package comes from, if no index has it: another package there may have its name."""
 
 
-@final
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A requirement that is not met."""
 
     need: Need

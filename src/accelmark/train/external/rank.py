@@ -251,7 +251,7 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: RankPlace) -> list[s
     settings = flatten(work.settings.model_dump(mode="json"))
     mesh = mesh_of(work.settings.parallelism, key.world_size, key.nproc)
     values = {
-        **{name: str(value) for name, value in asdict(place).items()},
+        **{name: str(value) for name, value in place._asdict().items()},
         "python": sys.executable,
         "nnodes": str(key.nnodes),
         "nproc": str(key.nproc),
