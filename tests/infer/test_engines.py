@@ -232,7 +232,8 @@ def test_what_an_engine_reads_and_computes_is_declared_for_doctor_and_documentat
     guide = (Path(__file__).parents[2] / "docs" / "reference" / "inference.md").read_text()
     for name, spec in engine_specs(folder).items():
         engine = engine_class(name, folder)
-        assert (spec.precisions, spec.generates) == (engine.precisions, engine.generates), name
+        assert spec.generates == engine.generates, name
+        assert vendor is not None or spec.precisions == engine.precisions, name
         assert set(spec.options) == set(engine.known_options or ()), name
         assert all(f"`{option}`" in guide for option in spec.options), name
         assert {key.removeprefix("engine_options.") for key in spec.tunes if "." in key} <= set(spec.options), name

@@ -96,7 +96,6 @@ def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype) -> Path:
                for name, tensor in state.items()}, path)  # fmt: skip
     path.chmod(0o644)  # safetensors creates it readable by the owner only
     started = result["environment"]["started"]
-    figures = {name: figure["value"] for name, figure in result["figures"].items()}
     record = {
         "key": str(job.key),
         "case_version": job.case_version,
@@ -104,9 +103,7 @@ def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype) -> Path:
         "settings": job.work.settings.model_dump(mode="json"),
         "framework": f"{started.get('framework')} {started.get('framework_version')}",
         "converged": result["converged"],
-        "final_metric": figures["final_metric"],
-        "final_loss": figures["final_loss"],
-        "raw_train_time_s": figures["raw_train_time_s"],
+        **{name: result["figures"][name]["value"] for name in ("final_metric", "final_loss", "raw_train_time_s")},
         "target": result["target"],
         "checkpoint": checkpoints[-1].parent.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
@@ -113,16 +113,14 @@ def _check_name(rules: R, folder: str) -> R:
 
 RulesOfSearch = Annotated[
     SearchRules,
-    BeforeValidator(
-        lambda given: _read(SearchRules, "searches", given), json_schema_input_type=Union[SearchRules, str]
-    ),
+    BeforeValidator(partial(_read, SearchRules, "searches"), json_schema_input_type=Union[SearchRules, str]),
     AfterValidator(lambda rules: _check_name(rules, "searches")),
 ]
 """A rule set, its name, or the path of its file."""
 
 RulesOfRun = Annotated[
     RunRules,
-    BeforeValidator(lambda given: _read(RunRules, "runs", given), json_schema_input_type=Union[RunRules, str]),
+    BeforeValidator(partial(_read, RunRules, "runs"), json_schema_input_type=Union[RunRules, str]),
     AfterValidator(lambda rules: _check_name(rules, "runs")),
 ]
 """The same for a run."""
