@@ -39,7 +39,7 @@ def opened(directory: Path) -> Dataset:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_fashion_mnist_is_split_three_ways_without_overlap(tmp_path: Path, packed: bool) -> None:
+def test_images_are_split_three_ways_without_overlap_and_limited(tmp_path: Path, packed: bool) -> None:
     write_fashion(tmp_path, packed=packed)
     data = opened(tmp_path)
     assert (len(data.training), len(data.validation), len(data.held_out)) == (45, 5, 20)
@@ -47,6 +47,8 @@ def test_fashion_mnist_is_split_three_ways_without_overlap(tmp_path: Path, packe
     seen = {data.training.batch(everything[[index]], None).tobytes() for index in everything}
     validated = {data.validation.batch(np.array([index]), None).tobytes() for index in range(5)}
     assert not seen & validated
+    data = open_dataset(tiny_dataset(tmp_path).model_copy(update={"limit": 40}), tiny_network())
+    assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
 
 
 def test_a_missing_or_damaged_split_is_reported(tmp_path: Path) -> None:
@@ -164,11 +166,6 @@ def test_imagenet_is_identified_by_its_classes_and_size(tmp_path: Path, monkeypa
     assert imagenet_identity(split(30), split(9)) == "imagenet"
     others = split(30, ("cat", "dog", "newt"))
     assert imagenet_identity(others, split(9)) == "folders of 3 other classes than ImageNet's"
-
-
-def test_a_limit_applies_to_all_splits(tmp_path: Path) -> None:
-    data = open_dataset(tiny_dataset(tmp_path).model_copy(update={"limit": 40}), tiny_network())
-    assert (len(data.training), len(data.validation), len(data.held_out)) == (32, 8, 40)
 
 
 def arrays(**changes: object) -> dict[str, object]:

@@ -248,7 +248,7 @@ def tried(started_s: float, ended_s: float | None, **changes: object) -> journal
     return journal.TrialEvent(trial=trial(0, started_s, ended_s).model_copy(update={"individual": 0} | changes))
 
 
-def test_a_lost_first_attempt_counts_time_and_no_operations() -> None:
+def test_a_lost_first_attempt_and_a_diverged_last_trial_count_time_and_no_operations() -> None:
     events: list[journal.Event] = [
         *begun(),
         tried(0.0, 13.0, status="lost"),
@@ -263,10 +263,7 @@ def test_a_lost_first_attempt_counts_time_and_no_operations() -> None:
     assert final.score == pytest.approx(FULL / 63)
     assert board.at(10.0).operations == 0
     assert [point.time_h * 3600 for point in board.series(30.0)] == pytest.approx([30.0, 60.0, 63.0])
-
-
-def test_a_diverged_last_trial_counts_time_and_no_operations() -> None:
-    events: list[journal.Event] = [
+    events = [
         *begun(),
         tried(0.0, 20.0),
         journal.EpochEvent(epoch=epoch(0, 0.0, 20.0, 0.8)),

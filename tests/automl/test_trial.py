@@ -83,15 +83,12 @@ def test_a_trial_learns_and_reports_the_images_it_really_processed(data: Dataset
     assert notes.images == 6 * (256 + 64) + 80
 
 
-def test_a_trial_stopped_early_reports_the_trained_part(data: Dataset) -> None:
+def test_a_trial_stopped_early_or_by_its_time_reports_the_trained_part(data: Dataset) -> None:
     result, _, notes = run(data, order(), stop_after=256 + 64 + 96)
     assert result.status == "cut"
     last = notes.epochs[-1]
     assert (last.complete, last.trained_images, last.steps, last.evaluated_images) == (False, 96, 3, 0)
     assert last.validation_accuracy is None
-
-
-def test_a_trial_stops_when_its_time_is_up(data: Dataset) -> None:
     result, _, notes = run(data, order(epochs=10_000, limit_s=0.5))
     assert result.status == "cut"
     assert not notes.epochs[-1].complete

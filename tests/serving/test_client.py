@@ -290,10 +290,6 @@ def client_processes() -> list[psutil.Process]:
     return found
 
 
-class _Stop(Exception):  # noqa: N818 - stands for whatever a caller raises
-    pass
-
-
 def test_a_stage_that_is_stopped_records_what_it_gives_up() -> None:
     arrived: list[Peer] = []
     records: Records = []
@@ -306,11 +302,11 @@ def test_a_stage_that_is_stopped_records_what_it_gives_up() -> None:
 
     def watch() -> None:
         if len(arrived) == 4:
-            raise _Stop
+            raise LookupError  # stands for whatever a caller raises
 
     with scripted_server(handle) as url, Client(Endpoint(url, "tiny")) as client:
         load = Load(0, 60.0, TIMEOUT_S, concurrency=4)
-        with pytest.raises(_Stop):
+        with pytest.raises(LookupError):
             client.run_stage(map(planned, count()), load, lambda _, *ended: records.append(ended), watch)
         assert [record.status for record, _ in records] == ["cancelled"] * 4
         assert not client_processes()

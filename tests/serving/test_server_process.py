@@ -80,20 +80,13 @@ def test_a_server_and_its_children_are_gone_after_stop(
         server.check()
 
 
-def test_a_server_that_dies_says_why(start: Start) -> None:
+def test_a_server_that_dies_never_gets_healthy_or_does_not_exist_says_why(start: Start) -> None:
     with pytest.raises(ServeError, match=r"Toy server ended by itself with status 7: no free memory for the KV"):
         start(DIES).wait_until_healthy(120, lambda: None)
-
-
-def test_a_server_that_never_gets_healthy_is_given_up(start: Start) -> None:
     told: list[int] = []
-    server = start(UNHEALTHY)
     with pytest.raises(ServeError, match=r"did not answer /health with 200 within 3 s.*server\.log"):
-        server.wait_until_healthy(3, lambda: told.append(1))
+        start(UNHEALTHY).wait_until_healthy(3, lambda: told.append(1))
     assert told
-
-
-def test_a_program_that_does_not_exist_is_named(start: Start) -> None:
     with pytest.raises(ServeError, match="no-such-server"):
         start("", command=("no-such-server", "{port}"))
 
@@ -146,12 +139,11 @@ def test_the_client_has_cores_of_its_own_where_there_are_enough() -> None:
         assert Cores.divided(1) == (available[:-1], available[-1:])
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelmark.serving.server_process._REPORT_S", 0.01)
 
 
-@pytest.mark.usefixtures("quick_reports")
 def test_the_conversion_of_a_large_model_is_no_silence(start: Start) -> None:
     reports: list[int] = []
     start(HEALTHY, prepare=("{python}", "-c", "import time; time.sleep(0.5)"), report=lambda: reports.append(1))
@@ -168,7 +160,6 @@ print(json.dumps({"cpu_s": 1.0, "wall_s": 2.0}))
 """
 
 
-@pytest.mark.usefixtures("quick_reports")
 @pytest.mark.parametrize(("device", "num_devices", "expected"), [("cuda", 8, "auto"), ("cpu", 2, "cpu")])
 def test_the_framework_compares_answers_on_all_devices_and_not_silently(
     device: str, num_devices: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
