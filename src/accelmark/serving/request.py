@@ -121,15 +121,10 @@ class Load(NamedTuple):
         client_cpu_share: float = 0.0,
     ) -> LoadStage:
         """Return the stage that began at ``begin_ns`` (``time.monotonic_ns``) as it is logged at its end."""
+        shared = {name: value for name, value in self._asdict().items() if name in LoadStage.model_fields}
         return LoadStage(
-            stage=self.stage,
-            arrival=self.arrival,
-            concurrency=self.concurrency,
-            rate=self.rate,
-            is_search=self.is_search,
+            **shared,
             scenario=self.loadgen.scenario if self.loadgen else None,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
             begin_mono_s=begin_ns / 1e9,
             duration_s=duration_s,
             num_requests=num_requests,

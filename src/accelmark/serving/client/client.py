@@ -122,17 +122,10 @@ class Client(contextlib.AbstractContextManager["Client"]):
         )
 
     def _send_request(self, process: int, request: PlannedRequest) -> None:
-        body = self.target.body(request)
-        message = Request(
-            number=request.number,
-            prompt=request.prompt,
-            requested_tokens=request.requested_tokens,
-            due_s=request.due_s,
-            input_tokens=request.input_tokens,
-            num_bytes=len(body),
-        )
+        body, planned = self.target.body(request), request._asdict()
+        del planned["content"]
         self._sent[request.number] = request
-        self._send(process, line(message), body)
+        self._send(process, line(Request(**planned, num_bytes=len(body))), body)
 
     def _record_end(self, message: Ended) -> None:
         self._record_ended(self._sent.pop(message.record.number), message.record, message.text)
