@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import final
 
-from accelmark.plan.plan import Plan
-from accelmark.run.launchers import plan_of_hosts
+from accelmark.run.launchers import create_launcher, plan_of_hosts
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.launchers.ssh.connection import SshConnection
 from accelmark.run.launchers.ssh.delivery import put_files
 from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, NodeStream, raise_descriptor_limit
@@ -66,8 +66,8 @@ async def together(cluster: ClusterSpec, home: Path, mark: str) -> Phases:
     phases = Phases()
     async with _connections(cluster) as hosts:
         with phases.timed("preflight"):
-            plan = plan_of_hosts(cluster)
-            await asyncio.gather(*(_check(host, cluster.python, plan) for host in hosts))
+            launcher = create_launcher(plan_of_hosts(cluster), home)
+            await asyncio.gather(*(_check(host, launcher) for host in hosts))
         with phases.timed("launch"):
             await asyncio.gather(*(_launch(host, cluster.python, mark) for host in hosts))
         with phases.timed("collection"):
@@ -86,10 +86,10 @@ async def _connections(cluster: ClusterSpec) -> AsyncIterator[list[SshConnection
         await asyncio.gather(*(host.close() for host in hosts))
 
 
-async def _check(host: SshConnection, python: str, plan: Plan) -> None:
-    done = await host.run(command(python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
+async def _check(host: SshConnection, launcher: Launcher) -> None:
+    done = await host.run(command(launcher.python, "probe"), json.dumps(REQUEST).encode() + b"\n", timeout_s=300)
     facts = HostFacts.model_validate_json(done.out)
-    problems = problems_of_host(HostState(host.name, facts, plan, work_directory=str(WORK)))
+    problems = problems_of_host(HostState(host.name, facts, launcher))
     assert not [problem for problem in problems if problem.severity == "error"], problems
 
 

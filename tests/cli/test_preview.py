@@ -17,7 +17,6 @@ import yaml
 
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
-from accelmark.run.record.directory import RunDirectory
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan, wait_for
 from tests.run.test_session import agent_of, done, drive, stepping
@@ -192,13 +191,13 @@ def without_assignments(command: list[str]) -> list[str]:
 
 def test_the_executed_commands_are_those_of_the_dry_run(plugins: Path, tmp_path: Path) -> None:
     plan = make_plan(("steps=100000",))
-    directory = RunDirectory((tmp_path / "run").resolve(), plan)
-    launcher = create_launcher(plan, directory.path)
-    (node,) = asyncio.run(node_jobs(directory, plan.jobs[0], launcher))
+    run = (tmp_path / "run").resolve()
+    launcher = create_launcher(plan, run)
+    (node,) = asyncio.run(node_jobs(plan.jobs[0], launcher))
     shown = {tuple(without_assignments(command)) for command in launcher.agents([node])[0].commands()}
-    process = drive("start", directory.path, plan=plan)
-    wait_for(lambda: stepping(directory.path), "a step")
-    agent = agent_of(directory.path).pid
+    process = drive("start", run, plan=plan)
+    wait_for(lambda: stepping(run), "a step")
+    agent = agent_of(run).pid
     pids = [agent, *(process.pid for process in psutil.Process(agent).children())]
     seen = {tuple(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]) for pid in pids}
     process.send_signal(signal.SIGINT)

@@ -16,7 +16,6 @@ from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.hosts import Preflight
 from accelmark.run.processes import RUN_MARKER
-from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem
 from accelmark.spec.job import JobSpec, TrainJob
@@ -99,7 +98,7 @@ def problems(plan: Plan, run: Path, *given: Path) -> list[Problem]:
 
     async def check() -> list[Problem]:
         async with create_launcher(plan, run) as launcher:
-            return await Preflight(RunDirectory(run, plan), launcher, plan.jobs).run()
+            return await Preflight(launcher, plan.jobs).run()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accelmark.run.preflight.checks.given_data", lambda _: [(None, path) for path in given])

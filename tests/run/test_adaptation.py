@@ -134,7 +134,7 @@ def test_a_container_uses_a_packages_folder_and_mounts_named_models(plugins: Pat
     job = planned.job.model_copy(update={"extern": extern, "work": infer})
     directory = RunDirectory.create(tmp_path / "run", plan)
     launcher = create_launcher(plan, directory.path)
-    (node,) = asyncio.run(node_jobs(directory, planned.model_copy(update={"job": job}), launcher))
+    (node,) = asyncio.run(node_jobs(planned.model_copy(update={"job": job}), launcher))
     there = node.job
     assert there.extern is not None
     assert (there.extern.package, there.extern.path) == (None, tmp_path)

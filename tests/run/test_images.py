@@ -14,7 +14,6 @@ from accelmark.plan.plan import Plan
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.preflight.hosts import check_cluster, preflight_commands
-from accelmark.run.record.directory import RunDirectory
 from accelmark.run.sandboxes.sandbox import ImageRecipe
 from accelmark.spec.cluster import ClusterSpec
 from tests.run.fakes import make_plan, problems
@@ -95,10 +94,10 @@ def test_preflight_warns_of_an_image_that_is_nowhere(store: Path, tmp_path: Path
 
 def test_a_dry_run_shows_the_commands_that_look_for_an_image_and_pull_it(store: Path, tmp_path: Path) -> None:
     plan = plan_in(THERE)
-    directory, launcher, (job,) = RunDirectory(tmp_path, plan), create_launcher(plan, tmp_path), plan.jobs
+    launcher, (job,) = create_launcher(plan, tmp_path), plan.jobs
     (looks,) = asyncio.run(preflight_commands(plan, launcher)).values()
     assert looks[1:] == [["podman", "image", "inspect", THERE], ["podman", "manifest", "inspect", THERE]]
-    (node,) = asyncio.run(node_jobs(directory, job, launcher))
+    (node,) = asyncio.run(node_jobs(job, launcher))
     (agent,) = launcher.agents([node])
     assert agent.commands()[:2] == [["podman", "image", "inspect", THERE], ["podman", "pull", THERE]]
 

@@ -134,7 +134,7 @@ def agents(run: Path, command: list[str]) -> list[CommandAgent]:
     plan = make_plan((), hosts=HOSTS, cluster=ClusterSpec.model_validate(values))
     launcher = create_launcher(plan, run)
     found = []
-    for agent in launcher.agents(asyncio.run(node_jobs(RunDirectory(run, plan), plan.jobs[0], launcher))):
+    for agent in launcher.agents(asyncio.run(node_jobs(plan.jobs[0], launcher))):
         assert isinstance(agent, CommandAgent)
         agent.node.node_dir.mkdir(parents=True)
         agent.command = command

@@ -18,7 +18,7 @@ import yaml
 
 from accelmark.plan.plan import Plan
 from accelmark.run.host import SubprocessHost
-from accelmark.run.launchers import plan_of_hosts
+from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.ssh.delivery import Wheel, wheel
 from accelmark.run.onhost import command
 from accelmark.run.preflight.checks import (
@@ -41,7 +41,6 @@ from accelmark.spec.plugins.requirements import Need, distributions
 from tests.cli.test_main import accelmark
 from tests.run.fakes import make_plan, problems
 
-WORK = "/var/tmp/accelmark"
 CLUSTER = ClusterSpec.model_validate({"launcher": "ssh", "hosts": [{"address": "a"}, {"address": "b"}]})
 
 
@@ -53,7 +52,8 @@ def state(name: str = "a", cluster: ClusterSpec = CLUSTER, **changed: object) ->
         "busy_ports": (), "refusals": {}, "missing_directories": (), "missing_files": (), "lacking_modules": (),
         "engine_problem": None, "held_by": None, "may_clear_caches": True,
     }  # fmt: skip
-    return HostState(name, HostFacts.model_validate(values | changed), plan_of_hosts(cluster), work_directory=WORK)
+    launcher = create_launcher(plan_of_hosts(cluster), Path("run"))
+    return HostState(name, HostFacts.model_validate(values | changed), launcher)
 
 
 def whats(problems: list[Problem], severity: str) -> list[str]:

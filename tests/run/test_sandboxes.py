@@ -13,7 +13,6 @@ from accelmark.run.agent.task import NodeJob
 from accelmark.run.controller.execution import node_jobs
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from tests.run.fakes import make_plan
 
@@ -26,7 +25,7 @@ def on_slurm(**container: object) -> Plan:
 
 def opened(plan: Plan, run: Path) -> tuple[Launcher, list[NodeJob]]:
     launcher = create_launcher(plan, run)
-    return launcher, asyncio.run(node_jobs(RunDirectory(run, plan), plan.jobs[0], launcher))
+    return launcher, asyncio.run(node_jobs(plan.jobs[0], launcher))
 
 
 def test_pyxis_makes_the_container_of_the_one_srun_of_a_job(plugins: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from accelmark.run.launchers import create_launcher
 from accelmark.run.onhost import abridged
 from accelmark.run.preflight.checks import HostsNotReadyError, given_data
 from accelmark.run.preflight.hosts import missing_here, preflight_commands
-from accelmark.run.record.directory import RunDirectory, require_empty
+from accelmark.run.record.directory import require_empty
 from accelmark.run.record.states import read_events
 from accelmark.spec.errors import SpecError
 from accelmark.spec.job import TrainJob
@@ -38,10 +38,9 @@ def print_plan(
     ``script`` is the batch script, where the run would be submitted. Exits as the run would.
     """
     require_empty(path)
-    directory = RunDirectory(path.absolute(), plan)
-    launcher = create_launcher(plan, directory.path)
-    nodes = {job.directory: asyncio.run(node_jobs(directory, job, launcher)) for job in plan.jobs}
-    lacking = asyncio.run(missing_here(directory, launcher))
+    launcher = create_launcher(plan, path.absolute())
+    nodes = {job.directory: asyncio.run(node_jobs(job, launcher)) for job in plan.jobs}
+    lacking = asyncio.run(missing_here(launcher))
     raw: dict[str, Any] = plan.model_dump(mode="json")
     secrets = set(secrets_in(raw))
     secrets |= {quoted[1:-1] for secret in secrets if (quoted := shlex.quote(secret)) != secret}

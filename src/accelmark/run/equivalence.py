@@ -156,7 +156,7 @@ def check_equivalence(
 
     async def take_steps() -> list[_Steps]:
         async with create_launcher(directory.plan, directory.path) as launcher:
-            await preflight(directory, launcher, directory.plan.jobs, observer)
+            await preflight(launcher, directory.plan.jobs, observer)
             done: list[_Steps] = []
             for planned in directory.plan.jobs:
                 train = planned.job.work
@@ -174,7 +174,7 @@ def check_equivalence(
                 )
                 job = planned.model_copy(update={"job": planned.job.model_copy(update={"work": work})})
                 observer.state(job, JobStatus(state="running"))
-                state, reason = await execute_job(directory, job, launcher, fetch, Cancellation(), report=observer.note)
+                state, reason = await execute_job(job, launcher, fetch, Cancellation(), report=observer.note)
                 if state != "succeeded":
                     raise RunError(f"{job.job.key}: {state.replace('_', ' ')}: {reason}")
                 logs = [log for node in node_dirs(directory.round_dir(job)) for log in node.rank_logs()]

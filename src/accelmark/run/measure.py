@@ -78,9 +78,9 @@ def probe(
         (job,) = run.plan.jobs
         async with create_launcher(run.plan, run.path) as launcher:
             launcher.report = report
-            is_here, preflight = launcher.spec.is_localhost, Preflight(run, launcher, (job,))
-            require_ready(await (missing_here(run, launcher) if is_here else preflight.run()), run.plan)
-            state, reason = await execute_job(run, job, launcher, lambda *_: None, Cancellation())
+            is_here, preflight = launcher.spec.is_localhost, Preflight(launcher, (job,))
+            require_ready(await (missing_here(launcher) if is_here else preflight.run()), run.plan)
+            state, reason = await execute_job(job, launcher, lambda *_: None, Cancellation())
             if state != "succeeded":
                 raise RunError(f"the probe {state.replace('_', ' ')}: {reason}")
 

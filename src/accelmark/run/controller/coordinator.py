@@ -49,7 +49,7 @@ from accelmark.spec.settings.tuning import TuningSpec, identity, next_trial
 _REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
 _REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
 _STOP_TIMEOUT_S: Final = 90.0
-PreflightCheck = Callable[[RunDirectory, Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
+PreflightCheck = Callable[[Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
 
 
@@ -232,7 +232,7 @@ class Coordinator:
             if any(status.attempt > 1 or status.ended for status in self._event_log.jobs.values()):
                 specs = [host for host in self.directory.plan.cluster.hosts if host.name in used]
                 await self._launcher.end_stale_agents(specs)
-            await self.preflight(self.directory, self._launcher, jobs, self.observer)
+            await self.preflight(self._launcher, jobs, self.observer)
 
         if not self.stop:
             await self.stop.unless_requested(check())
@@ -288,7 +288,7 @@ class Coordinator:
             return
         self._move(job, "preparing")
         is_repeated = from_checkpoint and earlier_attempts(self.directory.round_dir(job))
-        can_resume = not isinstance(job.job.work, TrainingWork) or has_checkpoints(self.directory, job, self._launcher)
+        can_resume = not isinstance(job.job.work, TrainingWork) or has_checkpoints(job, self._launcher)
         if is_repeated and not can_resume:
             why = "no checkpoint to resume from (checkpoint.every_steps writes some)"
             self._note(job, f"{why}: it starts again at step 1")
@@ -300,7 +300,6 @@ class Coordinator:
 
         try:
             end = await execute_job(
-                self.directory,
                 job,
                 self._launcher,
                 self.fetch,
@@ -322,7 +321,7 @@ class Coordinator:
             if self._state(job) == "preparing":
                 self._move(job, "running", "followed by another coordinator")
 
-        end = await follow_job(self.directory, job, self._launcher, self.stop, on_start, self._reporter(job))
+        end = await follow_job(job, self._launcher, self.stop, on_start, self._reporter(job))
         await self._finish(job, end or ("lost", "the coordinator ended before all of its agents were started"))
 
     def _reporter(self, job: PlannedJob) -> Callable[[], None]:

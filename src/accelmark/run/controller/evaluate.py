@@ -126,7 +126,7 @@ async def evaluate(
 
     shutil.rmtree(directory.round_dir(evaluation), ignore_errors=True)
     tick()
-    await execute_job(directory, evaluation, launcher, fetch, stop, tick=tick, interval_s=1.0)
+    await execute_job(evaluation, launcher, fetch, stop, tick=tick, interval_s=1.0)
 
 
 def _replays(saved: reading.SavedCheckpoints, draw: str, num_left: float) -> Iterator[ReplayedPair]:

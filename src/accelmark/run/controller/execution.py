@@ -45,7 +45,6 @@ _COMMUNICATES: Final = re.compile(
 
 
 async def execute_job(
-    directory: RunDirectory,
     job: PlannedJob,
     launcher: Launcher,
     fetch: FetchData,
@@ -67,10 +66,10 @@ async def execute_job(
 
     Raises AccelmarkError: it could not be started; UnreachableError where agents may still run on a host.
     """
-    file = directory.round_dir(job) / JOB_FILE
-    if not (from_checkpoint and has_checkpoints(directory, job, launcher)):
+    file = launcher.run / job.directory / JOB_FILE
+    if not (from_checkpoint and has_checkpoints(job, launcher)):
         file.unlink(missing_ok=True)
-    nodes = await node_jobs(directory, job, launcher, from_checkpoint=from_checkpoint)
+    nodes = await node_jobs(job, launcher, from_checkpoint=from_checkpoint)
     make_directory(file.parent)
     write_atomic(file, nodes[0].job.model_dump_json(indent=2))
     agents = launcher.agents(nodes)
@@ -78,7 +77,7 @@ async def execute_job(
     def fetch_data() -> None:
         if (records := fetch(nodes[0].job, report)) is not None:
             values = {name: record.model_dump(mode="json") for name, record in records.items()}
-            write_atomic(directory.round_dir(job) / DATA_FILE, json.dumps(values, indent=2))
+            write_atomic(file.with_name(DATA_FILE), json.dumps(values, indent=2))
 
     fetching = [run_in_daemon_thread(fetch_data)] if launcher.spec.shares_filesystem else []
     preparing = (prepare(agent, launcher.reconnect_s, report) for agent in agents)
@@ -114,15 +113,10 @@ async def prepare(agent: AgentHandle, reconnect_s: float, report: Callable[[str]
 
 
 async def follow_job(
-    directory: RunDirectory,
-    job: PlannedJob,
-    launcher: Launcher,
-    stop: Cancellation,
-    on_start: Callable[[], None],
-    tick: Callable[[], None],
+    job: PlannedJob, launcher: Launcher, stop: Cancellation, on_start: Callable[[], None], tick: Callable[[], None]
 ) -> JobEnd | None:
     """Follow a job that an earlier coordinator started. If agents are missing, end the others and return None."""
-    agents = launcher.agents(await node_jobs(directory, job, launcher))
+    agents = launcher.agents(await node_jobs(job, launcher))
     present = await asyncio.gather(*(agent.attach() for agent in agents))
     if not all(present):
         await _end([agent for agent, is_present in zip(agents, present, strict=True) if is_present])
@@ -176,15 +170,14 @@ async def _wait(
     return state, reason
 
 
-async def node_jobs(
-    directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False
-) -> list[NodeJob]:
+async def node_jobs(job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool = False) -> list[NodeJob]:
     """Return a job's part on each of its hosts, which ``python -m accelmark.run.agent.agent`` carries out there.
 
     ``from_checkpoint``: whether to resume from checkpoints of an interrupted attempt, if there are any.
     """
+    directory, plan = RunDirectory(launcher.run, launcher.plan), launcher.plan
     has_begun = any(directory.path.glob(f"*/*/*_noderank*/{EXIT_FILE}"))
-    plan, spec = directory.plan, _job_on_hosts(directory, job, launcher, from_checkpoint=from_checkpoint)
+    spec = _job_on_hosts(job, launcher, from_checkpoint=from_checkpoint)
     hosts = {host.name: host for host in plan.cluster.hosts}
     mine = [hosts[node.host] for node in job.nodes]
     servers = [
@@ -241,13 +234,13 @@ async def node_jobs(
     return nodes
 
 
-def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:
+def _job_on_hosts(job: PlannedJob, launcher: Launcher, *, from_checkpoint: bool) -> JobSpec:
     """Return the job with its paths, as its ranks read it, and with its seed.
 
     Where a vendor's code, which is hashed, takes part, the seed is drawn, and kept by later attempts: the code could
     have been prepared for the seed of the case. An open run may set one.
     """
-    round_dir, spec = directory.round_dir(job), job.job
+    round_dir, spec = launcher.run / job.directory, job.job
     seed: int | None = None
     is_set = (entry := spec.provenance.get("seed")) is not None and entry.forced
     if isinstance(spec.work, TrainingWork) and spec.has_vendors_code and not is_set:
@@ -257,19 +250,19 @@ def _job_on_hosts(directory: RunDirectory, job: PlannedJob, launcher: Launcher, 
             seed = secrets.randbits(31)
     changed: dict[str, object] = {
         "checkpoint_dir": round_dir / spec.checkpoint_dir,
-        "resume": from_checkpoint and has_checkpoints(directory, job, launcher),
+        "resume": from_checkpoint and has_checkpoints(job, launcher),
         "seed": seed,
     }
-    if directory.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
+    if launcher.plan.cluster.container is not None:  # mounted folders are in the container, installed packages are not
         for name, ref in (("case", spec.case), ("extern", spec.extern)):
             if ref is not None and ref.package is not None and not ref.package.startswith("accelmark."):
                 changed[name] = ref.model_copy(update={"package": None})
     return spec.model_copy(update=changed)
 
 
-def has_checkpoints(directory: RunDirectory, job: PlannedJob, launcher: Launcher) -> bool:
+def has_checkpoints(job: PlannedJob, launcher: Launcher) -> bool:
     """Return whether an earlier attempt at a job may have left checkpoints that it can resume from."""
-    round_dir, work = directory.round_dir(job), job.job.work
+    round_dir, work = launcher.run / job.directory, job.job.work
     if isinstance(work, ExternalJob) and not work.trainer.resume:
         return False
     if not launcher.spec.shares_filesystem:  # an attempt that was started may have written some on its hosts

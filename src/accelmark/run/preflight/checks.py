@@ -19,6 +19,7 @@ from accelmark.datasets.verify import outline
 from accelmark.plan.plan import Plan, PlannedJob
 from accelmark.run.controller.data import datasets_of
 from accelmark.run.host import Host, HostError
+from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.onhost import command
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import EXIT_FAILED, AccelmarkError, Problem, RequestError, SpecError
@@ -131,15 +132,11 @@ class HostState:
 
     name: str
     facts: HostFacts
-    plan: Plan
+    launcher: Launcher
     jobs: Sequence[PlannedJob] = ()
     """The jobs that are about to be started on it; empty where a cluster is checked without a run."""
     clock_offset_s: float = 0.0
     """Its clock minus this machine's."""
-    work_directory: str = ""
-    visible_file: Path | None = None
-    """A file in the run directory that it must see at the same path."""
-    is_localhost: bool = False
     devices: Sequence[DeviceFacts] | None = None
     """The vendor's devices; None where they were not read."""
     packages: dict[str, PackageFacts] = field(default_factory=dict)
@@ -150,7 +147,12 @@ class HostState:
     @property
     def cluster(self) -> ClusterSpec:
         """The cluster of the run."""
-        return self.plan.cluster
+        return self.launcher.plan.cluster
+
+    @property
+    def is_localhost(self) -> bool:
+        """Whether it is this machine."""
+        return self.launcher.spec.is_localhost
 
 
 def problems_of_host(host: HostState) -> list[Problem]:
@@ -185,10 +187,10 @@ def _resources(host: HostState) -> Iterator[Problem]:
     """Check disk, memory (also that which processes share) and the container engine."""
     facts, cluster = host.facts, host.cluster
     if facts.not_writable is not None:
-        what = f"{host.work_directory} cannot be written: {facts.not_writable}"
+        what = f"{host.launcher.work_directory} cannot be written: {facts.not_writable}"
         yield _error(what, "choose another directory, mount it, or free space")
     elif facts.free_mib < cluster.min_disk_mib:
-        what = f"{facts.free_mib:.0f} MiB are free in {host.work_directory}, {cluster.min_disk_mib} are needed"
+        what = f"{facts.free_mib:.0f} MiB are free in {host.launcher.work_directory}, {cluster.min_disk_mib} are needed"
         yield _error(what, "free space, choose another directory, or lower min_disk_mib in the cluster file")
     if facts.memory_mib < cluster.min_memory_mib:
         what = f"{facts.memory_mib:.0f} MiB of memory are free, {cluster.min_memory_mib} are needed"
@@ -205,7 +207,7 @@ def _resources(host: HostState) -> Iterator[Problem]:
 
 def _network_and_data(host: HostState) -> Iterator[Problem]:
     """Check ports, the servers that jobs measure, data, and files and locks that the host shares with this machine."""
-    facts, seen = host.facts, host.visible_file
+    facts, seen = host.facts, host.launcher.visible_file
     for port in facts.busy_ports if facts.held_by is None else ():  # another run that uses the host uses the ports
         yield _error(f"port {port} is in use", f"find the process: ss -ltnp sport = :{port}; or set master_port")
     for url, why in facts.refusals.items():
@@ -213,7 +215,7 @@ def _network_and_data(host: HostState) -> Iterator[Problem]:
     for path in facts.missing_directories:
         hint = "copy or mount it there, or correct data in the run file (--data)"
         yield _error(f"the data directory {path} is missing", hint)
-    for spec, place in given_data(host.plan) if host.is_localhost and host.jobs else ():
+    for spec, place in given_data(host.launcher.plan) if host.is_localhost and host.jobs else ():
         for problem in outline(spec, place) if place.is_dir() else ():
             yield _error(f"{spec.title} in {place}: {problem.what}", problem.hint or "correct --data")
     for path in facts.missing_files:
@@ -263,12 +265,12 @@ def devices(host: HostState) -> Iterator[Problem]:
     needed = max((node.nproc for node in nodes), default=1)
     if len(host.devices) < needed:
         have = f"{len(host.devices)} devices" if host.devices else "no device"
-        yield _error(f"has {have} of {host.plan.vendor}, {needed} are needed", "see 'accelmark doctor' there")
+        yield _error(f"has {have} of {host.launcher.plan.vendor}, {needed} are needed", "see 'accelmark doctor' there")
     for index, device in enumerate(host.devices[:needed]):
         if (device.utilisation or 0.0) > _BUSY_UTILISATION or (device.memory_used_mib or 0.0) > _BUSY_MEMORY_MIB:
             what = f"device {index} ({device.name}) is not idle: {percent(device.utilisation or 0)} busy"
             yield _warning(f"{what}, {device.memory_used_mib or 0:.0f} MiB used", "end the processes that use it")
-    for job in host.jobs if not host.plan.open else ():
+    for job in host.jobs if not host.launcher.plan.open else ():
         chip = job.job.chip
         for index, device in enumerate(host.devices[:needed]):
             if chip is not None and not chip.matches_name(device.name):
@@ -284,7 +286,7 @@ def _rank_packages(host: HostState) -> Iterator[Problem]:
             image, spec = host.images.get(framework), load_framework(framework)
             environment = host.cluster.environments.get(framework) if image is None else None
             needs = [*(RANK_NEEDS if environment or image else ()), *needs]
-            device, is_here = known_device(host.plan.vendor, framework), host.is_localhost
+            device, is_here = known_device(host.launcher.plan.vendor, framework), host.is_localhost
             yield from package_problems(
                 facts, needs, installs, spec, environment, image=image, device=device, is_here=is_here
             )

@@ -44,17 +44,15 @@ _CONTAINER_TIMEOUT_S: Final = 120.0
 _REGISTRY_TIMEOUT_S: Final = 60.0
 
 
-async def run_preflight(
-    directory: RunDirectory, launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver
-) -> None:
+async def run_preflight(launcher: Launcher, jobs: Sequence[PlannedJob], observer: RunObserver) -> None:
     """Check every host that ``jobs`` are about to be started on, and report warnings to the observer.
 
     Raises HostsNotReadyError: with every problem of every host; warnings count where the run is strict.
     """
     observer.checking(f"checking {counted(len({node.host for job in jobs for node in job.nodes}), 'host')}")
-    problems = [*checks.missing_packages(page_needs()), *await Preflight(directory, launcher, jobs).run()]
+    problems = [*checks.missing_packages(page_needs()), *await Preflight(launcher, jobs).run()]
     observer.checking("")
-    require_ready(problems, directory.plan)
+    require_ready(problems, launcher.plan)
     for problem in checks.grouped(problems):
         observer.note(f"warning: {problem}")
 
@@ -69,22 +67,22 @@ async def check_cluster(cluster: ClusterSpec, report: Callable[[str], None] = la
         directory = RunDirectory.create(Path(place) / "run", plan_of_hosts(everything))
         async with create_launcher(directory.plan, directory.path) as launcher:
             launcher.report = report
-            return await Preflight(directory, launcher, ()).run()
+            return await Preflight(launcher, ()).run()
 
 
-async def missing_here(directory: RunDirectory, launcher: Launcher) -> list[Problem]:
+async def missing_here(launcher: Launcher) -> list[Problem]:
     """Return why the run would not start as far as this machine shows; hosts are checked where they are this machine.
 
     Nothing is written, downloaded or started; warnings are left out unless the run is strict.
     """
-    plan, is_here = directory.plan, launcher.spec.is_localhost
+    plan, is_here = launcher.plan, launcher.spec.is_localhost
     programs = [argv[0] for argv in launcher.allocation_commands() if shutil.which(argv[0]) is None]
     hint = "run it on a machine of the cluster"
     problems = [Problem(checks.HERE, "", f"{name} is not on the PATH", hint) for name in programs]
     needs = [Need(requirement=text, needed_by=f"launcher {launcher.spec.name}") for text in launcher.spec.requires]
     problems += checks.missing_packages([*needs, *page_needs()])
     if is_here:
-        problems_of_hosts = await Preflight(directory, launcher, plan.jobs, is_dry_run=True).run()
+        problems_of_hosts = await Preflight(launcher, plan.jobs, is_dry_run=True).run()
         problems += (problem for problem in problems_of_hosts if problem.severity == "error" or plan.strict)
     return problems
 
@@ -100,7 +98,6 @@ def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
 class Preflight:
     """Checks the hosts that jobs of a run are about to be started on; without jobs, all hosts of the cluster."""
 
-    directory: RunDirectory
     launcher: Launcher
     jobs: Sequence[PlannedJob]
     is_dry_run: bool = False
@@ -109,7 +106,7 @@ class Preflight:
 
     @property
     def _cluster(self) -> ClusterSpec:
-        return self.directory.plan.cluster
+        return self.launcher.plan.cluster
 
     async def run(self) -> list[Problem]:
         """Return every problem of every host, in the order of the hosts."""
@@ -121,7 +118,7 @@ class Preflight:
         problems = [problem for of_host in per_host for problem in of_host]
         states = [self._states[name] for name in hosts if name in self._states]
         problems += checks.problems_between(states)
-        for master, others in _masters(self.directory.plan, self.jobs).items():
+        for master, others in _masters(self.launcher.plan, self.jobs).items():
             state = self._states.get(master)
             if state is not None and self._cluster.master_port not in state.facts.busy_ports:
                 there = [hosts[name] for name in others if name in self._states]
@@ -147,16 +144,7 @@ class Preflight:
             return [Problem(name, "", what, "remove what the login shell prints there (profile files, banners)")]
         # The probe read its clock at some time in between: only an offset beyond that interval counts.
         offset = max(0.0, facts.time - ended) + min(0.0, facts.time - begun)
-        self._states[name] = state = checks.HostState(
-            name,
-            facts,
-            self.directory.plan,
-            self._jobs_on(host),
-            offset,
-            launcher.work_directory,
-            launcher.visible_file,
-            is_localhost=launcher.spec.is_localhost,
-        )
+        self._states[name] = state = checks.HostState(name, facts, launcher, self._jobs_on(host), offset)
         try:
             problems = await self._read_packages(host, state)
             if self._cluster.container is not None and facts.engine_problem is None and not self.is_dry_run:
@@ -173,17 +161,17 @@ class Preflight:
         container, launcher = self._cluster.container, self.launcher
         files = (container.image_file if container is not None else None, launcher.visible_file)
         # A file that this coordinator has locked, which hosts that share it must see locked.
-        is_shared = launcher.visible_file is not None and is_in_progress(self.directory.path)
-        is_master = host.name in _masters(self.directory.plan, self.jobs)
+        is_shared = launcher.visible_file is not None and is_in_progress(launcher.run)
+        is_master = host.name in _masters(self.launcher.plan, self.jobs)
         ports = {*host.spec.service_ports, *([self._cluster.master_port] if is_master else [])}
-        data = dict.fromkeys(path for _, path in checks.given_data(self.directory.plan)) if self.jobs else ()
+        data = dict.fromkeys(path for _, path in checks.given_data(self.launcher.plan)) if self.jobs else ()
         works = (planned.job.work for planned in self._jobs_on(host))
         urls = dict.fromkeys(work.settings.endpoint for work in works if isinstance(work, ServeJob))
         return {
             "work_directory": launcher.work_directory,
             "mounted": None if launcher.shared_directory is None else str(launcher.shared_directory),
             "is_locked": launcher.locks_hosts,
-            "locked_file": str(self.directory.path / HOLDER_FILE) if is_shared else None,
+            "locked_file": str(launcher.run / HOLDER_FILE) if is_shared else None,
             "ports": sorted(ports),
             "urls": [url for url in urls if url is not None],
             "directories": list(map(str, data)),
@@ -239,13 +227,13 @@ class Preflight:
 
     async def _image_of(self, host: Host, job: PlannedJob | None) -> ImageRecipe | None:
         """Return the image of a job; None where the host does not have it yet, or nothing may be started."""
-        recipe = None if job is None or self.is_dry_run else recipe_of(self.directory.plan, job.job)
+        recipe = None if job is None or self.is_dry_run else recipe_of(self.launcher.plan, job.job)
         return recipe if recipe is not None and (await host.run(recipe.present)).code == 0 else None
 
     async def _inside(self, host: Host, job: PlannedJob) -> Callable[..., list[str]]:
         """Deliver AccelMark, and return what makes a module and its arguments a command in a job's sandbox."""
         await self.launcher.deliver(host.spec)
-        nodes = await node_jobs(self.directory, job, self.launcher)
+        nodes = await node_jobs(job, self.launcher)
         return self.launcher.agents([node for node in nodes if node.host.name == host.name])[0].sandbox_command
 
     async def _read_devices(self, host: Host, state: checks.HostState) -> list[Problem]:
@@ -254,7 +242,7 @@ class Preflight:
         Where the host's Python cannot run AccelMark, they are read in the first job's image; it is a warning if that
         is still to be built.
         """
-        launcher, plan, name, facts = self.launcher, self.directory.plan, host.name, state.facts
+        launcher, plan, name, facts = self.launcher, self.launcher.plan, host.name, state.facts
         if not _has_devices(plan.vendor) or (facts.lacking_modules and (not state.jobs or self.is_dry_run)):
             return []
         if not facts.lacking_modules:
@@ -280,7 +268,7 @@ class Preflight:
         The engine's daemon, which pulls it, may use a mirror or a login that the look-up does not.
         """
         problems: list[Problem] = []
-        for recipe in _pulled_images(self.directory.plan, self._jobs_on(host)):
+        for recipe in _pulled_images(self.launcher.plan, self._jobs_on(host)):
             if (await host.run(recipe.present)).code == 0:
                 continue
             done = await host.run(recipe.look_up, timeout_s=_REGISTRY_TIMEOUT_S)
