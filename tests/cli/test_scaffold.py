@@ -198,7 +198,7 @@ def test_init_writes_the_number_of_ranks_and_the_vendor_for_this_machine(
     request = read_run_file(tmp_path / "run.yaml")
     assert request.vendor == "cpu"
     assert [case.key for case in request.cases][:2] == ["resnet_mini:pytorch:CPU:1:1", "resnet_mini:pytorch:CPU:1:2"]
-    for module in ("explain", "runs"):
+    for module in ("folders", "runs"):
         name = f"accelmark.cli.{module}.detect_devices"
         monkeypatch.setattr(name, lambda vendor: Detected("nvidia", "H100", None, 1))
     more = CliRunner().invoke(app, ["init", *arguments[2:], "--force"])

@@ -6,13 +6,14 @@ import itertools
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelmark.plan import tuning
 from accelmark.plan.plan import Plan
 from accelmark.plan.request import Detected
-from accelmark.plan.tuning import Budget, Machine, settings_of, tuned_plan, with_trial, with_tuned_rounds
+from accelmark.plan.tuning import Budget, settings_of, tuned_plan, with_trial, with_tuned_rounds
 from accelmark.spec.plugins.catalog import EngineSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.tuning import Choice, identity, next_trial
@@ -106,8 +107,10 @@ def planned(plugins: Any, *capabilities: str, **command_line: Any) -> Plan:
     (folder / "infer_pytorch.py").write_text("")
     run = {"vendor": "acme", "cases": [{"task": "infer", "key": "toy"}]}
     plan = plan_of(run, Detected("acme", "X2", None, 1), command_line=command_line)
-    machine = Machine(4, dict.fromkeys(capabilities, "/proc/cpuinfo"), ENGINES)
-    return tuned_plan(plan, machine, Budget(600, None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "engine_specs", lambda _: ENGINES)
+        patch.setattr("os.sched_getaffinity", lambda _: range(4))
+        return tuned_plan(plan, dict.fromkeys(capabilities, "/proc/cpuinfo"), Budget(600, None))
 
 
 def tried_values(plan: Plan) -> list[list[tuple[Any, ...]]]:

@@ -35,9 +35,6 @@ _CHINESE: Final = {
 }  # fmt: skip
 _PHRASE: Final = re.compile(rf"(?<![\w-])({'|'.join(sorted(_CHINESE, key=len, reverse=True))})(?![\w-])")
 
-_ROUNDS = 3
-"""Rounds of a reproduction by default, since one has no interval."""
-
 
 def accept(
     vendor: Annotated[str, argument("VENDOR", "Name in 'accelmark vendors'.", completion.vendors)],
@@ -85,10 +82,7 @@ def accept(
             name, hosts = f"accept-{run_name(model)}", cluster or ClusterSpec()
             request = RunSpec(name=name, vendor=vendor, cluster=hosts, cases=requests)
             plan = plan_request(request, (), synthetic=False, allow_missing_data=is_shown)
-            execute(
-                plan, None, runs=runs, offline=False, dry_run=dry_run, with_commands=commands, as_json=as_json,
-                is_judged=True,
-            )  # fmt: skip
+            execute(plan, None, runs=runs, dry_run=dry_run, with_commands=commands, as_json=as_json, is_judged=True)
         if is_shown:
             nothing = "nothing is missing: at every scale the rounds last ten minutes together"
             return Output([], lambda: None if requests else typer.echo(nothing))
@@ -141,7 +135,7 @@ def reproduce(
     check: Annotated[
         Path | None, option("RUN|BUNDLE|RESULT", "Compare this run, bundle or result.json; start nothing.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = _ROUNDS,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = 3,  # one has no interval
     data: options.Data = None,
     vendor: options.Vendor = None,
     settings: options.Settings = None,
@@ -155,7 +149,7 @@ def reproduce(
     as_json: options.AsJson = False,
 ) -> Output | None:
     """Reproduce a published figure: run what comes closest, and report REPRODUCED, SHORT, BETTER or NOT COMPARABLE."""
-    from accelmark.results.claims import claim_files, load_claim, load_result
+    from accelmark.results.claims import claim_files, load_claim, load_result, planned_differences
     from accelmark.results.sources import load_source
     from accelmark.results.store.bundle import is_bundle
 
@@ -168,7 +162,6 @@ def reproduce(
         path = options.own_run(check)
         is_result = path.is_file() and not is_bundle(path)
         return _compared(name, content, load_result(path) if is_result else load_source(path, curves=False), output)
-    from accelmark.results.claims import planned_differences
     from accelmark.spec.runfile import CaseRequest, RunSpec
 
     here = detect_devices(vendor)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 app = group("automl", "Search networks; score the operations per second.")
 
-_KEY_WIDTH: Final = 32
 _RESUME: Final = "Continue with: accelmark automl resume"
 _HELP_OF_CONFIG: Final = "Search file, AIPerf's config.yml, or a shipped search: fashion."
 RunName = Annotated[str, argument("RUN", "A search's directory, its name below --runs, or 'latest'.")]
@@ -62,7 +61,7 @@ def run(
             typer.echo(loaded.model_dump_json(indent=2))
         values = {} if as_json else flatten(loaded.model_dump(mode="json"))
         for key, value in values.items():
-            typer.echo(f"{key:<{_KEY_WIDTH}}  {options.setting_text(value)}")
+            typer.echo(f"{key:<32}  {options.setting_text(value)}")
         try:
             dataset, unchecked = check_without_start(loaded)
         except AccelmarkError as error:

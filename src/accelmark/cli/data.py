@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from accelmark.datasets.catalogue import Known
 
 app = group("data", "Data sets and weights of the cases.")
-_WIDE: Final = 110
-"""Columns of a terminal from which the list of data sets shows licences; ``--json`` always has them."""
 
 
 @app.command("list", cls=Verb)
@@ -52,7 +50,7 @@ def list_(
 
     def list_all() -> None:
         console = options.rich_console(highlight=True)
-        licence = ["licence"] if console.width >= _WIDE else []
+        licence = ["licence"] if console.width >= options.WIDE else []
         table = options.plain_table("data set", "obtained", "size", "cases", *licence, fixed=3)
         table.columns[3].min_width = 20
         for known in datasets:

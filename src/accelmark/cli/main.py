@@ -18,8 +18,7 @@ from accelmark.cli.automl import app as automl
 from accelmark.cli.data import app as data
 from accelmark.cli.demo import app as demo
 from accelmark.cli.environments import app as environments
-from accelmark.cli.explain import explain, init
-from accelmark.cli.folders import cases, check, import_files, new
+from accelmark.cli.folders import cases, check, explain, import_files, init, new
 from accelmark.cli.ledger import app as ledger
 from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
 from accelmark.cli.options import Verb, Verbs

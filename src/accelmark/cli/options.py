@@ -73,6 +73,8 @@ PricesFile = Annotated[Path | None, option("FILE", "Your own prices (YAML); adds
 RunPath = Annotated[Path, argument("RUN", "Run directory, its name in runs/, or 'latest' there.")]
 LATEST: Final = Path("latest")
 _MAX_RUNS: Final = 3
+WIDE: Final = 110
+"""Columns of a terminal from which lists have a column more; ``--json`` always has it."""
 
 
 def shipped_file(given: Path, folder: str) -> Path:

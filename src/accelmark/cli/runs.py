@@ -147,12 +147,9 @@ def infer(
     limits = _budget(tune, budget, tuned_file)
     plan = plan_request(request, settings or (), synthetic=synthetic, allow_missing_data=dry_run or commands)
     if limits is not None:
-        from accelmark.plan.tuning import Machine, tuned_plan
-        from accelmark.spec.plugins.catalog import engine_specs, find
+        from accelmark.plan.tuning import tuned_plan
 
-        engines = engine_specs(find("vendors", plan.vendor).path)
-        machine = Machine(len(os.sched_getaffinity(0)), detect_devices(plan.vendor).capabilities, engines)
-        plan = tuned_plan(plan, machine, limits)
+        plan = tuned_plan(plan, detect_devices(plan.vendor).capabilities, limits)
     execute(plan, out, offline=offline, dry_run=dry_run, with_commands=commands, as_json=as_json)
 
 
@@ -365,7 +362,7 @@ def execute(
     out: Path | None,
     *,
     runs: Path | None = None,
-    offline: bool,
+    offline: bool = False,
     as_json: bool,
     dry_run: bool = False,
     with_commands: bool = False,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.plan.inference import engine_words
 from accelmark.plan.plan import Plan, PlannedJob
@@ -14,7 +14,7 @@ from accelmark.results.figures import FigureName
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.layers import Provenance, flatten, setting_defaults
-from accelmark.spec.plugins.catalog import EngineSpec
+from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, find
 from accelmark.spec.plugins.requirements import Need, missing
 from accelmark.spec.settings.inference import InferPrecision, InferSettings, OptimizeFor, ScenarioName
 from accelmark.spec.settings.tuning import OPTIONS, TUNING_LAYER, Choice, TrialRole, TuningSpec
@@ -34,21 +34,7 @@ _ROUND_S: Final = 15.0
 """Value of this setting in the rounds of a search, which are many, unless it is given."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a search has to know about the machine under test."""
-
-    num_cores: int
-    """CPU cores that a rank may use."""
-    capabilities: Capabilities
-    engines: Mapping[str, EngineSpec]
-    """Declared engines, including the vendor's."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """Limits of a search and where its result is written."""
 
     time_s: float | None
@@ -56,8 +42,11 @@ class Budget:
     settings_file: Path | None = None
 
 
-def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
-    """Return the plan of a search from the only job of ``plan``; raises RequestError: there is nothing to search."""
+def tuned_plan(plan: Plan, capabilities: Capabilities, budget: Budget) -> Plan:
+    """Return the plan of a search from the only job of ``plan``, on the cores of this machine that a rank may use.
+
+    ``capabilities`` are of the device under test. Raises RequestError: there is nothing to search.
+    """
     first = plan.jobs[0]
     settings = settings_of(first)
     if first.job.provenance[_DURATION].layer == "default":
@@ -68,7 +57,7 @@ def tuned_plan(plan: Plan, machine: Machine, budget: Budget) -> Plan:
         raise RequestError(f"--tune searches settings of an engine, and {reason}")
     if len(settings.scenarios) > 1:
         raise RequestError("--tune compares one figure: name one scenario, or none")
-    choices = tuple(choice for choice in _choices(first.job, settings, machine) if len(choice.values) > 1)
+    choices = tuple(choice for choice in _choices(first.job, settings, capabilities) if len(choice.values) > 1)
     if not choices:
         raise RequestError("--tune has nothing to try: every setting that it searches was given")
     rounds = max(first.job.key.repeat, 3)
@@ -129,22 +118,23 @@ def vendor_values(shipped: JobSpec, tuned: JobSpec) -> dict[str, Any]:
     return values
 
 
-def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterator[Choice]:
+def _choices(job: JobSpec, settings: InferSettings, capabilities: Capabilities) -> Iterator[Choice]:
     """Yield what is searched; settings that the user gave are not."""
     given = {
         name
         for name, provenance in job.provenance.items()
         if provenance.layer != "default" and not provenance.layer.startswith(("cases/", "vendors/"))
     }
-    engines = {name: spec for name, spec in machine.engines.items() if name == settings.compiler}
+    declared, num_cores = engine_specs(find("vendors", job.vendor).path), len(os.sched_getaffinity(0))
+    engines = {name: spec for name, spec in declared.items() if name == settings.compiler}
     if "compiler" not in given:
-        engines |= {name: spec for name, spec in machine.engines.items() if _is_usable(name, spec, settings, job)}
+        engines |= {name: spec for name, spec in declared.items() if _is_usable(name, spec, settings, job)}
     yield Choice(
         values=tuple(
             {"compiler": name, "precision": precision}
             for name, spec in engines.items()
             for precision in spec.precisions or (settings.precision,)
-            if (precision == settings.precision if "precision" in given else _computes(precision, job, machine))
+            if (precision == settings.precision if "precision" in given else _computes(precision, job, capabilities))
         ),
         once=True,
     )
@@ -157,8 +147,8 @@ def _choices(job: JobSpec, settings: InferSettings, machine: Machine) -> Iterato
     if "batch_size" not in given and settings.optimized_for == "throughput":
         yield Choice(values=tuple({"batch_size": size} for size in batches), ordered=True)
     if "threads" not in given and job.device_type == "cpu":
-        threads = dict.fromkeys((settings.threads, max(1, machine.num_cores // 2)))
-        threads.pop(machine.num_cores, None)
+        threads = dict.fromkeys((settings.threads, max(1, num_cores // 2)))
+        threads.pop(num_cores, None)
         yield Choice(values=tuple({"threads": number} for number in threads))
 
 
@@ -170,7 +160,7 @@ def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, job: JobSpe
     return is_able and (spec.iterates or not is_iterative) and not missing(needs)
 
 
-def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool:
+def _computes(precision: InferPrecision, job: JobSpec, capabilities: Capabilities) -> bool:
     """Return whether the device computes in a precision, as far as its chip or its capabilities show."""
     if precision in ("fp32", "int8", job.work.precision):
         return True
@@ -178,7 +168,7 @@ def _computes(precision: InferPrecision, job: JobSpec, machine: Machine) -> bool
         return getattr(job.chip.peaks, precision, None) is not None
     if job.device_type != "cpu":
         return True  # an unknown chip: a trial shows it
-    return any(name.endswith(f"_{precision}") for name in machine.capabilities)
+    return any(name.endswith(f"_{precision}") for name in capabilities)
 
 
 def _rounds(job: PlannedJob, role: TrialRole, base: str, num_rounds: int) -> tuple[PlannedJob, ...]:

@@ -46,8 +46,6 @@ from accelmark.spec.plugins.catalog import add_plugins
 from accelmark.spec.plugins.launcher import load_launcher
 from accelmark.spec.settings.tuning import TuningSpec, identity, next_trial
 
-_REDONE: Final[frozenset[JobState]] = frozenset({"lost", "cancelled"})
-_REDONE_IF_ASKED: Final[frozenset[JobState]] = frozenset({"failed", "timed_out"})
 _STOP_TIMEOUT_S: Final = 90.0
 PreflightCheck = Callable[[Launcher, Sequence[PlannedJob], RunObserver], Awaitable[None]]
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
@@ -180,7 +178,8 @@ class Coordinator:
             self._event_log.note("run_resumed", "to end it" if self.stop else None)
             for job in self._in_state("preparing", "running"):
                 await self._attach(job)
-            again = self._in_state(*_REDONE, *(_REDONE_IF_ASKED if redo_failed else ()))
+            failed: tuple[JobState, ...] = ("failed", "timed_out") if redo_failed else ()
+            again = self._in_state("lost", "cancelled", *failed)
             unchecked = [job for job in self._in_state("succeeded") if was_cancelled(self.directory.round_dir(job))]
             if jobs := [*again, *unchecked, *self._in_state("queued")]:
                 await self._check_hosts(jobs)

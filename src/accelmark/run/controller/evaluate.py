@@ -32,8 +32,6 @@ MOST_DRAWN: Final = 128
 MOST_REPLAYED: Final = 8 + 5 * MOST_DRAWN
 """Most steps that are replayed after a round: its first steps, the pairs that end in evaluated weights, drawn pairs,
 and a pair whose update is an outlier with the pair before it."""
-ALL_PAIRS: Final = "all"
-"""In place of a nonce: every pair of checkpoints is replayed."""
 _UNCHECKED_STEPS: Final = 8
 """Steps that are replayed from the initial weights where no checkpoint was written after them."""
 
@@ -44,8 +42,8 @@ def evaluation_of(
     """Return the evaluation job of a round that succeeded; None where it saved no weights to evaluate.
 
     Args:
-        nonce: chooses the replayed pairs in place of a new secret; the job then gets a directory of its own and
-            evaluates nothing.
+        nonce: chooses the replayed pairs in place of a new secret, or is ``all`` for every pair; the job then gets a
+            directory of its own and evaluates nothing.
         again: the job gets a directory of its own where the round's evaluation is complete.
     """
     round_dir = directory.round_dir(job)
@@ -64,7 +62,7 @@ def evaluation_of(
         earlier_work = reading.read_job(place).work
         draw = draw or (earlier_work.draw if isinstance(earlier_work, EvaluateJob) else None)
     draw = draw or secrets.token_hex(16)
-    is_all = train.settings.checkpoint.replay_all or nonce == ALL_PAIRS
+    is_all = train.settings.checkpoint.replay_all or nonce == "all"
     replays = tuple(_replays(saved, draw, math.inf if is_all else MOST_DRAWN))
     weights: tuple[str | None, ...] = ()
     if nonce is None and not train.settings.loader.synthetic:
