@@ -10,9 +10,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -217,9 +216,7 @@ def print_problems(problems: Sequence[Problem], *, strict: bool = False) -> None
         echo_error(f"  what to do: {printable(problem.hint)}")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """The result of a verb, which :class:`Verb` prints."""
 
     content: Any

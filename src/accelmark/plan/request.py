@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar, final
 
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.cluster import ClusterSpec
@@ -141,9 +141,7 @@ class Detected:
     """Why the devices cannot be read although they are present."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(NamedTuple):
     """Inputs that all keys of a run share."""
 
     options: RunOptions
@@ -167,9 +165,7 @@ class RunRequest:
         return self.launcher.is_localhost and self.is_detected_vendor
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class KeyRequest:
+class KeyRequest(NamedTuple):
     """One key of a run with all inputs of its planning. Planners append what is wrong to its lists."""
 
     run: RunRequest
@@ -178,8 +174,8 @@ class KeyRequest:
     folder: Folder
     case: CaseSpec
     capabilities: Capabilities
-    problems: list[Problem] = field(default_factory=list)
-    missing: list[Problem] = field(default_factory=list)
+    problems: list[Problem]
+    missing: list[Problem]
     """Missing data, weights, devices and versions, which a dry run lists instead of failing."""
 
     @property

@@ -11,10 +11,9 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 from accelmark.audit.verdict import audit_case
 from accelmark.plan.plan import Plan, PlannedJob
@@ -51,9 +50,7 @@ PreflightCheck = Callable[[Launcher, Sequence[PlannedJob], RunObserver], Awaitab
 """Checks that hosts are ready for jobs; raises AccelmarkError where they are not."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
+class RunOutcome(NamedTuple):
     """The summary of a run, and the exit code of the command line."""
 
     directory: Path
@@ -242,6 +239,7 @@ class Coordinator:
         while True:
             try:
                 await self._check_hosts(self.directory.plan.jobs)
+                return replaced
             except SpecError as error:
                 plan, notes = _with_spares(self.directory.plan, error)
                 if not notes:
@@ -252,8 +250,6 @@ class Coordinator:
                 replaced += notes
                 for what in notes:
                     self.observer.note(what)
-            else:
-                return replaced
 
     async def _run_all(self, from_checkpoint: Sequence[str]) -> Summary:
         while True:
