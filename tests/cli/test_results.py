@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from accelmark.cli.options import Verb
-from accelmark.cli.results import compare, report, results
+from accelmark.cli.main import app
 from accelmark.report.tables import BEGIN, END
 from accelmark.results.sources import open_sources
 from accelmark.results.store.bundle import SUFFIX, write_bundle, write_manifest
@@ -24,9 +22,6 @@ from accelmark.spec.errors import RequestError
 from accelmark.spec.number_format import printable
 from tests.made_run import Made, make_run, measured_run
 
-app = typer.Typer()
-app.command("compare", cls=Verb)(compare)
-app.command("results")(results)
 runner = CliRunner()
 
 
@@ -216,9 +211,6 @@ def test_terminal_control_sequences_in_names_are_escaped(runs: Path, tmp_path: P
         ask("compare", tmp_path / "base", runs / "fast")
     assert "\x1b" in str(caught.value)
     assert "\x1b" not in printable(str(caught.value))
-
-
-app.command("report", cls=Verb)(report)
 
 
 def test_a_killed_run_is_summarised_and_reported(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, load_case
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 from tests.cases.test_learning import with_checkpoint
+from tests.cli import test_main as main
 
 Damage = Callable[[Path], object]
 TWO_CLASSES: Mapping[str, Any] = {"model.image_size": 32, "model.num_classes": 2}
@@ -66,11 +67,7 @@ def train(case: str, data: Path, out: Path, settings: Mapping[str, Any], *more: 
     """Train as a person would; return the exit code and all output."""
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = ["train", case, "--vendor", "cpu", "--open", "--data", str(data), "--out", str(out), *sets, *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "250"}
-    done = subprocess.run(
-        [sys.executable, "-m", "accelmark", *command],
-        capture_output=True, text=True, timeout=500, check=False, env=environment,
-    )  # fmt: skip
+    done = main.accelmark(*command, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", COLUMNS="250")
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 

@@ -16,10 +16,9 @@ from typer.testing import CliRunner, Result
 
 from accelmark.cli import completion
 from accelmark.cli.automl import app as automl
-from accelmark.cli.machine import doctor, monitor, preflight, vendors
+from accelmark.cli.machine import preflight
 from accelmark.cli.main import app
-from accelmark.cli.options import Verb, examples
-from accelmark.cli.runs import cluster
+from accelmark.cli.options import examples
 from accelmark.results.read.telemetry import read_samples
 from accelmark.run.environments.create import FrameworkEnvironment, register
 from accelmark.spec.errors import AccelmarkError, RequestError
@@ -148,13 +147,8 @@ def test_without_the_packages_of_automl_the_command_names_the_extra(arguments: l
     assert "pip install 'accelmark[automl]'" in done.stderr
 
 
-APP = typer.Typer(pretty_exceptions_enable=False)
-for verb in (monitor, vendors, doctor, cluster):
-    APP.command(cls=Verb)(verb)
-
-
 def _call(*arguments: str) -> Result:
-    return CliRunner().invoke(APP, list(arguments), env={"PYTHONPATH": str(SRC)})
+    return CliRunner().invoke(app, list(arguments), env={"PYTHONPATH": str(SRC)})
 
 
 def test_both_runs_of_a_cluster_are_shown_before_they_are_measured(tmp_path: Path) -> None:

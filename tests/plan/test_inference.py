@@ -10,34 +10,13 @@ from accelmark.plan.request import Detected
 from accelmark.spec.errors import SpecError
 from accelmark.spec.plugins.catalog import engine_specs
 from accelmark.spec.settings.inference import InferSettings
-from tests.plan.plans import plan_of
-
-_INFER = """
-infer:
-  unit: image
-  metric: top1
-  tolerance: 0.01
-  tolerance_why: made up for tests
-  data: [pictures]
-  optional_data: [more]
-  weights: toy/model.safetensors
-  configurations: {batch_size: 4, compiler: eager, flops: 2*3}
-  parameters: {side: 8}
-"""
-_DATA = """
-data:
-  - {name: pictures, title: P, licence: none, tree: [{path: val}]}
-  - {name: more, title: M, licence: none, tree: [{path: val}]}
-"""
+from tests.plan.plans import plan_of, with_inference
 
 
 @pytest.fixture
 def toy(plugins: Path) -> Path:
     """The toy case with an inference side."""
-    folder = plugins / "cases" / "toy"
-    (folder / "case.yaml").write_text((folder / "case.yaml").read_text() + _DATA + _INFER)
-    (folder / "infer_pytorch.py").write_text("")
-    return plugins
+    return with_inference(plugins)
 
 
 def _settings(planned: PlannedJob) -> InferSettings:

@@ -17,7 +17,7 @@ from accelmark.plan.tuning import Budget, settings_of, tuned_plan, with_trial, w
 from accelmark.spec.plugins.catalog import EngineSpec
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.tuning import Choice, identity, next_trial
-from tests.plan.plans import plan_of
+from tests.plan.plans import plan_of, with_inference
 
 SHIPPED = InferSettings(batch_size=8, compiler="slow")
 CHOICES = (
@@ -90,21 +90,10 @@ ENGINES = {
     "other": EngineSpec(title="O", module="json", precisions=("fp32",), tunes={"engine_options.streams": (None, 2)}),
     "absent": EngineSpec(title="A", module="none", requires=("no-such-package>=1",), precisions=("fp32",)),
 }
-_INFER = """
-infer:
-  unit: image
-  metric: top1
-  tolerance: 0.01
-  tolerance_why: made up for tests
-  configurations: {batch_size: 4, compiler: eager, flops: 2*3}
-"""
 
 
 def planned(plugins: Any, *capabilities: str, **command_line: Any) -> Plan:
-    folder = plugins / "cases" / "toy"
-    text = (folder / "case.yaml").read_text()
-    (folder / "case.yaml").write_text(text if "infer:" in text else text + _INFER)
-    (folder / "infer_pytorch.py").write_text("")
+    with_inference(plugins)
     run = {"vendor": "acme", "cases": [{"task": "infer", "key": "toy"}]}
     plan = plan_of(run, Detected("acme", "X2", None, 1), command_line=command_line)
     with pytest.MonkeyPatch.context() as patch:
