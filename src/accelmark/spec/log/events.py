@@ -236,11 +236,7 @@ class UpdateSquares(Spec):
 
     def __add__(self, other: UpdateSquares) -> UpdateSquares:
         """Return the sums of two ranks."""
-        return UpdateSquares(
-            replayed=self.replayed + other.replayed,
-            saved=self.saved + other.saved,
-            difference=self.difference + other.difference,
-        )
+        return UpdateSquares(**{name: value + getattr(other, name) for name, value in self})
 
 
 class Replayed(Spec):
