@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, reduce
-from itertools import chain, islice, permutations
+from itertools import chain, groupby, islice, permutations
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
@@ -335,9 +335,10 @@ class CheckedPass:
         # About 1 MiB is perturbed together, which stays in the processor's caches.
         most = max(1, 2**20 // (sum(self.process.slots.item_bytes()) * max(sizes)))
         calls = list(chunk.calls())
-        for slot, number in _blocks(sizes, most):
-            rows = slice(calls[slot].start, calls[slot + number - 1].stop)
-            self.process.stage(slot, self._perturbed(order[rows]), number)
+        for _, slots in groupby(range(len(sizes)), sizes.__getitem__):  # calls of equal size that follow each other
+            while block := list(islice(slots, most)):
+                rows = slice(calls[block[0]].start, calls[block[-1]].stop)
+                self.process.stage(block[0], self._perturbed(order[rows]), len(block))
         return chunk
 
     def _perturbed(self, places: Tensor) -> tuple[Tensor, ...]:
@@ -435,15 +436,6 @@ class CheckedPass:
         # Time that the engine excludes from the first call only may be work that a cache saves later.
         least_s = min(other_s for _, other_s in taken)
         self.repeated_ms.append([(took_s - least_s) * 1000 for took_s, _ in taken])
-
-
-def _blocks(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the number of calls of equal size that follow each other, at most ``most`` of them."""
-    first = 0
-    for place in range(1, len(sizes) + 1):
-        if place == len(sizes) or sizes[place] != sizes[first] or place - first == most:
-            yield first, place - first
-            first = place
 
 
 def _num_windows(total: int, preferred: float, most: int) -> int:
