@@ -18,7 +18,7 @@ NAMES = re.compile(
     r"\b(?i:torch|torchrun|torch_npu|nccl|hccl|gloo|cuda|nvidia|amdsmi|pynvml)\b|MASTER_ADDR|MASTER_PORT"
     r"|TORCHINDUCTOR|\b(NCCL|CUDA|GLOO|HCCL|JAX|XLA)_"
 )
-EXEMPT = ("datasets/prepare/arrays.py", "cli/kit.py")
+EXEMPT = ("datasets/prepare/published.py", "cli/kit.py")
 """Preparations of weights that are published in the format of a framework; the stand-in, which is built for one."""
 
 

@@ -14,6 +14,7 @@ from accelmark.spec.errors import DataError
 from accelmark.tasks.conversation import pytorch as conversation
 from accelmark.tasks.conversation.pytorch import IMAGE, Conversations, load_parts
 from accelmark.tasks.metrics import IGNORED
+from accelmark.tasks.text.pytorch import read_tokenizer
 from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 
@@ -78,7 +79,7 @@ def test_only_answers_have_labels_and_the_image_has_its_places(tmp_path: Path) -
     held_out = case.dataset(train=False)
     assert (len(samples), len(held_out)) == (22, 3)
     found = samples.read(0, torch.Generator())
-    tokenizer = samples._tokenizer
+    tokenizer = read_tokenizer(tmp_path / "llava_parts/vicuna/tokenizer.json", 400)
     assert found["tokens"].shape == found["labels"].shape == (180,)
     assert int((found["tokens"] == IMAGE).sum()) == 4
     labels = found["labels"]

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config
 from typer.testing import CliRunner
 
 from accelmark.cli.main import app
-from accelmark.datasets.prepare import texts
+from accelmark.datasets.prepare.published import PREPARATIONS
 from accelmark.datasets.shards import write_records
 from accelmark.frameworks.pytorch.model.hugging_face import load_megatron_gpt2
 from accelmark.spec.errors import DataError, RequestError
@@ -321,9 +321,9 @@ def test_dialogues_become_rows_of_tokens(tmp_path: Path, monkeypatch: pytest.Mon
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, DataError)
     assert "train.txt: has MD5" in str(refused.exception)
-    published = texts.PREPARATIONS["cpm_dialogues"]
+    published = PREPARATIONS["cpm_dialogues"]
     archives = [archive._replace(md5=None) for archive in published.archives]
-    monkeypatch.setitem(texts.PREPARATIONS, "cpm_dialogues", replace(published, archives=archives))
+    monkeypatch.setitem(PREPARATIONS, "cpm_dialogues", replace(published, archives=archives))
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "chinese_vocab.model"))

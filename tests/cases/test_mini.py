@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,22 @@ from PIL import Image
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
+from transformers import BertConfig
 
 from accelmark.cases.detection_mini.pytorch import BACKGROUND, Canvases, point_loss
 from accelmark.cases.lora_mini.pytorch import in_capitals
 from accelmark.cases.minilm_finetune.pytorch import KINDS, read_passages, split_passages
-from accelmark.cases.multimodal_mini.pytorch import ITEMS, Captions, caption, words
+from accelmark.cases.multimodal_mini.pytorch import ITEMS, caption, captioned, words
 from accelmark.cases.resnet_mini._fashion import MEAN, STD, read_split
 from accelmark.cases.segmentation_mini.pytorch import mirrored
 from accelmark.cases.speech_mini.pytorch import RATE_HZ, TRANSCRIPTS, Prompts, read_transcripts, spoken
 from accelmark.cases.translation_mini.pytorch import CATALOGUE, characters, read_names, split_names
 from accelmark.spec.errors import DataError
-from accelmark.tasks.conversation.pytorch import IMAGE, PLACEHOLDER, Answers
+from accelmark.tasks.conversation.pytorch import IMAGE, PLACEHOLDER
 from accelmark.tasks.detection.pytorch import Scene, overlaps
 from accelmark.tasks.language.data import HELD_OUT, read_plays, read_windows
 from accelmark.tasks.metrics import IGNORED
-from accelmark.tasks.text.pytorch import Encoder, EncoderConfig
+from accelmark.tasks.text.pytorch import Encoder
 from tests.cases import tiny_data
 from tests.cases.flops import published_flops
 from tests.cases.job_of import trained
@@ -187,9 +189,8 @@ def minilm(tmp_path: Path) -> Path:
     """A tiny encoder with random weights, and a tokenizer that knows the plays' words."""
     folder = tmp_path / "minilm"
     folder.mkdir()
-    config = EncoderConfig(
-        hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, vocab_size=16, max_positions=64
-    )
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = BertConfig(**sizes, num_attention_heads=4, vocab_size=16, max_position_embeddings=64)
     torch.manual_seed(0)
     state = Encoder(config).state_dict() | {"pooler.dense.weight": torch.zeros(32, 32)}
     save_file(state, folder / "model.safetensors")
@@ -467,10 +468,10 @@ def test_a_caption_says_number_places_and_items() -> None:
 def test_every_caption_is_made_of_the_tokenizers_words() -> None:
     tokenizer = words()
     assert tokenizer.get_vocab_size() == int(case_of(NAME, {}).settings.model["vocab_size"] or 0)
-    captions = Captions(Canvases(*items(), 40, side=64, most=3))
+    canvases = Canvases(*items(), 40, side=64, most=3)
     longest = 0
-    for index in range(len(captions)):
-        text, [(start, end)], _ = captions.read(index, 64)
+    for index in range(len(canvases)):
+        text, [(start, end)], _ = captioned(canvases, index, 64)
         encoded = tokenizer.encode(text[start:end])
         assert IMAGE not in encoded.ids
         assert text == PLACEHOLDER + text[start:end]
@@ -483,15 +484,14 @@ def test_every_caption_is_made_of_the_tokenizers_words() -> None:
 
 def test_the_caption_is_learned_after_the_places_of_the_image() -> None:
     case: Any = case_of(NAME, {})
-    captions = Captions(Canvases(*items(), 4, side=64, most=3))
-    sample = Answers(case, captions, range(4), words()).read(2, torch.Generator())
+    canvases = Canvases(*items(), 4, side=64, most=3)
+    sample = case.samples_of(4, partial(captioned, canvases), words()).read(2, torch.Generator())
     tokens, labels = sample["tokens"], sample["labels"]
     assert tokens.shape == labels.shape == (32,)
     assert (tokens[:16] == IMAGE).all()
     learned = labels[labels != IGNORED]
-    assert words().decode(learned.tolist(), skip_special_tokens=True).replace(" ", "") == caption(
-        Canvases(*items(), 4, side=64, most=3).scene(2)
-    ).replace(" ", "")
+    said = words().decode(learned.tolist(), skip_special_tokens=True)
+    assert said.replace(" ", "") == caption(canvases.scene(2)).replace(" ", "")
     assert int(learned[-1]) == 1
     assert (tokens[16 : 16 + len(learned)] == learned).all()
     assert sample["image"].shape == (3, 64, 64)

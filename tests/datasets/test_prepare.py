@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from accelmark.cli.main import app
 from accelmark.datasets.catalogue import known_datasets, preparation_of, preparations
-from accelmark.datasets.prepare import arrays, media, texts
+from accelmark.datasets.prepare import published
 from accelmark.datasets.prepare.preparation import Preparation, prepare
 from accelmark.datasets.spec import DatasetSpec
 from accelmark.frameworks.pytorch.model.hugging_face import load_backbone
@@ -77,8 +77,8 @@ def ilsvrc(tmp_path: Path) -> Path:
     }
     for name in classes:
         (folder / name).unlink()
-    tar(folder / media.TRAIN, classes)
-    tar(folder / media.VAL, {f"ILSVRC2012_val_{number:08}.JPEG": jpeg(number) for number in (1, 2, 3)})
+    tar(folder / published.IMAGENET_TRAIN, classes)
+    tar(folder / published.IMAGENET_VAL, {f"ILSVRC2012_val_{number:08}.JPEG": jpeg(number) for number in (1, 2, 3)})
     row = [("ILSVRC2012_ID", "f8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "f8")]
     rows = np.array(
         [(1, SYNSETS[1], "goldfish", "", 0), (2, SYNSETS[0], "tench", "", 0), (1001, "n00001740", "entity", "", 2)], row
@@ -87,7 +87,7 @@ def ilsvrc(tmp_path: Path) -> Path:
     savemat(stream, {"synsets": rows.reshape(-1, 1)})
     answers = b"2\n1\n1\n"
     kit = {"data/meta.mat": stream.getvalue(), "data/ILSVRC2012_validation_ground_truth.txt": answers}
-    tar(folder / media.DEVKIT, {f"ILSVRC2012_devkit_t12/{name}": content for name, content in kit.items()})
+    tar(folder / published.IMAGENET_KIT, {f"ILSVRC2012_devkit_t12/{name}": content for name, content in kit.items()})
     return folder
 
 
@@ -108,14 +108,16 @@ def test_imagenet_is_sorted_by_class_with_the_development_kit(tmp_path: Path, il
 
 def test_an_interrupted_preparation_continues_after_the_last_class(tmp_path: Path, ilsvrc: Path) -> None:
     to = tmp_path / "imagenet"
-    whole = (ilsvrc / media.TRAIN).read_bytes()
-    (ilsvrc / media.TRAIN).write_bytes(whole[:12_000])
-    with pytest.raises(DataError, match=rf"{media.TRAIN}.* tar archive; download it again: unexpected end of data"):
+    whole = (ilsvrc / published.IMAGENET_TRAIN).read_bytes()
+    (ilsvrc / published.IMAGENET_TRAIN).write_bytes(whole[:12_000])
+    with pytest.raises(
+        DataError, match=rf"{published.IMAGENET_TRAIN}.* tar archive; download it again: unexpected end of data"
+    ):
         made("imagenet", ilsvrc, to)
     begun, first = to / ".train.part", to / "train" / SYNSETS[0]
     before = (begun / SYNSETS[0]).stat()
     assert [path.name for path in begun.iterdir() if not path.name.startswith(".")] == [SYNSETS[0]]
-    (ilsvrc / media.TRAIN).write_bytes(whole)
+    (ilsvrc / published.IMAGENET_TRAIN).write_bytes(whole)
     made("imagenet", ilsvrc, to)
     assert first.stat().st_ino == before.st_ino
     assert len(list(to.glob("train/*/*.JPEG"))) == 4
@@ -125,14 +127,16 @@ def test_another_archive_than_the_published_one_is_refused_before_anything_is_un
     tmp_path: Path, ilsvrc: Path
 ) -> None:
     spec, preparation = preparation_of("imagenet")
-    with pytest.raises(DataError, match=rf"{media.VAL}: has MD5 \w+, .*29b22e2961454d5413ddabcf34fc5622") as caught:
+    with pytest.raises(
+        DataError, match=rf"{published.IMAGENET_VAL}: has MD5 \w+, .*29b22e2961454d5413ddabcf34fc5622"
+    ) as caught:
         prepare(spec, preparation, ilsvrc, tmp_path / "to")
-    assert media.TRAIN in str(caught.value), "all damaged archives are named at once"
+    assert published.IMAGENET_TRAIN in str(caught.value), "all damaged archives are named at once"
     assert not list((tmp_path / "to").iterdir())
 
 
 def test_validation_images_alone_are_enough_for_inference(tmp_path: Path, ilsvrc: Path) -> None:
-    (ilsvrc / media.TRAIN).unlink()
+    (ilsvrc / published.IMAGENET_TRAIN).unlink()
     made("imagenet", ilsvrc, tmp_path / "to")
     assert len(list((tmp_path / "to").glob("val/*/*.JPEG"))) == 3
 
@@ -156,12 +160,12 @@ def test_librispeech_is_unpacked_by_subset(tmp_path: Path) -> None:
 
 
 def corpora(folder: Path) -> None:
-    for name, stem in texts.CORPORA.items():
+    for name, stem in published.CORPORA.items():
         english, german = b"one \xe2\x80\xa8two\ntwo\nthree\r\n", b"eins\n\ndrei\n"
         tar(folder / name, {f"training/{stem}.en": english, f"training/{stem}.de": german})
     segments = "".join(f'<seg id="{number}">A &amp; {number}</seg>\n' for number in range(3003))
     sides = ("newstest2014-deen-src.en.sgm", "newstest2014-deen-ref.de.sgm")
-    tar(folder / texts.NEWSTEST, {f"test-full/{name}": f"<doc>{segments}</doc>".encode() for name in sides})
+    tar(folder / published.NEWSTEST, {f"test-full/{name}": f"<doc>{segments}</doc>".encode() for name in sides})
 
 
 def test_wmt14_is_parallel_text_with_a_tokenizer(tmp_path: Path) -> None:
@@ -182,15 +186,15 @@ def test_cnn_dailymail_is_articles_with_their_highlights(tmp_path: Path) -> None
     addresses = {"train": ["http://a/1", "http://a/2"], "val": ["http://b/1"]}
     names = {url: hashlib.sha1(url.encode()).hexdigest() for urls in addresses.values() for url in urls}  # noqa: S324
     for split, urls in addresses.items():
-        (tmp_path / texts.LISTS[split]).write_text("\n".join(urls) + "\n")
+        (tmp_path / published.LISTS[split]).write_text("\n".join(urls) + "\n")
     story = 'First line\n\nHe said: "Yes."\n\n@highlight\n\nOne\n\n@highlight\n\nTwo!\n'
     paths = {url: f"cnn/stories/{name}.story" for url, name in names.items()}
-    tar(tmp_path / texts.STORIES[0], {paths["http://a/1"]: story.encode(), paths["http://b/1"]: b"Text."})
-    tar(tmp_path / texts.STORIES[1], {"dailymail/stories/0.story": b"in no list"})
+    tar(tmp_path / published.STORIES[0], {paths["http://a/1"]: story.encode(), paths["http://b/1"]: b"Text."})
+    tar(tmp_path / published.STORIES[1], {"dailymail/stories/0.story": b"in no list"})
     with pytest.raises(DataError, match=rf"lack 1 stories of all_train\.txt, for example {names['http://a/2']}"):
         made("cnn_dailymail", tmp_path, tmp_path / "to")
     assert not (tmp_path / "to" / "train").exists()
-    tar(tmp_path / texts.STORIES[1], {paths["http://a/2"]: "Zweiter\u201d".encode()})
+    tar(tmp_path / published.STORIES[1], {paths["http://a/2"]: "Zweiter\u201d".encode()})
     made("cnn_dailymail", tmp_path, tmp_path / "to")
     rows = JsonLines(tmp_path / "to/train/train.jsonl", ["article", "highlights"])
     assert [rows.row(index) for index in range(len(rows))] == [
@@ -201,11 +205,11 @@ def test_cnn_dailymail_is_articles_with_their_highlights(tmp_path: Path) -> None
 
 
 def test_samsum_has_the_published_number_of_dialogues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "SAMSUM_DIALOGUES", {"train.json": 2, "val.json": 1, "test.json": 1})
+    monkeypatch.setattr(published, "SAMSUM_DIALOGUES", {"train.json": 2, "val.json": 1, "test.json": 1})
     entry = {"id": "1", "dialogue": "A: hi\r\nB: hi", "summary": "A greets B."}
 
     def pack(train: int) -> None:
-        with py7zr.SevenZipFile(tmp_path / texts.SAMSUM, "w") as archive:
+        with py7zr.SevenZipFile(tmp_path / published.SAMSUM, "w") as archive:
             for split, number in (("train", train), ("val", 1), ("test", 1)):
                 archive.writestr(json.dumps([entry] * number), f"{split}.json")
 
@@ -215,7 +219,7 @@ def test_samsum_has_the_published_number_of_dialogues(tmp_path: Path, monkeypatc
     pack(2)
     made("samsum", tmp_path, tmp_path / "to")
     assert json.loads((tmp_path / "to/corpus/train.json").read_text()) == [entry, entry]
-    (tmp_path / texts.SAMSUM).write_bytes((tmp_path / texts.SAMSUM).read_bytes()[:-20])
+    (tmp_path / published.SAMSUM).write_bytes((tmp_path / published.SAMSUM).read_bytes()[:-20])
     with pytest.raises(DataError, match=r"corpus\.7z: is not a readable 7z archive"):
         made("samsum", tmp_path, tmp_path / "other")
 
@@ -224,16 +228,23 @@ TABLE = b"sentence\tlabel\na good film\t1\n"
 
 
 def test_sst2_is_unpacked_as_the_case_reads_it(tmp_path: Path) -> None:
-    zipped(tmp_path / texts.SST2, dict.fromkeys([f"SST-2/{split}.tsv" for split in ("train", "dev", "test")], TABLE))
+    zipped(
+        tmp_path / published.SST2, dict.fromkeys([f"SST-2/{split}.tsv" for split in ("train", "dev", "test")], TABLE)
+    )
     made("sst2", tmp_path, tmp_path / "to")
     assert Table(tmp_path / "to/SST-2/train.tsv", ["sentence", "label"]).row(0) == ("a good film", "1")
 
 
 def lambada_archives(folder: Path, **members: bytes) -> Path:
-    novels = tar(folder / texts.NOVELS, {"train-novels/Romance/1.txt": b"the cat sat", "train-novels/a/2.txt": b"a"})
-    files = {texts.NOVELS: novels, texts.PASSAGES: "the cat sat on the mat\nthe d\u00f4g sat\n".encode()} | members
-    tar(folder / texts.LAMBADA, {f"lambada-dataset/{name}": content for name, content in files.items()})
-    save_tokenizer(folder / texts.TOKENIZER, ["the cat sat on the mat"], [texts.END])
+    novels = tar(
+        folder / published.NOVELS, {"train-novels/Romance/1.txt": b"the cat sat", "train-novels/a/2.txt": b"a"}
+    )
+    files = {
+        published.NOVELS: novels,
+        published.PASSAGES: "the cat sat on the mat\nthe d\u00f4g sat\n".encode(),
+    } | members
+    tar(folder / published.LAMBADA, {f"lambada-dataset/{name}": content for name, content in files.items()})
+    save_tokenizer(folder / published.GPT2_TOKENIZER, ["the cat sat on the mat"], [published.GPT2_END])
     return folder
 
 
@@ -241,7 +252,7 @@ def test_lambada_is_novels_as_tokens_and_passages(tmp_path: Path) -> None:
     to = tmp_path / "to"
     made("lambada", lambada_archives(tmp_path), to)
     tokenizer = Tokenizer.from_file(str(to / "tokenizer/tokenizer.json"))
-    end = [tokenizer.token_to_id(texts.END)]
+    end = [tokenizer.token_to_id(published.GPT2_END)]
     tokens = [*tokenizer.encode("the cat sat").ids, *end, *tokenizer.encode("a").ids, *end]
     assert TokenShards(to, "train", len(tokens), 1, 100).window(0).tolist() == tokens
     passages = JsonLines(to / "val/test.jsonl", ["text"])
@@ -309,7 +320,7 @@ def coco_archives(tmp_path: Path) -> Path:
         content = {"images": images, "annotations": [box], "categories": [{"id": 5}]}
         files[f"annotations/instances_{split}.json"] = json.dumps(content).encode()
         zipped(folder / f"{split}.zip", {f"{split}/{number:012}.jpg": jpeg(number) for number in numbers})
-    zipped(folder / media.ANNOTATIONS, {**files, "annotations/captions_val2017.json": b"{}"})
+    zipped(folder / published.COCO_ANNOTATIONS, {**files, "annotations/captions_val2017.json": b"{}"})
     return folder
 
 
@@ -340,17 +351,17 @@ def indexed(folder: Path, name: str, lengths: list[int]) -> None:
 def test_c4_is_sorted_into_splits_after_a_check_against_its_indexes(tmp_path: Path) -> None:
     source, to = tmp_path / "mlperf", tmp_path / "c4"
     source.mkdir()
-    for name in texts.C4_SETS.values():
+    for name in published.C4_SETS.values():
         indexed(source, name, [5, 9])
     spec, preparation = preparation_of("c4_llama3")
     prepare(spec, preparation, source, to)
     assert len(TokenShards(to, "train", 7, 7, 100)) == 2
     assert TokenShards(to, "val", 7, 7, 100).window(1).tolist() == list(range(7, 14))
-    tokens = source / f"{texts.C4_SETS['val']}.bin"
+    tokens = source / f"{published.C4_SETS['val']}.bin"
     tokens.write_bytes(tokens.read_bytes()[:-4])
     with pytest.raises(DataError, match=rf"{tokens}: has 52 bytes, c4-validation.*\.idx expects 56"):
         prepare(spec, preparation, source, tmp_path / "again")
-    index = source / f"{texts.C4_SETS['train']}.idx"
+    index = source / f"{published.C4_SETS['train']}.idx"
     index.write_bytes(b"x" * 99)
     with pytest.raises(DataError, match=r"en_6_text_document.idx: is not an index of Megatron-LM"):
         prepare(spec, preparation, source, tmp_path / "third")
@@ -359,7 +370,7 @@ def test_c4_is_sorted_into_splits_after_a_check_against_its_indexes(tmp_path: Pa
 def test_criteo_has_the_lists_of_ids_of_mlperf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lists are those of NumPy's global generator with seed 0, drawn table by table."""
     rows, ids = [50, 3, 20], [2, 1, 4]
-    monkeypatch.setattr(arrays, "_sizes", lambda: (rows, ids))
+    monkeypatch.setattr(published, "_sizes", lambda: (rows, ids))
     source, to = tmp_path / "days", tmp_path / "criteo"
     source.mkdir()
     random = np.random.default_rng(1)
@@ -406,7 +417,7 @@ def numbers() -> dict[str, Tensor]:
 def prepared(content: Any, directory: Path) -> Path:
     source = directory / "archives"
     source.mkdir()
-    torch.save(content, source / arrays.ARCHIVE)
+    torch.save(content, source / published.RESNET50_VD)
     prepare(*preparation_of("resnet50_vd_weights"), source, directory / "to")
     return directory / "to"
 

@@ -267,7 +267,7 @@ def _case_description(name: str, folder: Path) -> Checks:
         yield from _problems(_FILE, lambda: _require_effect(train.settings), "train.settings.")
     if infer is not None:
         yield from _problems(_FILE, lambda: resolve_inference(infer, _FILE, reserved=option_names()), "infer.")
-        if not infer.generates:
+        if not infer.generates and "pytorch" not in infer.classes:
             yield _code_check(folder / "infer_pytorch.py")
     if train is not None:
         if train.target is None and train.reference_loss is None:

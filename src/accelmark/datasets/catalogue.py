@@ -56,9 +56,9 @@ def known_datasets() -> Sequence[Known]:
 
 def preparations() -> Mapping[str, Preparation]:
     """Return how data sets are prepared from archives, by their names."""
-    from accelmark.datasets.prepare import arrays, media, texts
+    from accelmark.datasets.prepare.published import PREPARATIONS
 
-    return {**texts.PREPARATIONS, **media.PREPARATIONS, **arrays.PREPARATIONS}
+    return PREPARATIONS
 
 
 def known_of(name: str) -> Known:

@@ -254,34 +254,27 @@ def _fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progr
     opener = urllib.request.build_opener(_HttpsOnly)
     meter = ProgressMeter(f"downloading {spec.name}", spec.bytes, progress)
     for file in spec.files:
-        url = f"{source.base.rstrip('/')}/{quote(file.source_path)}"
+        url, max_bytes = f"{source.base.rstrip('/')}/{quote(file.source_path)}", _max_source_bytes(file)
         target = into / file.source_path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as stream:
-            _download(opener, url, stream, _max_source_bytes(file), meter)
-
-
-def _download(
-    opener: urllib.request.OpenerDirector, url: str, target: IO[bytes], max_bytes: int, meter: ProgressMeter
-) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "accelmark"})  # noqa: S310  # https by its type
-    try:
-        with opener.open(request, timeout=TIMEOUT_S) as response:
-            promised = response.headers.get("Content-Length")
-            done = 0
-            while chunk := response.read(_CHUNK):
-                done += len(chunk)
-                if done > max_bytes:
-                    raise FetchError(f"{url} is larger than the expected {max_bytes:,} bytes")
-                target.write(chunk)
-                meter.add(len(chunk))
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise FetchError(f"{url} returned {error.code} {error.reason}") from error
-    except (urllib.error.URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
-        raise FetchError(f"{url} could not be downloaded: {getattr(error, 'reason', error)}") from error
-    if promised is not None and done != int(promised):
-        raise FetchError(f"{url} ended after {done:,} of {promised} bytes")
+        request = urllib.request.Request(url, headers={"User-Agent": "accelmark"})  # noqa: S310  # https by its type
+        try:
+            with target.open("wb") as stream, opener.open(request, timeout=TIMEOUT_S) as response:
+                promised = response.headers.get("Content-Length")
+                done = 0
+                while chunk := response.read(_CHUNK):
+                    done += len(chunk)
+                    if done > max_bytes:
+                        raise FetchError(f"{url} is larger than the expected {max_bytes:,} bytes")
+                    stream.write(chunk)
+                    meter.add(len(chunk))
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise FetchError(f"{url} returned {error.code} {error.reason}") from error
+        except (urllib.error.URLError, TimeoutError, http.client.HTTPException, ConnectionError) as error:
+            raise FetchError(f"{url} could not be downloaded: {getattr(error, 'reason', error)}") from error
+        if promised is not None and done != int(promised):
+            raise FetchError(f"{url} ended after {done:,} of {promised} bytes")
 
 
 @final

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +37,24 @@ class ImageNetCase(ClassificationCase, ImageNetwork):
     mean: ClassVar[tuple[float, float, float]] = MEAN
     """Mean of each channel, for values from 0 to 1."""
     std: ClassVar[tuple[float, float, float]] = STD
+    exports_products: ClassVar[bool] = False
+    """Whether ONNX has attention as products: PyTorch's exporter fails on the fused one of Swin's windows."""
 
     def create_model(self) -> nn.Module:
         """Build the network, with the weights from the data directory."""
         return pretrained(self, self.network())
+
+    def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
+        """Write the model as ONNX."""
+        if not self.exports_products:
+            return super().export_model(model, example, path)
+        net: Any = model.net
+        fused = net.config._attn_implementation
+        net.set_attn_implementation("eager")
+        try:
+            return super().export_model(model, example, path)
+        finally:
+            net.set_attn_implementation(fused)
 
     def build_dataloader(self) -> InferBatches:
         """Read ``val`` in worker processes."""

@@ -48,9 +48,10 @@ from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import DataRead, Event
 from accelmark.spec.log.inference import AnswerCheck, InferEndReason, InferFinished, RepeatCheck, StageBegin, StageEnd
 from accelmark.spec.log.perflog import EventLog
-from accelmark.spec.plugins.catalog import engine_specs, folder_module, folders
+from accelmark.spec.plugins.catalog import FolderRef, engine_specs, folder_module, folders
 from accelmark.spec.settings.inference import InferPrecision, InferStep, Note, file_at, why_skipped
 from accelmark.spec.settings.training import Scalar
+from accelmark.train.case import declared_class
 from accelmark.train.loop.process import Cancelled, CpuWait, StopRequest
 
 
@@ -283,7 +284,8 @@ class InferenceRun:
         # The process reads a language model from its files, as several processes do.
         if self.job.key.nproc > 1 or request.model_dir is not None or not request.gives_model(facts.reads):
             request = replace(request, model=None)
-        modules = [] if self.infer.generates else [(self.job.case, f"infer_{self.job.key.framework}")]
+        module = f"infer_{self.job.key.framework}"
+        modules = [(self.job.case, module)] if (self.job.case.path / f"{module}.py").is_file() else []
         self.details |= process.compile(request, modules)
         self.unhashed = True
 
@@ -397,20 +399,26 @@ class InferenceRun:
 
 
 def build_case(job: JobSpec, infer: InferJob, node_dir: Path) -> InferCase:
-    """Create the case of a language model, or else ``Case`` of the folder's ``infer_<framework>.py``.
+    """Create the case of a language model, or else that of :func:`inference_class`.
 
     A language model that the case packages is written below ``node_dir``. Raises InferenceError: there is no ``Case``.
     """
     if infer.generates:
         return LanguageModelCase(infer.settings, infer.parameters, job.data_dirs, ServedModel(job, node_dir))
-    name = f"infer_{job.key.framework}"
-    path = job.case.path / f"{name}.py"
-    if not path.is_file():
-        raise InferenceError(f"{path}: does not exist; the case has no inference in {job.key.framework}")
-    case = getattr(folder_module(job.case, name), "Case", None)
+    return inference_class(job.case, job.key.framework)(infer.settings, infer.parameters, job.data_dirs)
+
+
+def inference_class(folder: FolderRef, framework: str) -> type[InferCase]:
+    """Return the class that ``case.yaml`` declares, else ``Case`` of the folder's ``infer_<framework>.py``."""
+    case, where = declared_class(folder.path, "infer", framework, "accelmark.infer")
+    if case is None:
+        path = folder.path / f"infer_{framework}.py"
+        if not path.is_file():
+            raise InferenceError(f"{path}: does not exist; the case has no inference in {framework}")
+        case, where = getattr(folder_module(folder, path.stem), "Case", None), str(path)
     if not (isinstance(case, type) and issubclass(case, InferCase)):
-        raise InferenceError(f"{path}: defines no class Case derived from accelmark.infer.case.InferCase")
-    return case(infer.settings, infer.parameters, job.data_dirs)
+        raise InferenceError(f"{where}: defines no class Case derived from accelmark.infer.case.InferCase")
+    return case
 
 
 def batches_of(case: InferCase, *, pinned: bool) -> InferBatches:

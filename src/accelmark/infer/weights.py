@@ -10,16 +10,17 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accelmark.infer.case import InferCase
 from accelmark.infer.engine import shortened
 from accelmark.spec.errors import AccelmarkError, DataError, raising
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.plugins.requirements import pip_install
+from accelmark.tasks.images.pytorch import Logits
 
 
 def load_weights(model: Any, path: Path) -> None:
@@ -63,18 +64,7 @@ def load_given_weights(case: InferCase, net: nn.Module) -> None:
 def pretrained(case: InferCase, net: nn.Module) -> nn.Module:
     """Return ``net``, a model of transformers, as a model that returns its logits, with the case's weights if any."""
     load_given_weights(case, net)
-    return _Logits(net)
-
-
-@final
-class _Logits(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        logits: Tensor = (self.net(inputs) if mask is None else self.net(inputs, mask)).logits
-        return logits
+    return Logits(net)
 
 
 def save_weights(round_dir: Path, case_dir: Path, dtype: torch.dtype) -> Path:

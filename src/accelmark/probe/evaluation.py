@@ -16,9 +16,10 @@ import torch
 from accelmark.frameworks.pytorch.backend import metrics_of
 from accelmark.frameworks.pytorch.case import Place, TrainCase
 from accelmark.infer.case import InferCase
+from accelmark.infer.run import inference_class
 from accelmark.spec.job import JobSpec, TrainingWork
 from accelmark.spec.layers import resolve_inference
-from accelmark.spec.plugins.catalog import find, folder_module, load_case
+from accelmark.spec.plugins.catalog import find, load_case
 from accelmark.train.case import case_class
 
 _SAMPLES = 8
@@ -45,8 +46,7 @@ def inference_metric_names(name: str) -> list[str]:
     if spec is None:
         raise ValueError(f"the case {name} has no inference")
     settings = resolve_inference(spec, "case.yaml").settings
-    module = folder_module(find("cases", name).ref("infer"), "infer_pytorch")
-    case: InferCase = module.Case(settings, spec.parameters, {})
+    case = inference_class(find("cases", name).ref("infer"), "pytorch")(settings, spec.parameters, {})
     model = case.create_model().eval()
     with torch.no_grad():
         case.model_forward(model, case.synthetic_batch(min(settings.batch_size, _SAMPLES)).inputs)

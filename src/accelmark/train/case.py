@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from accelmark.spec.errors import RequestError, nearest, raising
 from accelmark.spec.model import parse, read_yaml
-from accelmark.spec.plugins.case import CaseClass
 from accelmark.spec.plugins.catalog import FolderRef, folder_module
 from accelmark.spec.plugins.framework import RankPlace
+from accelmark.spec.settings.inference import CaseClass
 from accelmark.spec.settings.training import Scalar, TrainSettings
 from accelmark.train.batches import ArrayPlace, Arrays, ArraySource, Batches, DataSetCase, SampleBatches, WholeBatches
 
@@ -39,19 +39,9 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
     """Return ``Case`` of ``<framework>.py``, else the class that ``case.yaml`` declares, else that of ``arrays.py``."""
     if not folder.path.is_dir():
         raise RequestError(f"{folder.path}: the folder of the case does not exist any more; train in this checkout")
-    case: Any
-    file, is_own = folder.path / "case.yaml", (folder.path / f"{framework}.py").is_file()
-    classes = (read_yaml(file).get("train") or {}).get("classes") or {} if file.is_file() and not is_own else {}
-    if framework in classes:
-        declared = parse(CaseClass, classes[framework], str(file))
-        module_name, _, name = declared.base.rpartition(".")
-        family: type[Any] = getattr(import_module(f"accelmark.tasks.{module_name}"), name)
-        known = {name for kind in family.__mro__ for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
-        if unknown := sorted(declared.attributes.keys() - known):
-            hint = nearest(unknown[0], known)
-            raise RequestError(f"{file}: {declared.base} has no attribute {unknown[0]!r} ({hint})")
-        case, where = type("Case", (family,), dict(declared.attributes)), f"{file}: train.classes.{framework}"
-    else:
+    is_own = (folder.path / f"{framework}.py").is_file()
+    case, where = (None, "") if is_own else declared_class(folder.path, "train", framework, "accelmark.tasks")
+    if case is None:
         module = folder_module(folder, framework if is_own else ARRAYS)
         case, where = getattr(module, "Case", None), str(module.__file__)
     if not (isinstance(case, type) and issubclass(case, base)):
@@ -60,6 +50,25 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
     if not own and not getattr(case, "ratios", None):
         raise RequestError(f"{where}: {case.__name__} has neither metrics() nor ratios")
     return case
+
+
+def declared_class(folder: Path, side: str, framework: str, package: str) -> tuple[Any, str]:
+    """Return the class that ``case.yaml`` declares for its side ``train`` or ``infer``, and where; None: it does not.
+
+    ``package`` is what bases are below. Raises RequestError: the base lacks an attribute.
+    """
+    file = folder / "case.yaml"
+    classes = (read_yaml(file).get(side) or {}).get("classes") or {} if file.is_file() else {}
+    if framework not in classes:
+        return None, ""
+    declared = parse(CaseClass, classes[framework], str(file))
+    module_name, _, name = declared.base.rpartition(".")
+    family: type[Any] = getattr(import_module(f"{package}.{module_name}"), name)
+    known = {name for kind in family.__mro__ for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+    if unknown := sorted(declared.attributes.keys() - known):
+        hint = nearest(unknown[0], known)
+        raise RequestError(f"{file}: {declared.base} has no attribute {unknown[0]!r} ({hint})")
+    return type("Case", (family,), dict(declared.attributes)), f"{file}: {side}.classes.{framework}"
 
 
 _DIMENSIONS: Final = {

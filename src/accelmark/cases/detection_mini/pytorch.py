@@ -17,10 +17,10 @@ from transformers.image_transforms import center_to_corners_format
 from transformers.loss.loss_for_object_detection import generalized_box_iou
 
 from accelmark.cases.resnet_mini._fashion import MEAN, NUM_CLASSES, SIDE, STD, read_split
-from accelmark.frameworks.pytorch.batches import TaskFamily
+from accelmark.frameworks.pytorch.batches import ReadSamples, TaskFamily
 from accelmark.frameworks.pytorch.model.hugging_face import backbone_config
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.detection.pytorch import BoxedSamples, Detection, Labels, Scene, overlaps
+from accelmark.tasks.detection.pytorch import Detection, Labels, Scene, boxed_sample, overlaps
 from accelmark.tasks.images.data import Uniform
 from accelmark.tasks.segmentation.pytorch import Segments
 
@@ -200,10 +200,10 @@ class Case(Detection):
         """Build the network from random weights."""
         return Points(self.number("hidden_size"), self.number("num_classes"))
 
-    def dataset(self, *, train: bool) -> BoxedSamples:
+    def dataset(self, *, train: bool) -> ReadSamples:
         """Return canvases of training images, or of test images."""
         canvases = Canvases.of(self, train=train)
-        return BoxedSamples(len(canvases), canvases.scene, partial(self.changed, train=train))
+        return ReadSamples(len(canvases), partial(boxed_sample, canvases.scene, partial(self.changed, train=train)))
 
     def changed(self, scene: Scene, uniform: Uniform, *, train: bool) -> Scene:
         """Return the canvas, in training flipped or not."""

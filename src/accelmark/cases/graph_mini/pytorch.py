@@ -12,7 +12,7 @@ from torch import Tensor
 from accelmark.cases.resnet_mini._fashion import MEAN, SIDE, STD, read_split
 from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.graph.pytorch import Ids, Incoming, LabelledGraph, NodeClassification, Relation
+from accelmark.tasks.graph.pytorch import Ids, Incoming, LabelledGraph, NodeClassification
 
 _ROWS = 1000
 """Images that are compared with all others at once."""
@@ -34,7 +34,8 @@ class Case(NodeClassification):
     relations = ("image__upper__image", "image__lower__image")
 
     @cached_property
-    def _graph(self) -> LabelledGraph:
+    def graph(self) -> LabelledGraph:
+        """The graph of the first images of both splits; it does not depend on the seed."""
         counts = self.number("train_images"), self.number("eval_images")
         parts = [read_split(self.data_dirs[self.samples], "train"), read_split(self.data_dirs[self.samples], "test")]
         images, labels = (
@@ -45,13 +46,8 @@ class Case(NodeClassification):
         edges = [nearest(half, self.number("num_neighbours")) for half in small.chunk(2, 1)]
         seen = torch.rand(len(pixels), SIDE * SIDE, generator=generator_for(0)) < self.real("visible_share")
         features = (pixels.flatten(1) * seen).numpy()
-        relations = map(Relation.parse, self.relations)
         where = str(self.data_dirs[self.samples])
-        return LabelledGraph(where, dict(zip_strict(relations, edges)), {self.kind: features}, labels)
-
-    def graph(self) -> LabelledGraph:
-        """Return the graph of the first images of both splits; it does not depend on the seed."""
-        return self._graph
+        return LabelledGraph(where, dict(zip_strict(self.parsed, edges)), {self.kind: features}, labels)
 
     def dataset(self, *, train: bool) -> Ids:
         """Return the training images, or the images of the test split."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-from accelmark.tasks.language.arrays import DecoderPretraining
+from accelmark.tasks.language.arrays import STD, Decoder, DecoderPretraining
 from accelmark.train.case import Batch, nn
-
-_STD: Final = 0.02
-"""Standard deviation of the initial weights, as in transformers."""
 
 
 class LlamaLayer(nn.Module):
@@ -19,7 +16,7 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
         super().__init__()
-        hidden, intermediate, initial = sizes["hidden_size"], sizes["intermediate_size"], nn.normal(_STD)
+        hidden, intermediate, initial = sizes["hidden_size"], sizes["intermediate_size"], nn.normal(STD)
         self.width = hidden // sizes["num_heads"]
         self.attention_norm, self.feed_norm = nn.RmsNorm(hidden, eps), nn.RmsNorm(hidden, eps)
         self.query, self.out = nn.Linear(hidden, hidden, initial), nn.Linear(hidden, hidden, initial)
@@ -37,27 +34,6 @@ class LlamaLayer(nn.Module):
         x = x + self.out(nn.reshape(self.attention(query, key, value), tuple(x.shape)))
         normed = self.feed_norm(x)
         return x + self.down(nn.silu(self.gate(normed)) * self.up(normed))
-
-
-class Llama(nn.Module):
-    """Tokens to logits, with a separate output layer (Touvron et al. 2023, arXiv:2302.13971)."""
-
-    def __init__(self, sizes: Mapping[str, int], eps: float) -> None:
-        super().__init__()
-        hidden, vocabulary = sizes["hidden_size"], sizes["vocab_size"]
-        self.embedding = nn.Embedding(vocabulary, hidden, nn.normal(_STD))
-        self.layers = nn.List([LlamaLayer(sizes, eps) for _ in range(sizes["num_layers"])])
-        self.norm, self.head = nn.RmsNorm(hidden, eps), nn.Linear(hidden, vocabulary, nn.normal(_STD))
-        self.rotary = nn.Rotary(hidden // sizes["num_heads"], sizes["seq_length"])
-
-    def forward(self, tokens: Any, labels: Any = None) -> Any:
-        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
-        x = self.embedding(tokens)
-        cos, sin = self.rotary(tokens.shape[1])
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        logits = self.head(self.norm(x))
-        return logits if labels is None else nn.cross_entropy(logits, labels)
 
 
 class Case(DecoderPretraining):
@@ -81,7 +57,8 @@ class Case(DecoderPretraining):
 
     def build_model(self) -> Any:
         """Build the decoder with random weights."""
-        return Llama(self.sizes, self.real("rms_norm_eps"))
+        eps = self.real("rms_norm_eps")
+        return Decoder(self.sizes, lambda: LlamaLayer(self.sizes, eps), eps)
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """Return the mean cross entropy of a token, in nats."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from accelmark.tasks.language.arrays import NextToken
+from accelmark.tasks.language.arrays import STD, Decoder, NextToken
 from accelmark.tasks.language.data import BYTE_VALUES, read_windows
 from accelmark.train.batches import Arrays
 from accelmark.train.case import decoder_flops, nn
-
-_STD: Final = 0.02
 
 
 class Layer(nn.Module):
@@ -23,7 +22,7 @@ class Layer(nn.Module):
     def __init__(self, hidden: int, intermediate: int, heads: int, std: float) -> None:
         super().__init__()
         self.heads = heads
-        small, smaller = nn.normal(_STD), nn.normal(std)
+        small, smaller = nn.normal(STD), nn.normal(std)
         self.attention_norm, self.feed_norm = nn.RmsNorm(hidden), nn.RmsNorm(hidden)
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden, small), nn.Linear(hidden, hidden, smaller)
         self.gate_up = nn.Linear(hidden, 2 * intermediate, small)
@@ -41,26 +40,6 @@ class Layer(nn.Module):
         return x + self.down(nn.silu(gate) * up)
 
 
-class LlamaMini(nn.Module):
-    """Decoder with an untied output layer: tokens to logits (Touvron et al. 2023, arXiv:2302.13971)."""
-
-    def __init__(self, *, hidden: int, intermediate: int, layers: int, heads: int, length: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(BYTE_VALUES, hidden, nn.normal(_STD))
-        std = _STD / math.sqrt(2 * layers)
-        self.layers = nn.List([Layer(hidden, intermediate, heads, std) for _ in range(layers)])
-        self.norm, self.head = nn.RmsNorm(hidden), nn.Linear(hidden, BYTE_VALUES, nn.normal(_STD))
-        self.rotary = nn.Rotary(hidden // heads, length)
-
-    def forward(self, tokens: Any) -> Any:
-        """Return logits of shape (batch, length, vocabulary)."""
-        x = self.embedding(tokens)
-        cos, sin = self.rotary(tokens.shape[1])
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.head(self.norm(x))
-
-
 class Case(NextToken):
     """Next-byte prediction in consecutive windows; the byte after each window is only a label."""
 
@@ -71,13 +50,9 @@ class Case(NextToken):
 
     def build_model(self) -> Any:
         """Build the decoder with random weights."""
-        return LlamaMini(
-            hidden=self.number("hidden_size"),
-            intermediate=self.number("intermediate_size"),
-            layers=self.number("num_layers"),
-            heads=self.number("num_heads"),
-            length=self.number("seq_length"),
-        )
+        sizes = (self.number(name) for name in ("hidden_size", "intermediate_size", "num_heads"))
+        block = partial(Layer, *sizes, STD / math.sqrt(2 * self.number("num_layers")))
+        return Decoder({**self.sizes, "vocab_size": BYTE_VALUES}, block)
 
     def dataset(self, *, train: bool) -> Arrays:
         """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""

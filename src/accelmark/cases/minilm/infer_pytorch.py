@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import BertConfig
 
 from accelmark.cases.minilm_finetune.pytorch import read_text
 from accelmark.infer.case import ClassificationCase, InferBatch, InMemoryBatches, swap_neighbours
-from accelmark.tasks.text.pytorch import Encoder, EncoderConfig, mean_state
+from accelmark.tasks.text.pytorch import Encoder, mean_state
 
-CONFIG: Final = EncoderConfig(
-    hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12, vocab_size=30522, max_positions=512
-)
+_VOCABULARY: Final = 30522
 PROBE: Final = Path(__file__).with_name("probe.safetensors")
 """Weight, of shape (kinds, 384), and bias, fitted by ``tests/cases/fit_minilm_probe.py``."""
 
@@ -27,7 +26,7 @@ class SentenceEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = Encoder(CONFIG)
+        self.encoder = Encoder(BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=6))
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return embeddings of shape (batch, 384); ``mask`` is 0 on padding."""
@@ -77,5 +76,5 @@ class Case(ClassificationCase):
     def synthetic_batch(self, size: int) -> InferBatch:
         """Return random tokens without padding."""
         length = self.number("seq_length")
-        tokens = torch.randint(1000, CONFIG.vocab_size, (size, length))
+        tokens = torch.randint(1000, _VOCABULARY, (size, length))
         return InferBatch((tokens, torch.ones(size, length, dtype=torch.int64)), None)

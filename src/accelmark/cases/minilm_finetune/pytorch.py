@@ -10,10 +10,11 @@ from typing import ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig
 
 from accelmark.frameworks.pytorch.optimizers import build_optimizer, with_own_rate
 from accelmark.spec.errors import DataError
-from accelmark.tasks.text.pytorch import DROPOUT, Encoder, EncoderConfig, TextClassification, mean_state, tokenize
+from accelmark.tasks.text.pytorch import DROPOUT, Encoder, TextClassification, mean_state, tokenize
 
 KINDS: Final = ("comedies", "histories")
 HELD_OUT_ACT: Final = "IV"
@@ -92,7 +93,7 @@ def _cut(lines: list[str], num_chars: int) -> Iterator[tuple[str, str]]:
 class Classifier(nn.Module):
     """Mean of the hidden states over non-padding tokens, dropout, and a linear classifier."""
 
-    def __init__(self, config: EncoderConfig, num_classes: int) -> None:
+    def __init__(self, config: BertConfig, num_classes: int) -> None:
         super().__init__()
         self.encoder = Encoder(config)
         self.dropout = nn.Dropout(DROPOUT)
@@ -112,7 +113,8 @@ class Case(TextClassification):
 
     def build_model(self) -> nn.Module:
         """Build the encoder with its packaged weights, and a new head."""
-        model = Classifier(self.config, self.num_classes)
+        config = BertConfig(**self.dimensions(), max_position_embeddings=self.number("max_positions"))
+        model = Classifier(config, self.num_classes)
         if not self.settings.loader.synthetic:
             model.encoder.load(self.data_dirs["minilm"] / "model.safetensors")
         return model

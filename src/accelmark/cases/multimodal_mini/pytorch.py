@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -18,9 +18,10 @@ from accelmark.cases import resnet_mini
 from accelmark.cases.detection_mini.pytorch import Canvases
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
 from accelmark.cases.resnet_mini.pytorch import ResNetMini
+from accelmark.frameworks.pytorch.batches import ReadSamples
 from accelmark.infer.weights import load_weights
 from accelmark.spec.backports import zip_strict
-from accelmark.tasks.conversation.pytorch import END, PLACEHOLDER, Answers, ImageAnswers, Span
+from accelmark.tasks.conversation.pytorch import END, PLACEHOLDER, Conversation, ImageAnswers
 from accelmark.tasks.detection.pytorch import Scene
 
 ITEMS: Final = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
@@ -52,21 +53,11 @@ def words() -> Tokenizer:
     return tokenizer
 
 
-@final
-class Captions:
-    """Canvases with their captions; see :class:`accelmark.tasks.conversation.pytorch.ImageTexts`."""
-
-    def __init__(self, canvases: Canvases) -> None:
-        self._canvases = canvases
-
-    def __len__(self) -> int:
-        return len(self._canvases)
-
-    def read(self, index: int, side: int) -> tuple[str, list[Span], npt.NDArray[np.uint8]]:
-        """Return the image's place and the caption, which is the answer, and the canvas, whose size is ``side``."""
-        scene = self._canvases.scene(index)
-        text = PLACEHOLDER + caption(scene) + END
-        return text, [(len(PLACEHOLDER), len(text))], np.array(scene.image).transpose(2, 0, 1).copy()
+def captioned(canvases: Canvases, index: int, side: int) -> Conversation:
+    """Return the image's place and the caption, which is the answer, and the canvas, whose size is ``side``."""
+    scene = canvases.scene(index)
+    text = PLACEHOLDER + caption(scene) + END
+    return text, [(len(PLACEHOLDER), len(text))], np.array(scene.image).transpose(2, 0, 1).copy()
 
 
 _WEIGHTS: Final = Path(resnet_mini.__path__[0]) / "weights.safetensors"
@@ -118,7 +109,7 @@ class Case(ImageAnswers):
         net.model.vision_tower = places
         return model
 
-    def dataset(self, *, train: bool) -> Answers:
+    def dataset(self, *, train: bool) -> ReadSamples:
         """Return canvases of training images, or of test images."""
-        captions = Captions(Canvases.of(self, train=train))
-        return Answers(self, captions, range(len(captions)), words())
+        canvases = Canvases.of(self, train=train)
+        return self.samples_of(len(canvases), partial(captioned, canvases), words())

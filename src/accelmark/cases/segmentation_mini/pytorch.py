@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from transformers.modeling_outputs import SemanticSegmenterOutput
 
 from accelmark.cases.detection_mini.pytorch import Canvases, Pyramid
 from accelmark.cases.resnet_mini._fashion import MEAN, STD
+from accelmark.frameworks.pytorch.batches import ReadSamples
 from accelmark.tasks.images.data import Uniform
-from accelmark.tasks.segmentation.pytorch import Segmentation, SegmentedSamples, Segments
+from accelmark.tasks.segmentation.pytorch import Change, Segmentation, Segments, segmented_sample
 
 
 class Pixels(nn.Module):
@@ -37,12 +39,11 @@ class Case(Segmentation):
         """Build the network from random weights."""
         return Pixels(self.number("hidden_size"), self.number("num_classes"))
 
-    def dataset(self, *, train: bool) -> SegmentedSamples:
+    def dataset(self, *, train: bool) -> ReadSamples:
         """Return canvases of training images, half of them mirrored, or of test images."""
         canvases = Canvases.of(self, train=train)
-        return SegmentedSamples(
-            len(canvases), canvases.pair, mirrored if train else lambda image, segments, _: (image, segments)
-        )
+        change: Change = mirrored if train else lambda image, segments, _: (image, segments)
+        return ReadSamples(len(canvases), partial(segmented_sample, canvases.pair, change))
 
 
 def mirrored(image: Image.Image, segments: Segments, uniform: Uniform) -> tuple[Image.Image, Segments]:

@@ -167,6 +167,21 @@ class SampleSource(Protocol):
 
 
 @final
+class ReadSamples:
+    """A source of ``count`` samples that a function reads by index and generator, as :meth:`SampleSource.read`."""
+
+    def __init__(self, count: int, read: Callable[[int, torch.Generator], Mapping[str, Tensor]]) -> None:
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+        """Return sample ``index``."""
+        return self._read(index, random)
+
+
+@final
 class FromArrays:
     """A source of NumPy arrays as a source of tensors."""
 

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from accelmark.spec.errors import nearest
 from accelmark.spec.layers import flatten, setting_defaults
 from accelmark.spec.model import Spec
-from accelmark.spec.settings.inference import InferCaseSpec
+from accelmark.spec.settings.inference import CaseClass, InferCaseSpec
 from accelmark.spec.settings.serving import ServeCaseSpec
 from accelmark.spec.settings.training import TrainSettings
 
@@ -91,15 +91,6 @@ def expanded_mutable(listed: tuple[str, ...], settings: Mapping[str, Any]) -> tu
         named = (f"names {entry!r}, which is no setting ({nearest(entry, known | sections)})" for entry in unknown)
         raise ValueError("; ".join(named))
     return mutable
-
-
-class CaseClass(Spec):
-    """A class of a family of tasks with other attributes: a case that needs no code of its own."""
-
-    base: str = Field(pattern=r"^[a-z_]+(\.[a-z_]+)*\.[A-Z]\w+$")
-    """The class, below ``accelmark.tasks``: ``language.pytorch_decoder.Pretraining``."""
-    attributes: dict[str, Any] = Field(default_factory=dict)
-    """Attribute of the class -> its value in this case."""
 
 
 class TrainCaseSpec(Spec):

@@ -389,9 +389,9 @@ def frameworks_of(case: CaseSpec) -> list[str]:
 
 
 def inference_frameworks_of(case: CaseSpec) -> list[str]:
-    """Return the frameworks that a case has inference in: by its files; a language model needs none, in PyTorch."""
-    folder, generates = find("cases", case.name).path, case.infer is not None and case.infer.generates
-    shared = ("pytorch",) if generates else ()
+    """Return the frameworks that a case has inference in: by its files or classes; a language model needs none."""
+    folder, infer = find("cases", case.name).path, case.infer
+    shared = () if infer is None else ("pytorch",) if infer.generates else (*infer.classes,)
     return [name for name in folders("frameworks") if name in shared or (folder / f"infer_{name}.py").is_file()]
 
 

@@ -248,6 +248,16 @@ class Reference(FiniteSpec):
     """Where the value was published."""
 
 
+class CaseClass(FiniteSpec):
+    """A class of a family of tasks with other attributes: a case that needs no code of its own."""
+
+    base: str = Field(pattern=r"^[a-z_]+(\.[a-z_]+)*\.[A-Z]\w+$")
+    """The class, below ``accelmark.tasks``: ``language.pytorch_decoder.Pretraining``; of inference below
+    ``accelmark.infer``."""
+    attributes: dict[str, Any] = Field(default_factory=dict)
+    """Attribute of the class -> its value in this case."""
+
+
 class InferCaseSpec(FiniteSpec):
     """The inference side of a case."""
 
@@ -274,6 +284,8 @@ class InferCaseSpec(FiniteSpec):
     """Trained weights below the data directory: a file (without it: speed only) or a Hugging Face directory."""
     configurations: dict[str, Any]
     """Defaults of :class:`InferSettings`."""
+    classes: dict[str, CaseClass] = Field(default_factory=dict)
+    """Framework -> the class that infers, in place of a file ``infer_<framework>.py``."""
     generates: bool = False
     """Whether the case is a language model, whose weights are a directory in Hugging Face's layout."""
     iterative: bool = False

@@ -6,11 +6,11 @@ import json
 import re
 from abc import abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, ClassVar, Final, Protocol, final
+from typing import Any, ClassVar, Final, Optional, final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,14 @@ from transformers import (
 
 from accelmark.datasets.images import opened_image
 from accelmark.datasets.shards import bytes_at
-from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.batches import ReadSamples, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import CAUSAL, compute_buffers, initialize_normal, load_pretrained
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.images.data import CLIP_MEAN, CLIP_STD
 from accelmark.tasks.images.pytorch_imagenet import ByteImageNetwork
+from accelmark.tasks.language.data import only_file
 from accelmark.tasks.metrics import IGNORED
 from accelmark.tasks.text.pytorch import read_tokenizer
 
@@ -53,18 +54,8 @@ Span = tuple[int, int]
 """Begin and end of a part of a text, in characters."""
 
 
-class ImageTexts(Protocol):
-    """Conversations: each is a text about one image; parts of the text are answers."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int, side: int) -> tuple[str, list[Span], npt.NDArray[np.uint8] | None]:
-        """Return the text of a sample with ``PLACEHOLDER`` where its image is, where the answers are, and the image.
-
-        The image has the shape (3, side, side), and is None where the sample has none.
-        """
-
-
+Conversation = tuple[str, list[Span], Optional[npt.NDArray[np.uint8]]]
+"""Text with ``PLACEHOLDER`` where its image is, where the answers are, and the image (3, side, side), if it has one."""
 _CHUNK: Final = 1 << 24
 _FIRST, _NEXT, _LAST = (re.compile(rf"[ \t\r\n]*{sign}[ \t\r\n]*") for sign in (r"\[", ",", r"\]"))
 """What is before the first element of a list, before another one, and after the last."""
@@ -102,17 +93,14 @@ class Conversations:
     """
 
     def __init__(self, directory: Path) -> None:
-        files = sorted((directory / "conversations").glob("*.json"))
-        if len(files) != 1:
-            raise DataError(f"{directory / 'conversations'}: expected one JSON file, found {len(files)}")
-        self._images, self._file = directory / "images", files[0]
+        self._images, self._file = directory / "images", only_file(directory / "conversations", "*.json")
         with raising(DataError, str(self._file), OSError, ValueError):
             self._places = element_places(self._file)
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def read(self, index: int, side: int) -> tuple[str, list[Span], npt.NDArray[np.uint8] | None]:
+    def read(self, index: int, side: int) -> Conversation:
         """Return the text of a sample in Vicuna's format, where the answers are, and its image, if it has one.
 
         The image is filled up to a square. Raises DataError: it cannot be read, the sample has no questions with
@@ -176,52 +164,6 @@ class ImageConversation(ByteImageNetwork):
         return logits
 
 
-@final
-class Answers:
-    """Conversations as tokens and images; ``tokens`` is filled up with the end of text and cut off at ``length``.
-
-    An image has the places of ``num_features`` tokens in the text.
-    """
-
-    def __init__(
-        self, case: ImageAnswers, texts: ImageTexts, chosen: Sequence[int] | npt.NDArray[np.int64], tokenizer: Tokenizer
-    ) -> None:
-        self._all, self._chosen, self._tokenizer = texts, chosen, tokenizer
-        self._length, self._side = case.number("seq_length"), case.number("image_size")
-        self._features = case.num_features
-        end = tokenizer.token_to_id(END)
-        if end is None:
-            raise DataError(f"the tokenizer has no token {END}: it is another model's than Vicuna's")
-        self._end: int = end
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``image`` in bytes, black where there is none, ``tokens``, and ``labels``, which only answers have."""
-        text, answers, image = self._all.read(int(self._chosen[index]), self._side)
-        ids: list[int] = []
-        labels: list[int] = []
-        begin = 0
-        for part in text.split(PLACEHOLDER):
-            if begin:
-                ids += [IMAGE] * self._features
-                labels += [IGNORED] * self._features
-            encoding = self._tokenizer.encode(part, add_special_tokens=not begin)
-            for token, (first, last) in zip_strict(encoding.ids, encoding.offsets):
-                is_answer = any(begin + first < end and begin + last > start for start, end in answers)
-                ids.append(token)
-                labels.append(token if is_answer else IGNORED)
-            begin += len(part) + len(PLACEHOLDER)
-        spare = self._length - len(ids)
-        black = torch.zeros(3, self._side, self._side, dtype=torch.uint8)
-        return {
-            "image": black if image is None else torch.from_numpy(image),
-            "tokens": torch.tensor((ids + [self._end] * spare)[: self._length]),
-            "labels": torch.tensor((labels + [IGNORED] * spare)[: self._length]),
-        }
-
-
 class ImageAnswers(TaskFamily):
     """Training of projector and language model on answers about images, from random weights.
 
@@ -268,6 +210,42 @@ class ImageAnswers(TaskFamily):
     def num_features(self) -> int:
         """Number of an image's features."""
         return int((self.number("image_size") // self.number("patch_size")) ** 2)
+
+    def samples_of(self, count: int, read: Callable[[int, int], Conversation], tokenizer: Tokenizer) -> ReadSamples:
+        """Return ``count`` conversations, which ``read`` returns by number and side of the image, as samples."""
+        end = tokenizer.token_to_id(END)
+        if end is None:
+            raise DataError(f"the tokenizer has no token {END}: it is another model's than Vicuna's")
+        return ReadSamples(count, partial(self._sample, read, tokenizer, end))
+
+    def _sample(
+        self, read: Callable[[int, int], Conversation], tokenizer: Tokenizer, end: int, index: int, _: torch.Generator
+    ) -> Batch:
+        """Return ``image`` in bytes, black where there is none, ``tokens``, and ``labels``, which only answers have.
+
+        An image has the places of ``num_features`` tokens; texts are filled up or cut off at ``seq_length``.
+        """
+        side, length = self.number("image_size"), self.number("seq_length")
+        text, answers, image = read(index, side)
+        ids: list[int] = []
+        labels: list[int] = []
+        begin = 0
+        for part in text.split(PLACEHOLDER):
+            if begin:
+                ids += [IMAGE] * self.num_features
+                labels += [IGNORED] * self.num_features
+            encoding = tokenizer.encode(part, add_special_tokens=not begin)
+            for token, (first, last) in zip_strict(encoding.ids, encoding.offsets):
+                is_answer = any(begin + first < stop and begin + last > start for start, stop in answers)
+                ids.append(token)
+                labels.append(token if is_answer else IGNORED)
+            begin += len(part) + len(PLACEHOLDER)
+        spare = length - len(ids)
+        return {
+            "image": torch.zeros(3, side, side, dtype=torch.uint8) if image is None else torch.from_numpy(image),
+            "tokens": torch.tensor((ids + [end] * spare)[:length]),
+            "labels": torch.tensor((labels + [IGNORED] * spare)[:length]),
+        }
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images and tokens, the image first; the second half of the text is the answer."""
@@ -332,12 +310,14 @@ class InstructionTuning(ImageAnswers):
     def _conversations(self) -> Conversations:
         return Conversations(self.data_dirs[self.samples])
 
-    def dataset(self, *, train: bool) -> Answers:
+    def dataset(self, *, train: bool) -> ReadSamples:
         """Return the samples that are not held out, or those that are."""
-        distance = max(2, len(self._conversations) // self.number("eval_samples"))
-        chosen = np.flatnonzero((np.arange(len(self._conversations)) % distance != 0) == train)
+        conversations = self._conversations
+        distance = max(2, len(conversations) // self.number("eval_samples"))
+        chosen = np.flatnonzero((np.arange(len(conversations)) % distance != 0) == train)
         vocabulary = self.data_dirs[self.weights] / "vicuna" / "tokenizer.json"
-        return Answers(self, self._conversations, chosen, read_tokenizer(vocabulary, self.number("vocab_size")))
+        tokenizer = read_tokenizer(vocabulary, self.number("vocab_size"))
+        return self.samples_of(len(chosen), lambda at, side: conversations.read(int(chosen[at]), side), tokenizer)
 
 
 def load_parts(net: LlavaForConditionalGeneration, directory: Path) -> None:

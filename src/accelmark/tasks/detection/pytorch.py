@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from accelmark.datasets.images import opened_image
-from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.batches import ReadSamples, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import backbone_config, with_padding
 from accelmark.spec.backports import zip_strict
@@ -32,7 +32,6 @@ from accelmark.tasks.metrics import box_precision
 _OVERLAPS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 """Least overlaps of a box with a crop (Liu et al. 2016, arXiv:1512.02325, section 2.2); 1: no crop."""
 _TRIES: Final = 40
-T = TypeVar("T")
 
 
 @final
@@ -78,26 +77,20 @@ def whole_number(low: int, high: int, uniform: Uniform) -> int:
     return low + int(uniform() * (high - low + 1))
 
 
-def chosen(values: Sequence[T], uniform: Uniform) -> T:
-    """Return one of the values."""
-    return values[whole_number(0, len(values) - 1, uniform)]
-
-
 def multi_scale(scene: Scene, side: int, longest: int, uniform: Uniform) -> Scene:
     """Augment as DETR (Carion et al. 2020, arXiv:2005.12872, section 4): a flip, and one of 11 sizes, cropped or not.
 
     All sizes are in proportion to the paper's, whose largest shorter side (``side``) has 800 pixels.
     """
     scene = scene.flipped() if uniform() < 0.5 else scene
-    sides = [round(side * part / 25) for part in range(15, 26)]
     if uniform() < 0.5:
-        scene = scene.shorter(chosen([side * part // 8 for part in (4, 5, 6)], uniform), 10 * side)
+        scene = scene.shorter(side * whole_number(4, 6, uniform) // 8, 10 * side)
         least, most = round(0.48 * side), round(0.75 * side)
         width, height = (whole_number(min(least, each), min(each, most), uniform) for each in scene.image.size)
         left = whole_number(0, scene.image.width - width, uniform)
         top = whole_number(0, scene.image.height - height, uniform)
         scene = scene.cropped(left, top, width, height)
-    return scene.shorter(chosen(sides, uniform), longest)
+    return scene.shorter(round(side * whole_number(15, 25, uniform) / 25), longest)
 
 
 def distorted(scene: Scene, size: int, uniform: Uniform) -> Scene:
@@ -126,7 +119,7 @@ def zoomed_out(scene: Scene, uniform: Uniform) -> Scene:
 
 def overlapping_crop(scene: Scene, uniform: Uniform) -> Scene:
     """Return a crop that a box overlaps by at least a random share, with the boxes whose centre is inside."""
-    if not len(scene.boxes) or (least := chosen(_OVERLAPS, uniform)) == 1:
+    if not len(scene.boxes) or (least := _OVERLAPS[whole_number(0, len(_OVERLAPS) - 1, uniform)]) == 1:
         return scene
     for _ in range(_TRIES):
         width, height = (int(side * (0.3 + 0.7 * uniform())) for side in scene.image.size)
@@ -258,32 +251,27 @@ class Detector(ByteImageNetwork):
         return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
 
 
-@final
-class BoxedSamples:
-    """Images of different sizes with boxes in parts of the image, and the sizes of the files for evaluation."""
+def boxed_sample(
+    scene_at: Callable[[int], Scene], change: Callable[[Scene, Uniform], Scene], index: int, random: torch.Generator
+) -> Batch:
+    """Return ``image``, ``mask``, ``count`` ``boxes`` with ``label`` and ``crowd``, ``size`` and ``index``.
 
-    def __init__(self, count: int, scene: Callable[[int], Scene], change: Callable[[Scene, Uniform], Scene]) -> None:
-        self._count, self._scene, self._change = count, scene, change
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``image``, ``mask``, ``count`` ``boxes`` with ``label`` and ``crowd``, ``size`` and ``index``."""
-        scene = self._scene(index)
-        size = scene.image.size
-        scene = self._change(scene, lambda: float(torch.rand((), generator=random, dtype=torch.float64)))
-        pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(scene.image).transpose(2, 0, 1))
-        return {
-            "image": torch.from_numpy(pixels),
-            "mask": torch.ones(pixels.shape[1:], dtype=torch.uint8),
-            "boxes": torch.from_numpy(centred(scene.boxes, scene.image.size)),
-            "label": torch.from_numpy(scene.labels),
-            "crowd": torch.from_numpy(scene.crowd),
-            "count": torch.tensor(len(scene.labels)),
-            "size": torch.tensor(size, dtype=torch.float32),
-            "index": torch.tensor(index),
-        }
+    The boxes are in parts of the image, which ``change`` makes of the file's; ``size`` is the file's.
+    """
+    scene = scene_at(index)
+    size = scene.image.size
+    scene = change(scene, lambda: float(torch.rand((), generator=random, dtype=torch.float64)))
+    pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(scene.image).transpose(2, 0, 1))
+    return {
+        "image": torch.from_numpy(pixels),
+        "mask": torch.ones(pixels.shape[1:], dtype=torch.uint8),
+        "boxes": torch.from_numpy(centred(scene.boxes, scene.image.size)),
+        "label": torch.from_numpy(scene.labels),
+        "crowd": torch.from_numpy(scene.crowd),
+        "count": torch.tensor(len(scene.labels)),
+        "size": torch.tensor(size, dtype=torch.float32),
+        "index": torch.tensor(index),
+    }
 
 
 class Detection(DenseTask):
@@ -308,11 +296,11 @@ class Detection(DenseTask):
         """Build the detector."""
         return Detector(self.network(), self.mean, self.std)
 
-    def dataset(self, *, train: bool) -> BoxedSamples:
+    def dataset(self, *, train: bool) -> ReadSamples:
         """Return the images with boxes of ``train2017``, or all of ``val2017``."""
         split = "train2017" if train else "val2017"
         images = BoxedImages(self.data_dirs[self.samples], split, num_classes=self.number("num_classes"), train=train)
-        return BoxedSamples(len(images), images.scene, partial(self.changed, train=train))
+        return ReadSamples(len(images), partial(boxed_sample, images.scene, partial(self.changed, train=train)))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images with eight boxes each."""

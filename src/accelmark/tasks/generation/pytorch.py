@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedModel
 
 from accelmark.datasets.shards import bytes_at, tar_members
-from accelmark.frameworks.pytorch.batches import SampleSource, TaskFamily, generator_for
+from accelmark.frameworks.pytorch.batches import ReadSamples, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import initial_net, with_padding
+from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.images.pytorch_imagenet import ScaledRate
 from accelmark.tasks.text.pytorch import read_tokenizer
@@ -165,29 +167,6 @@ class Denoiser(nn.Module):
         return velocity, signal * noise - spread * latent
 
 
-@final
-class NoisedLatents:
-    """Latents drawn from their moments, with noise and a step; in evaluation always the same."""
-
-    def __init__(self, latents: CaptionedLatents, tokenizer: Tokenizer, size: int, length: int) -> None:
-        self._latents, self._tokenizer, self._size, self._length = latents, tokenizer, size, length
-
-    def __len__(self) -> int:
-        return len(self._latents)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``latent`` and ``noise`` of shape (4, size, size), ``step``, and ``tokens``, filled up with zeros."""
-        moments, caption = self._latents.read(index, (2 * CHANNELS, self._size, self._size))
-        mean, log_variance = torch.from_numpy(moments).chunk(2)
-        drawn, noise = torch.randn(2, *mean.shape, generator=random)
-        return {
-            "latent": SCALE * (mean + (log_variance.clamp(*_LOG_VARIANCES) / 2).exp() * drawn),
-            "noise": noise,
-            "step": torch.randint(0, STEPS, (), generator=random),
-            "tokens": torch.tensor(padded(self._tokenizer, caption, self._length)),
-        }
-
-
 def padded(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
     """Return the tokens of a caption with its start and end; a longer one is cut off, a shorter one padded with 0."""
     ids = tokenizer.encode(text).ids
@@ -251,11 +230,25 @@ class Diffusion(ScaledRate, VelocityPrediction):
         encoder = initial_net(CLIPTextModel, text_config(self.number), self.data_dirs.get(self.weights))
         return Denoiser(net, encoder)
 
-    def dataset(self, *, train: bool) -> NoisedLatents:
-        """Return the latents of ``train`` or of ``val``."""
+    def dataset(self, *, train: bool) -> ReadSamples:
+        """Return the latents of ``train`` or of ``val``, drawn from their moments, with noise and a step."""
         latents = CaptionedLatents(self.data_dirs[self.samples] / ("train" if train else "val"))
         tokenizer = read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
-        return NoisedLatents(latents, tokenizer, self.number("latent_size"), self.number("text_length"))
+        size, length = self.number("latent_size"), self.number("text_length")
+
+        def read(index: int, random: torch.Generator) -> Batch:
+            """Return ``latent`` and ``noise`` (4, size, size), ``step``, and ``tokens``, filled up with zeros."""
+            moments, caption = latents.read(index, (2 * CHANNELS, size, size))
+            mean, log_variance = torch.from_numpy(moments).chunk(2)
+            drawn, noise = torch.randn(2, *mean.shape, generator=random)
+            return {
+                "latent": SCALE * (mean + (log_variance.clamp(*_LOG_VARIANCES) / 2).exp() * drawn),
+                "noise": noise,
+                "step": torch.randint(0, STEPS, (), generator=random),
+                "tokens": torch.tensor(padded(tokenizer, caption, length)),
+            }
+
+        return ReadSamples(len(latents), read)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random latents, noise, steps and tokens."""
@@ -330,33 +323,24 @@ def _initialize_flux(net: nn.Module) -> None:
         nn.init.zeros_(layer.bias)
 
 
-@final
-class FlowSamples:
-    """Latents drawn from their moments, with noise, a time and the encodings of captions."""
+def flow_sample(rows: EncodedRows, empty: Batch | None, index: int, random: torch.Generator) -> Batch:
+    """Return ``latent``, drawn from its moments, ``noise``, ``time``, and ``words`` and ``caption`` in bf16.
 
-    def __init__(self, rows: EncodedRows, empty: Mapping[str, Tensor] | None) -> None:
-        self._rows, self._empty = rows, empty
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``latent``, ``noise``, ``time``, and ``words`` and ``caption`` in bf16.
-
-        In training a tenth of the captions is replaced by the empty one, and times are drawn evenly from 0 to 1.
-        """
-        tensors = {name: torch.from_numpy(array) for name, array in self._rows.read(index).items()}
-        arrays = {name: part.view(torch.bfloat16) for name, part in tensors.items() if part.ndim}
-        mean, log_variance = arrays["mean"].float(), arrays["logvar"].float()
-        drawn, noise = torch.randn(2, *mean.shape, generator=random)
-        texts: Mapping[str, Tensor] = {"words": arrays["t5_encodings"], "caption": arrays["clip_encodings"]}
-        if self._empty is not None:
-            time = torch.rand((), generator=random)
-            texts = self._empty if torch.rand((), generator=random) < EMPTY_SHARE else texts
-        else:
-            time = tensors["timestep"] / EVAL_TIMES
-        latent = _FLOW_SCALE * (mean + (log_variance / 2).exp() * drawn - _FLOW_SHIFT)
-        return {"latent": latent, "noise": noise, "time": time.float(), **texts}
+    In training, with the encodings of the ``empty`` caption, it replaces a tenth of the captions, and times are drawn
+    evenly from 0 to 1.
+    """
+    tensors = {name: torch.from_numpy(array) for name, array in rows.read(index).items()}
+    arrays = {name: part.view(torch.bfloat16) for name, part in tensors.items() if part.ndim}
+    mean, log_variance = arrays["mean"].float(), arrays["logvar"].float()
+    drawn, noise = torch.randn(2, *mean.shape, generator=random)
+    texts: Batch = {"words": arrays["t5_encodings"], "caption": arrays["clip_encodings"]}
+    if empty is not None:
+        time = torch.rand((), generator=random)
+        texts = empty if torch.rand((), generator=random) < EMPTY_SHARE else texts
+    else:
+        time = tensors["timestep"] / EVAL_TIMES
+    latent = _FLOW_SCALE * (mean + (log_variance / 2).exp() * drawn - _FLOW_SHIFT)
+    return {"latent": latent, "noise": noise, "time": time.float(), **texts}
 
 
 class FlowMatching(VelocityPrediction):
@@ -392,20 +376,21 @@ class FlowMatching(VelocityPrediction):
         words = self.number("text_length"), self.number("text_width")
         return {"t5_encodings": words, "clip_encodings": (self.number("pooled_width"),)}
 
-    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | SampleSource:
+    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | ReadSamples:
         """Return the rows of ``train`` or of ``val``, which have their times."""
         latent = FLOW_CHANNELS, self.number("latent_size"), self.number("latent_size")
         shapes, directory = {"mean": latent, "logvar": latent, **self._text_shapes}, self.data_dirs[self.samples]
         if not train:
-            return FlowSamples(EncodedRows(directory / "val", shapes, ("timestep",)), None)
+            rows = EncodedRows(directory / "val", shapes, ("timestep",))
+            return ReadSamples(len(rows), partial(flow_sample, rows, None))
         empty = []
         for name, shape in self._text_shapes.items():
             path = directory / "empty" / f"{name.removesuffix('_encodings')}_empty.npy"
             with raising(DataError, f"{path}: expected numbers of shape {shape}", OSError, ValueError):
                 array = np.load(path, allow_pickle=False).astype(np.float32).reshape(shape)
             empty.append(torch.from_numpy(array).bfloat16())
-        words, caption = empty
-        return FlowSamples(EncodedRows(directory / "train", shapes), {"words": words, "caption": caption})
+        rows, texts = EncodedRows(directory / "train", shapes), dict(zip_strict(("words", "caption"), empty))
+        return ReadSamples(len(rows), partial(flow_sample, rows, texts))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random latents, noise, times and encodings."""

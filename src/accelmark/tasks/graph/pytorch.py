@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, final
 
@@ -39,6 +40,11 @@ class Relation(NamedTuple):
 
     def __str__(self) -> str:
         return "__".join(self)
+
+
+def kinds_of(relations: Iterable[Relation]) -> list[str]:
+    """Return the types of nodes at the ends of relations, sorted."""
+    return sorted({end for relation in relations for end in (relation.source, relation.target)})
 
 
 @final
@@ -100,7 +106,7 @@ def sample_neighbourhood(
     In hop h, at most ``fan_out[h]`` edges of each relation are drawn into each node that hop h found first
     (Hamilton et al. 2017, arXiv:1706.02216, algorithm 2).
     """
-    kinds = sorted({end for relation in graph for end in (relation.source, relation.target)})
+    kinds = kinds_of(graph)
     nodes = {each: [seeds if each == kind else np.empty(0, np.int64)] for each in kinds}
     edges: dict[Relation, list[Ids]] = {relation: [] for relation in graph}
     for most in fan_out:
@@ -129,7 +135,7 @@ def synthetic_trees(
 
     Into each node lead ``degree`` edges of each relation, or as many as ``fan_out`` allows.
     """
-    kinds = sorted({end for relation in relations for end in (relation.source, relation.target)})
+    kinds = kinds_of(relations)
     sizes = {each: [count if each == kind else 0] for each in kinds}
     edges: dict[Relation, list[Ids]] = {relation: [] for relation in relations}
     for most in fan_out:
@@ -266,16 +272,20 @@ class NodeClassification(Classification):
     """Type of the nodes that have classes."""
     relations: ClassVar[Sequence[str]]
 
+    @property
+    def parsed(self) -> list[Relation]:
+        """The relations of the graph."""
+        return [Relation.parse(relation) for relation in self.relations]
+
+    @cached_property
     def graph(self) -> LabelledGraph:
-        """Return the graph in MLPerf's layout, memory-mapped; raises DataError where files are damaged or do not fit.
+        """The graph in MLPerf's layout, memory-mapped; raises DataError where files are damaged or do not fit.
 
         For each relation it has ``CSC/<relation>/indptr.pt`` and ``indices.pt``, for each type of nodes
         ``<type>/node_feat_fp16.pt``, and ``<kind>/node_label_2K.npy``: fp32 numbers of classes, with or without header.
         """
         directory, width = self.data_dirs[self.samples], self.number("num_features")
-        parsed = [Relation.parse(each) for each in self.relations]
-        kinds = sorted({end for relation in parsed for end in (relation.source, relation.target)})
-        features = {each: read_array(directory / each / "node_feat_fp16.pt", 2) for each in kinds}
+        features = {each: read_array(directory / each / "node_feat_fp16.pt", 2) for each in kinds_of(self.parsed)}
         path = directory / self.kind / "node_label_2K.npy"
         with raising(DataError, f"{path}: cannot be read as an array", OSError, ValueError):
             with path.open("rb") as file:
@@ -284,7 +294,7 @@ class NodeClassification(Classification):
         edges, sizes = {}, [(path, len(labels), len(features[self.kind]), "nodes")]
         for each, rows in features.items():
             sizes.append((directory / each / "node_feat_fp16.pt", rows.shape[1], width, "features of the model"))
-        for relation in parsed:
+        for relation in self.parsed:
             folder = directory / "CSC" / str(relation)
             incoming = edges[relation] = Incoming(read_array(folder / "indptr.pt"), read_array(folder / "indices.pt"))
             num_starts = len(features[relation.target]) + 1
@@ -302,21 +312,19 @@ class NodeClassification(Classification):
     def build_model(self) -> nn.Module:
         """Build the network with random weights."""
         sizes = [self.number(name) for name in ("num_features", "hidden_size", "num_classes")]
-        relations = [Relation.parse(relation) for relation in self.relations]
-        return NodeClassifier(relations, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
+        return NodeClassifier(self.parsed, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         logits: Tensor = model(batch)
         return logits
 
     def _batches(self, data: Any, size: int, *, train: bool) -> NeighbourhoodBatches:
-        return NeighbourhoodBatches(self, self.graph(), data, size, train=train)
+        return NeighbourhoodBatches(self, self.graph, data, size, train=train)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random features and classes; each node of the neighbourhoods has two edges of each relation."""
         random, width = generator_for(self.place.seed), self.number("num_features")
-        relations = [Relation.parse(relation) for relation in self.relations]
-        trees = synthetic_trees(relations, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
+        trees = synthetic_trees(self.parsed, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
         counts = {f"{kind}.{hop}": len(ids) for kind, hops in trees.nodes.items() for hop, ids in enumerate(hops)}
         return {
             **{name: torch.randn(count, width, generator=random) for name, count in counts.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +12,20 @@ from torch import Tensor, nn
 from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.tasks.metrics import Classified, ImageSizes
+
+
+@final
+class Logits(nn.Module):
+    """A classifier of transformers for images, or for tokens with a padding mask, that returns its logits."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return logits of shape (batch, classes), or for each token (batch, length, classes)."""
+        logits: Tensor = (self.net(inputs) if mask is None else self.net(inputs, mask)).logits
+        return logits
 
 
 class Classification(Classified, TaskFamily):

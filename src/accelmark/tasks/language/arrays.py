@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.metrics import PredictedTokens
 from accelmark.train.batches import Arrays
 from accelmark.train.case import ArrayCase, Batch, decoder_flops, nn
+
+STD: Final = 0.02
+"""Standard deviation of the initial weights of decoders, as in transformers."""
 
 
 class NextToken(PredictedTokens, ArrayCase):
@@ -31,6 +35,28 @@ class NextToken(PredictedTokens, ArrayCase):
         """Add up the cross entropies of the tokens."""
         tokens, labels = nn.neighbours(batch[self.tokens])
         return {"loss": nn.cross_entropy(model(tokens), labels, "sum"), "count": labels.shape[0] * labels.shape[1]}
+
+
+class Decoder(nn.Module):
+    """Tokens to logits, with rotary positions and a separate output layer (Touvron et al. 2023, arXiv:2302.13971)."""
+
+    def __init__(self, sizes: Mapping[str, int], block: Callable[[], Any], eps: float = 1e-5) -> None:
+        """Take the sizes under ``model``, and a function that returns a new block: ``block(x, cos, sin)``."""
+        super().__init__()
+        hidden, vocabulary = sizes["hidden_size"], sizes["vocab_size"]
+        self.embedding = nn.Embedding(vocabulary, hidden, nn.normal(STD))
+        self.layers = nn.List([block() for _ in range(sizes["num_layers"])])
+        self.norm, self.head = nn.RmsNorm(hidden, eps), nn.Linear(hidden, vocabulary, nn.normal(STD))
+        self.rotary = nn.Rotary(hidden // sizes["num_heads"], sizes["seq_length"])
+
+    def forward(self, tokens: Any, labels: Any = None) -> Any:
+        """Return logits of shape (batch, length, vocabulary), or the mean cross entropy of ``labels``."""
+        x = self.embedding(tokens)
+        cos, sin = self.rotary(tokens.shape[1])
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        logits = self.head(self.norm(x))
+        return logits if labels is None else nn.cross_entropy(logits, labels)
 
 
 class DecoderPretraining(NextToken):

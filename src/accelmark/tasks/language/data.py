@@ -82,6 +82,14 @@ def _open(path: Path) -> npt.NDArray[Any]:
     return shard
 
 
+def only_file(folder: Path, pattern: str) -> Path:
+    """Return the only file of a pattern; raises DataError where there is none, or another one."""
+    paths = sorted(folder.glob(pattern))
+    if len(paths) != 1:
+        raise DataError(f"{folder}: expected one file {pattern}, found {len(paths)}")
+    return paths[0]
+
+
 CLS: Final = 101
 SEP: Final = 102
 MASK: Final = 103

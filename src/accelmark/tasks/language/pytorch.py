@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
+from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.metrics import PredictedTokens
 
 if TYPE_CHECKING:
@@ -18,9 +19,21 @@ if TYPE_CHECKING:
 
 
 class NextToken(PredictedTokens, TaskFamily):
-    """Next-token prediction over samples of ``seq_length + 1`` tokens."""
+    """Next-token prediction over samples of ``seq_length + 1`` tokens, by default windows of token shards."""
 
     dtype: ClassVar[torch.dtype] = torch.int64
+    shards: ClassVar[str]
+    """Name of the data set."""
+    shared: ClassVar[int] = 1
+    """Tokens that a window shares with the next one; 0 for rows that were packed beforehand."""
+
+    def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
+        """Return windows of ``train``, or of ``val``, of which ``eval_samples`` under ``model`` may be a limit."""
+        row, limit = self.number("seq_length") + 1, None
+        if not train and self.settings.model.get("eval_samples") is not None:
+            limit = self.number("eval_samples")
+        directory, split = self.data_dirs[self.shards], "train" if train else "val"
+        return FromArrays(TokenShards(directory, split, row, row - self.shared, self.vocab_size, limit))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random tokens."""

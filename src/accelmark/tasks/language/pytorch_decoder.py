@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from accelmark.frameworks.pytorch.batches import FromArrays, IndexedBatches
+from accelmark.frameworks.pytorch.batches import ReadSamples
 from accelmark.frameworks.pytorch.case import Batch, Batches, PipelineParts, Split
 from accelmark.frameworks.pytorch.model.hugging_face import (
     CAUSAL,
@@ -27,7 +27,7 @@ from accelmark.frameworks.pytorch.model.hugging_face import (
 )
 from accelmark.frameworks.pytorch.model.linear import adapt, chunked_cross_entropy
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.language.data import TokenShards, read_windows
+from accelmark.tasks.language.data import only_file, read_windows
 from accelmark.tasks.language.pytorch import NextToken
 from accelmark.tasks.text.pytorch import JsonLines, read_tokenizer
 
@@ -152,8 +152,7 @@ class Pretraining(NextToken):
     """Pretraining of a decoder from random weights on token shards; a case states configuration class and data.
 
     The settings under ``model`` are the architecture, by their names here (``_NAMES``) or those of the configuration
-    class. ``end_of_document`` limits attention to a document and counts positions from its start; ``eval_samples``
-    limits the evaluation to the first samples.
+    class. ``end_of_document`` limits attention to a document and counts positions from its start.
     """
 
     config_class: ClassVar[type[PreTrainedConfig]]
@@ -162,8 +161,6 @@ class Pretraining(NextToken):
     """Names of settings in this configuration class, in addition to ``_NAMES``."""
     config_values: ClassVar[Mapping[str, Any]] = {}
     """Arguments of the configuration that are not settings."""
-    shards: ClassVar[str]
-    """Name of the data set."""
     weights: ClassVar[str | None] = None
     """Name of the data set with the initial weights: a checkpoint of transformers in its folder ``hf``."""
 
@@ -223,13 +220,6 @@ class Pretraining(NextToken):
         """Return the parts of the configuration's family."""
         return _PARTS.get(self.config_class.model_type)
 
-    def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
-        """Return windows of ``train`` or of ``val``."""
-        length, split, limit = self.number("seq_length"), "train" if train else "val", None
-        if not train and self.settings.model.get("eval_samples") is not None:
-            limit = self.number("eval_samples")
-        return FromArrays(TokenShards(self.data_dirs[self.shards], split, length + 1, length, self.vocab_size, limit))
-
 
 class PlayPretraining(Pretraining):
     """Pretraining on the bytes of Shakespeare's plays in consecutive windows, evenly spread ones in evaluation."""
@@ -256,6 +246,7 @@ class LowRankTuning(Pretraining):
 
     adapted: ClassVar[Sequence[Sequence[str]]]
     """Names of the layers, in groups that share their input; see :func:`adapt`."""
+    shared = 0
 
     def build_model(self) -> nn.Module:
         """Build the decoder with the checkpoint's weights and unchanged outputs."""
@@ -263,12 +254,6 @@ class LowRankTuning(Pretraining):
         alpha, dropout = (float(self.settings.model[name] or 0) for name in ("lora_alpha", "lora_dropout"))
         adapt(model, self.adapted, self.number("lora_rank"), alpha, dropout)
         return model
-
-    def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
-        """Return the rows of ``train`` or of ``val``."""
-        row = self.number("seq_length") + 1
-        split = "train" if train else "val"
-        return FromArrays(TokenShards(self.data_dirs[self.shards], split, row, row, self.vocab_size))
 
 
 def packed_rows(texts: Sequence[str], tokenizer: Tokenizer, length: int, file: Path) -> Tensor:
@@ -308,32 +293,6 @@ class DialogueTuning(LowRankTuning):
         return {"tokens": packed_rows(dialogues(file), tokenizer, self.number("seq_length") + 1, file)}
 
 
-@final
-class Passages:
-    """Passages of ``length`` tokens, zeros at their end, and where the tokens of the last word are."""
-
-    def __init__(self, path: Path, tokenizer: Tokenizer, length: int) -> None:
-        self._path, self._lines = path, JsonLines(path, ["text"])
-        self._tokenizer, self._length = tokenizer, length
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens``, and ``is_word``, true for the tokens of the last word, both of shape (length,)."""
-        context, _, word = self._lines.row(index)[0].strip().rpartition(" ")
-        first, last = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in (context, f" {word}"))
-        tokens = first + last
-        if not first or len(tokens) > self._length:
-            counts = f"{len(first)} tokens before the last word and {len(tokens)} in all"
-            raise DataError(f"{self._path}:{index + 1}: has {counts}; expected at least 1 and at most {self._length}")
-        spare = self._length - len(tokens)
-        return {
-            "tokens": torch.tensor(tokens + [0] * spare),
-            "is_word": torch.tensor([False] * len(first) + [True] * len(last) + [False] * spare),
-        }
-
-
 class LastWord(Pretraining):
     """Training on token shards, evaluation on the last words of passages; a word is right if all its tokens are.
 
@@ -343,13 +302,22 @@ class LastWord(Pretraining):
 
     def eval_batches(self) -> Batches:
         """Return the passages."""
-        directory = self.data_dirs[self.shards] / "val"
-        paths = sorted(directory.glob("*.jsonl"))
-        if len(paths) != 1:
-            raise DataError(f"{directory}: expected one file of passages (*.jsonl), found {len(paths)}")
-        tokenizer = read_tokenizer(self.data_dirs[self.shards] / "tokenizer" / "tokenizer.json", self.vocab_size)
-        source = Passages(paths[0], tokenizer, self.number("eval_length"))
-        return IndexedBatches(source, self.settings.eval_batch_size, self.place, self.settings.loader, train=False)
+        directory, length = self.data_dirs[self.shards], self.number("eval_length")
+        lines = JsonLines(only_file(directory / "val", "*.jsonl"), ["text"])
+        tokenizer = read_tokenizer(directory / "tokenizer" / "tokenizer.json", self.vocab_size)
+
+        def read(index: int, random: torch.Generator) -> Batch:
+            """Return ``tokens``, zeros at their end, and ``is_word``, true for the last word's; both (length,)."""
+            context, _, word = lines.row(index)[0].strip().rpartition(" ")
+            first, last = (tokenizer.encode(text, add_special_tokens=False).ids for text in (context, f" {word}"))
+            if not first or len(first) + len(last) > length:
+                counts = f"{len(first)} tokens before the last word and {len(first) + len(last)} in all"
+                raise DataError(f"{lines.where(index)}: has {counts}; expected at least 1 and at most {length}")
+            spare = length - len(first) - len(last)
+            is_word = torch.tensor([False] * len(first) + [True] * len(last) + [False] * spare)
+            return {"tokens": torch.tensor(first + last + [0] * spare), "is_word": is_word}
+
+        return self._batches(ReadSamples(len(lines), read), self.settings.eval_batch_size, train=False)
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Count words of which all tokens are the likeliest, and add up the cross entropies of their tokens."""

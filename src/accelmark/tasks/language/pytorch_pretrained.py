@@ -18,7 +18,7 @@ from accelmark.frameworks.pytorch.batches import FromArrays, TaskFamily, generat
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import CAUSAL, gpt2_config, load_megatron_gpt2, load_pretrained
 from accelmark.spec.errors import UNREADABLE, DataError, raising
-from accelmark.tasks.language.data import TokenShards, masked_tokens
+from accelmark.tasks.language.data import masked_tokens, only_file
 from accelmark.tasks.language.pytorch import NextToken
 from accelmark.tasks.metrics import IGNORED, Classified
 from accelmark.train.batches import Arrays
@@ -53,11 +53,10 @@ class DialogueModelling(NextToken):
     """Next-token prediction in dialogues, which are padded to one length, from the published weights."""
 
     block_class = "GPT2Block"
-    shards: ClassVar[str]
-    """Name of the data set, with the published weights in its folder ``initial``."""
+    shared = 0
 
     def build_model(self) -> nn.Module:
-        """Build CPM with the published weights; synthetic data goes with random ones."""
+        """Build CPM with the published weights in the data set's folder ``initial``; without data with random ones."""
         names = {"num_layers": "n_layer", "num_heads": "n_head", "hidden_size": "n_embd"}
         dropout = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), self.real("dropout"))
         sizes: dict[str, Any] = {**self.dimensions(**names), **dropout, "n_positions": self.number("max_positions")}
@@ -65,13 +64,6 @@ class DialogueModelling(NextToken):
         if self.shards in self.data_dirs and torch.get_default_device().type != "meta":
             load_megatron_gpt2(model, self.data_dirs[self.shards] / "initial" / "cpm_model_states_medium.pt")
         return model
-
-    def dataset(self, *, train: bool) -> FromArrays:
-        """Return the dialogues of a split, in rows of one length."""
-        row = self.number("seq_length") + 1
-        return FromArrays(
-            TokenShards(self.data_dirs[self.shards], "train" if train else "val", row, row, self.vocab_size)
-        )
 
     def _sums(self, model: nn.Module, batch: Batch) -> Tensor:
         labels = self._labels(batch)
@@ -294,7 +286,7 @@ class ChoiceTuning(TaskFamily):
         model = Glm(gpt2_config(**self.dimensions(**names), n_positions=self.number("seq_length") + 1))
         if self.samples in self.data_dirs and torch.get_default_device().type != "meta":
             load_megatron_gpt2(
-                model, _only(self.data_dirs[self.samples] / "blocklm-large-blank" / "200000", "*.pt"), _BLOCKS
+                model, only_file(self.data_dirs[self.samples] / "blocklm-large-blank" / "200000", "*.pt"), _BLOCKS
             )
         return model
 
@@ -304,7 +296,7 @@ class ChoiceTuning(TaskFamily):
         folder = self.data_dirs[self.samples] / "ReCoRD" / "glm_train_eval_hdf5_sparse" / f"{split}_hdf5"
         choices = self.number("num_choices") if train else None
         length, targets = self.number("seq_length"), self.number("target_length")
-        return FromArrays(Choices(_only(folder, "*.hdf5"), length, targets, choices))
+        return FromArrays(Choices(only_file(folder, "*.hdf5"), length, targets, choices))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random sequences."""
@@ -335,10 +327,3 @@ class ChoiceTuning(TaskFamily):
         best = self._scores(model, batch).argmax(1)
         answers = batch["is_answer"] if "is_answer" in batch else torch.zeros_like(batch["is_choice"])
         return {"correct": answers.gather(1, best[:, None]).sum(), "count": torch.ones_like(best).sum()}
-
-
-def _only(folder: Path, pattern: str) -> Path:
-    paths = sorted(folder.glob(pattern))
-    if len(paths) != 1:
-        raise DataError(f"{folder}: expected one file {pattern}, found {len(paths)}")
-    return paths[0]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from accelmark.datasets.images import opened_image
-from accelmark.frameworks.pytorch.batches import generator_for
+from accelmark.frameworks.pytorch.batches import ReadSamples, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import backbone_config, initial_net
 from accelmark.spec.backports import zip_strict
@@ -106,23 +106,15 @@ class Segmenter(ByteImageNetwork):
         return self.net(pixel_values=self.normalised(image), **labels)
 
 
-@final
-class SegmentedSamples:
-    """Images as they are for the model, and in evaluation classes at the size of the file."""
-
-    def __init__(self, count: int, pair: Callable[[int], tuple[Image.Image, Segments]], change: Change) -> None:
-        self._count, self._pair, self._change = count, pair, change
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``image``, ``segments`` and the height and width of both in ``sizes``."""
-        uniform = lambda: float(torch.rand((), generator=random, dtype=torch.float64))  # noqa: E731
-        image, segments = self._change(*self._pair(index), uniform)
-        sizes = [image.height, image.width, *segments.shape]
-        pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(image).transpose(2, 0, 1))
-        return {"image": torch.from_numpy(pixels), "segments": torch.from_numpy(segments), "sizes": torch.tensor(sizes)}
+def segmented_sample(
+    pair_at: Callable[[int], tuple[Image.Image, Segments]], change: Change, index: int, random: torch.Generator
+) -> Batch:
+    """Return ``image`` as ``change`` makes it, ``segments``, and the height and width of both in ``sizes``."""
+    uniform = lambda: float(torch.rand((), generator=random, dtype=torch.float64))  # noqa: E731
+    image, segments = change(*pair_at(index), uniform)
+    sizes = [image.height, image.width, *segments.shape]
+    pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(np.array(image).transpose(2, 0, 1))
+    return {"image": torch.from_numpy(pixels), "segments": torch.from_numpy(segments), "sizes": torch.tensor(sizes)}
 
 
 class Segmentation(DenseTask):
@@ -132,16 +124,17 @@ class Segmentation(DenseTask):
         """Build the network."""
         return Segmenter(self.network(), self.mean, self.std)
 
-    def dataset(self, *, train: bool) -> SegmentedSamples:
-        """Return the images of ``training`` or of ``validation``."""
+    def dataset(self, *, train: bool) -> ReadSamples:
+        """Return the images of ``training``, or of ``validation`` with classes at the size of the file."""
         split = "training" if train else "validation"
         images = SegmentedImages(self.data_dirs[self.samples], split, num_classes=self.number("num_classes"))
         size = self.number("image_size")
-        if train:
-            return SegmentedSamples(len(images), images.pair, partial(random_part, size=size))
-        return SegmentedSamples(
-            len(images), images.pair, lambda image, segments, _: (at_shorter_side(image, size), segments)
-        )
+
+        def whole(image: Image.Image, segments: Segments, uniform: Uniform) -> tuple[Image.Image, Segments]:
+            return at_shorter_side(image, size), segments
+
+        change: Change = partial(random_part, size=size) if train else whole
+        return ReadSamples(len(images), partial(segmented_sample, images.pair, change))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random images, whose classes change every 32 pixels."""

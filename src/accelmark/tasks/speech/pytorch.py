@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import wave
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast, final
 
@@ -13,12 +14,11 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.batches import ReadSamples, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import initial_net, with_padding
 from accelmark.spec.backports import zip_strict
@@ -126,36 +126,6 @@ _CHANNEL_SPAN: Final = 64
 """Frames and channels of a masked span, as in fairseq's configurations."""
 
 
-@final
-class LetteredSpeech:
-    """Recordings padded to ``seconds``, with their transcripts as letters."""
-
-    def __init__(self, recordings: Recordings, seconds: float, most_letters: int) -> None:
-        self._recordings, self._seconds, self._most_letters = recordings, seconds, most_letters
-
-    def __len__(self) -> int:
-        return len(self._recordings)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``audio`` (int16) with its ``length``, ``letters`` with their ``count``, and ``index``."""
-        samples, text = self._recordings.utterance(index, self._seconds, random.initial_seed())
-        audio, text = torch.from_numpy(samples.copy()), "|".join(text.upper().split())
-        if (strange := sorted(set(text) - set(LETTERS.strip()))) or len(text) > self._most_letters:
-            has = f"{len(text)} letters, with {''.join(strange)!r} that are none"
-            expected = f"expected at most {self._most_letters} letters, ' and spaces"
-            raise DataError(f"{self._recordings.where(index)}: its transcript has {has}; {expected}")
-        letters = [LETTERS.rindex(letter) for letter in text]
-        padded = F.pad(audio, (0, round(self._seconds * self._recordings.rate_hz) - len(audio)))
-        spare = self._most_letters - len(letters)
-        return {
-            "audio": padded,
-            "length": torch.tensor(len(audio)),
-            "letters": torch.tensor(letters + [0] * spare),
-            "count": torch.tensor(len(letters)),
-            "index": torch.tensor(index),
-        }
-
-
 class Letters(nn.Module):
     """A wav2vec 2.0 of transformers with a CTC head: int16 recordings to logits of letters.
 
@@ -232,14 +202,32 @@ class SpeechToLetters(TaskFamily):
         """Return the recordings of the training or the evaluation subsets."""
         return Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
 
-    def dataset(self, *, train: bool) -> LetteredSpeech:
-        """Return the padded recordings of a split."""
+    def dataset(self, *, train: bool) -> ReadSamples:
+        """Return the recordings of a split, padded to ``train_seconds`` or ``eval_seconds``."""
         recordings = self.recordings(train=train)
         if not train:
             self._references = recordings
-        return LetteredSpeech(
-            recordings, self.real("train_seconds" if train else "eval_seconds"), self.number("most_letters")
-        )
+        seconds = self.real("train_seconds" if train else "eval_seconds")
+        return ReadSamples(len(recordings), partial(self._lettered, recordings, seconds, self.number("most_letters")))
+
+    def _lettered(
+        self, recordings: Recordings, seconds: float, most_letters: int, index: int, random: torch.Generator
+    ) -> Batch:
+        """Return ``audio`` (int16) with its ``length``, ``letters`` with their ``count``, and ``index``."""
+        samples, text = recordings.utterance(index, seconds, random.initial_seed())
+        audio, text = torch.from_numpy(samples.copy()), "|".join(text.upper().split())
+        if (strange := sorted(set(text) - set(LETTERS.strip()))) or len(text) > most_letters:
+            has = f"{len(text)} letters, with {''.join(strange)!r} that are none"
+            expected = f"expected at most {most_letters} letters, ' and spaces"
+            raise DataError(f"{recordings.where(index)}: its transcript has {has}; {expected}")
+        letters = [LETTERS.rindex(letter) for letter in text]
+        return {
+            "audio": F.pad(audio, (0, round(seconds * recordings.rate_hz) - len(audio))),
+            "length": torch.tensor(len(audio)),
+            "letters": torch.tensor(letters + [0] * (most_letters - len(letters))),
+            "count": torch.tensor(len(letters)),
+            "index": torch.tensor(index),
+        }
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return noise of ``train_seconds``, with half as many letters as there may be."""
@@ -319,25 +307,6 @@ class Spectra(Dataset[tuple[Tensor, int]]):
         return self._spectrum(audio, sampling_rate=RATE_HZ, return_tensors="pt")["input_features"][0], index
 
 
-@final
-class LoggedSpeech:
-    """Log-mel spectra with the tokens of their transcripts in lower case."""
-
-    def __init__(self, recordings: Recordings, tokenizer: Tokenizer, prompt: Sequence[int], length: int) -> None:
-        self._recordings, self._tokenizer, self._prompt, self._length = recordings, tokenizer, prompt, length
-        self._spectra = Spectra(recordings)
-
-    def __len__(self) -> int:
-        return len(self._recordings)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``source`` of shape (80, 3000), ``target`` and ``index``."""
-        text = self._tokenizer.encode(self._recordings.row(index)[0].lower(), add_special_tokens=False).ids
-        tokens = [*self._prompt, *text, END][: self._length]
-        target = torch.tensor(tokens + [IGNORED] * (self._length - len(tokens)))
-        return {"source": self._spectra[index][0], "target": target, "index": torch.tensor(index)}
-
-
 def whisper(number: Callable[[str], int]) -> WhisperConfig:
     """Return the configuration of Whisper (Radford et al. 2022, arXiv:2212.04356, table 1) from named numbers."""
     width, layers, heads = number("hidden_size"), number("num_layers"), number("num_heads")
@@ -375,14 +344,23 @@ class SpeechToText(SequenceToSequence):
         """Build Whisper with its weights."""
         return initial_net(WhisperForConditionalGeneration, whisper(self.number), self.data_dirs.get(self.weights))
 
-    def dataset(self, *, train: bool) -> LoggedSpeech:
+    def dataset(self, *, train: bool) -> ReadSamples:
         """Return the recordings of the training or the evaluation subsets."""
         recordings = Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
         path = self.data_dirs[self.weights] / "hf" / "tokenizer.json"
         tokenizer = read_tokenizer(path, self.number("vocab_size"))
         if not train:
             self._references, self._tokenizer = recordings, tokenizer
-        return LoggedSpeech(recordings, tokenizer, self.prompt, self.number("target_length"))
+        spectra, length = Spectra(recordings), self.number("target_length")
+
+        def read(index: int, random: torch.Generator) -> Batch:
+            """Return ``source`` of shape (80, 3000), ``target`` (the transcript in lower case) and ``index``."""
+            text = tokenizer.encode(recordings.row(index)[0].lower(), add_special_tokens=False).ids
+            tokens = [*self.prompt, *text, END][:length]
+            target = torch.tensor(tokens + [IGNORED] * (length - len(tokens)))
+            return {"source": spectra[index][0], "target": target, "index": torch.tensor(index)}
+
+        return ReadSamples(len(recordings), read)
 
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
         """Return random spectra."""

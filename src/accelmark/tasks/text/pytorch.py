@@ -1,7 +1,4 @@
-"""Text of public data sets, line by line; its classification, and text to text.
-
-The encoder is BERT's (Devlin et al. 2018, arXiv:1810.04805).
-"""
+"""Text of public data sets, line by line; its classification, and text to text."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import json
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, cast, final
 
@@ -21,19 +18,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import GenerationMixin, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers import BertConfig, GenerationMixin, MarianConfig, MarianMTModel, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertEncoder
 
-from accelmark.frameworks.pytorch.batches import TaskFamily, generator_for
+from accelmark.frameworks.pytorch.batches import ReadSamples, TaskFamily, generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.frameworks.pytorch.model.hugging_face import initial_net, with_padding
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, nearest, raising
-from accelmark.tasks.images.pytorch import Classification
+from accelmark.tasks.images.pytorch import Classification, Logits
 from accelmark.tasks.metrics import IGNORED, Bleu, Rouge1, TextScore
 
 _CHUNK: Final = 1 << 24
 DROPOUT: Final = 0.1
-_EPS: Final = 1e-12
 
 
 class Records(Protocol):
@@ -47,6 +44,9 @@ class Records(Protocol):
 
 class Lines:
     """The lines of a UTF-8 file, which is indexed but not kept in memory; raises DataError where it is not readable."""
+
+    _first = 1
+    """Number of the first one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class Lines:
 
     def where(self, index: int) -> str:
         """Return file and number of a line, for messages."""
-        return f"{self._path}:{index + 1}"
+        return f"{self._path}:{index + self._first}"
 
     def text(self, index: int) -> str:
         """Return a line without its end."""
@@ -115,106 +115,36 @@ class JsonLines(Lines):
 
 
 @final
-class Table:
+class Table(Lines):
     """Some columns of a file with tabs between columns, whose first line has their names (the layout of GLUE)."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._lines = Lines(path)
-        self._header = self._lines.text(0).split("\t") if len(self._lines) else []
+        super().__init__(path)
+        self._header = self.text(0).split("\t") if len(self) else []
         for column in columns:
             if column not in self._header:
                 raise DataError(f"{path}:1: has no column {column!r} ({nearest(column, self._header)})")
         self._columns = [self._header.index(column) for column in columns]
-
-    def __len__(self) -> int:
-        return len(self._lines) - 1
-
-    def where(self, index: int) -> str:
-        """Return file and number of the line of row ``index``."""
-        return self._lines.where(index + 1)
+        self._starts, self._first = self._starts[1:], 2
 
     def row(self, index: int) -> tuple[str, ...]:
         """Return the values of the columns."""
-        cells = self._lines.text(index + 1).split("\t")
+        cells = self.text(index).split("\t")
         if len(cells) != len(self._header):
             raise DataError(f"{self.where(index)}: has {len(cells)} columns; the first line has {len(self._header)}")
         return tuple(cells[column] for column in self._columns)
 
 
-@final
-@dataclass(frozen=True)
-class EncoderConfig:
-    """Dimensions of the encoder; dropout and the term of its norms are BERT's."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    vocab_size: int
-    max_positions: int
-
-
-class Output(nn.Module):
-    """Projection, dropout, residual connection and layer norm."""
-
-    def __init__(self, size: int, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, _EPS)
-
-    def forward(self, inner: Tensor, x: Tensor) -> Tensor:
-        """Return the normalised sum."""
-        result: Tensor = self.LayerNorm(x + F.dropout(self.dense(inner), DROPOUT, self.training))
-        return result
-
-
-class Attention(nn.Module):
-    """Self-attention over non-padding tokens."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        hidden, self.heads = config.hidden_size, config.num_heads
-        self.self = nn.ModuleDict({name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")})
-        self.output = Output(hidden, config)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return the attended states."""
-        batch, length, _ = x.shape
-        query, key, value = (
-            project(x).view(batch, length, self.heads, -1).transpose(1, 2) for project in self.self.values()
-        )
-        dropout = DROPOUT if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape), x)
-        return attended
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.attention = Attention(config)
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, config.intermediate_size)})
-        self.output = Output(config.intermediate_size, config)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return the layer's output; ``mask`` broadcasts to (batch, heads, length, length)."""
-        x = self.attention(x, mask)
-        fed: Tensor = self.output(F.gelu(self.intermediate["dense"](x)), x)
-        return fed
-
-
 class Embeddings(nn.Module):
     """Embeddings of tokens, positions and a single segment."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, hidden)
-        self.position_embeddings = nn.Embedding(config.max_positions, hidden)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, hidden)
         self.token_type_embeddings = nn.Embedding(2, hidden)
-        self.LayerNorm = nn.LayerNorm(hidden, _EPS)
+        self.LayerNorm = nn.LayerNorm(hidden, config.layer_norm_eps)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the first hidden states."""
@@ -224,20 +154,17 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens and a padding mask to hidden states; parameters have the names of published checkpoints."""
+    """Tokens and a padding mask to hidden states by transformers' layers of BERT; names are those of checkpoints."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        layers = (EncoderLayer(config) for _ in range(config.num_layers))
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
+        with_padding(config)
+        self.embeddings, self.encoder = Embeddings(config), BertEncoder(config)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return hidden states of shape (batch, length, hidden); ``mask`` is false on padding."""
-        x: Tensor = self.embeddings(tokens)
-        for layer in self.encoder["layer"].children():
-            x = layer(x, mask[:, None, None, :])
-        return x
+        hidden: Tensor = self.encoder(self.embeddings(tokens), mask[:, None, None, :]).last_hidden_state
+        return hidden
 
     def load(self, path: Path) -> None:
         """Load the weights of a published checkpoint except its pooler; raises DataError for another file."""
@@ -272,19 +199,6 @@ def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[T
     return torch.tensor([row.ids for row in encoded]), torch.tensor([row.attention_mask for row in encoded])
 
 
-class TextClassifier(nn.Module):
-    """An encoder of transformers with its classifier."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return logits of shape (batch, classes)."""
-        logits: Tensor = self.net(input_ids=tokens, attention_mask=mask).logits
-        return logits
-
-
 @final
 class LabelledText:
     """Texts of a table with their classes, as ``length`` tokens with a padding mask; longer texts are cut off."""
@@ -314,7 +228,7 @@ class TextClassification(Classification):
     """
 
     inputs = ("tokens", "mask")
-    block_class = "EncoderLayer"
+    block_class = "BertLayer"
     num_classes: ClassVar[int] = 2
     network_class: ClassVar[str]
     """Class of transformers."""
@@ -333,19 +247,13 @@ class TextClassification(Classification):
         """Build the network with the published weights and a new classifier."""
         network_class: Any = getattr(transformers, self.network_class)
         config = with_padding(network_class.config_class(**self.dimensions(**self.names)))
-        return TextClassifier(initial_net(network_class, config, self.data_dirs.get(self.weights), new=self.new_layers))
+        return Logits(initial_net(network_class, config, self.data_dirs.get(self.weights), new=self.new_layers))
 
     def dataset(self, *, train: bool) -> Mapping[str, Tensor] | LabelledText:
         """Return the sentences of a table."""
         table = Table(self.data_dirs[self.samples] / self.tables[0 if train else 1], ["sentence", "label"])
         tokenizer = read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
         return LabelledText(table, tokenizer, self.number("seq_length"), self.num_classes)
-
-    @property
-    def config(self) -> EncoderConfig:
-        """Dimensions of the encoder."""
-        names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_positions")
-        return EncoderConfig(**{name: self.number(name) for name in names})
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random tokens without padding."""
@@ -394,34 +302,6 @@ class EncoderDecoder(nn.Module):
         if name != "input_ids":
             return {name: source}
         return {name: source, "attention_mask": (source != self.net.config.pad_token_id).long()}
-
-
-@final
-class TextPairs:
-    """Pairs of source and target text as tokens that end with ``end``; sources are padded with ``pad``."""
-
-    def __init__(
-        self, pairs: Records, tokenizer: Tokenizer, lengths: tuple[int, int], *, end: int, pad: int, prefix: str = ""
-    ) -> None:
-        self._pairs, self._tokenizer, self._lengths = pairs, tokenizer, lengths
-        self._end, self._pad, self._prefix = end, pad, prefix
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``source``, which starts with the prefix, ``target`` and ``index``; longer texts are cut off."""
-        source, target = self._pairs.row(index)
-        source_length, target_length = self._lengths
-        return {
-            "source": self._tokens(self._prefix + source, source_length, self._pad),
-            "target": self._tokens(target, target_length, IGNORED),
-            "index": torch.tensor(index),
-        }
-
-    def _tokens(self, text: str, length: int, pad: int) -> Tensor:
-        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids[: length - 1]
-        return torch.tensor([*tokens, self._end] + [pad] * (length - 1 - len(tokens)))
 
 
 class SequenceToSequence(TaskFamily):
@@ -516,13 +396,26 @@ class TextToText(SequenceToSequence):
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of both texts."""
 
-    def dataset(self, *, train: bool) -> TextPairs:
-        """Return the pairs as tokens; the evaluation's pairs are also its references."""
+    def dataset(self, *, train: bool) -> ReadSamples:
+        """Return the pairs as tokens that end with ``end``; the evaluation's pairs are also its references."""
         pairs, tokenizer = self.pairs(train=train), self.tokenizer()
         if not train:
             self._references, self._tokenizer = pairs, tokenizer
-        lengths = self.number("source_length"), self.number("target_length")
-        return TextPairs(pairs, tokenizer, lengths, end=self.end, pad=self.pad, prefix=self.prefix)
+        return ReadSamples(len(pairs), partial(self._pair, pairs, tokenizer))
+
+    def _pair(self, pairs: Records, tokenizer: Tokenizer, index: int, random: torch.Generator) -> Batch:
+        """Return ``source``, which starts with the prefix, ``target`` and ``index``; longer texts are cut off."""
+
+        def tokens(text: str, length: int, pad: int) -> Tensor:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids[: length - 1]
+            return torch.tensor([*ids, self.end] + [pad] * (length - 1 - len(ids)))
+
+        source, target = pairs.row(index)
+        return {
+            "source": tokens(self.prefix + source, self.number("source_length"), self.pad),
+            "target": tokens(target, self.number("target_length"), IGNORED),
+            "index": torch.tensor(index),
+        }
 
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
         """Return random tokens without padding."""
