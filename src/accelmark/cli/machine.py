@@ -127,7 +127,7 @@ def doctor(as_json: options.AsJson = False) -> Output:
     with options.working("importing the frameworks of this machine"):
         seen = inventory({venv.framework: venv.path for venv in environments if venv.exists})
         broken = asyncio.run(broken_frameworks())
-    content = seen.to_json() | {"broken_packages": broken, "environments": [venv.to_json() for venv in environments]}
+    content = vars(seen) | {"broken_packages": broken, "environments": [venv.to_json() for venv in environments]}
     if as_json:
         content["machine"] = collect([device for entry in seen.found for device in entry.devices])
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Literal, final
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -44,17 +44,11 @@ def all_terms() -> dict[str, dict[str, Term]]:
     """Return kind (``audit rule``, ``verdict``, ``end reason``, ``state``, ``mark`` ...) -> name -> explanation."""
     path = Path(__file__).with_name("terms.yaml")
     reasons = "The page and 'accelmark verify RUN' list each reason."
-    remedies = {word: "" if word == "VALID" else reasons for word in VERDICTS}
-    verdicts: dict[str, Term] = {word: Term(text=text, remedy=remedies[word]) for word, text in VERDICTS.items()}
+    verdicts: dict[str, Term] = {
+        word: Term(text=text, remedy="" if word == "VALID" else reasons) for word, text in VERDICTS.items()
+    }
     others = TypeAdapter(dict[str, dict[str, Term]]).validate_python(read_yaml(path))
     return {"verdict": verdicts, **others}
-
-
-SETTINGS: Final[Mapping[str, type[BaseModel]]] = {
-    "setting of training": TrainSettings,
-    "setting of inference": InferSettings,
-    "setting of serving": ServeSettings,
-}
 
 
 @final
@@ -75,7 +69,8 @@ class Entry:
 
 def settings() -> dict[str, list[DocumentedField]]:
     """Return kind -> all settings, or all keys of a file; launchers, data sets, servers and engines have own kinds."""
-    models = dict(SETTINGS)
+    models: dict[str, type[BaseModel]] = {"setting of training": TrainSettings, "setting of inference": InferSettings}
+    models["setting of serving"] = ServeSettings
     for model, title in FILES.values():
         models[f"key of {title}" if "." in title else f"key of a {title.lower()}"] = model
     models |= {f"key of a cluster file, launcher {name}": model for name, model in launcher_options().items()}

@@ -7,11 +7,10 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 
@@ -130,9 +129,7 @@ _ROLE: Final = re.compile(r":\w+:`(?:\w+\.)*(\w+)`")
 """A reference in a documentation string: users know its last name."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class DocumentedField:
+class DocumentedField(NamedTuple):
     """A key of a file, as users write it."""
 
     key: str

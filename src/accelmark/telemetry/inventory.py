@@ -7,9 +7,9 @@ import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import AccelmarkError, RequestError
@@ -41,13 +41,8 @@ class DetectedVendor:
     chips: tuple[Chip | None, ...] = ()
     problem: str | None = None
     hint: str | None = None
-
-    @property
-    def hardware(self) -> str | None:
-        """The devices' hardware name in keys; None where they are not all the same known chip and no fallback."""
-        names = {None if chip is None else chip.name for chip in self.chips}
-        known = names.pop() if len(names) == 1 else None
-        return self.vendor.upper() if known is None and self.fallback else known
+    hardware: str | None = None
+    """The devices' hardware name in keys; None where they are not all the same known chip and no fallback."""
 
 
 def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[DetectedVendor, ...]:
@@ -76,8 +71,9 @@ def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[
             except SourceError as error:
                 problem, hint = str(error), _hint(telemetry.detect)
         chips = tuple(spec.chip_of(device.name, device.memory_gib) for device in devices)
-        fallback = telemetry.detect.always
-        detected.append(DetectedVendor(name, spec.title, evidence, fallback, devices, chips, problem, hint))
+        fallback, names = telemetry.detect.always, {None if chip is None else chip.name for chip in chips}
+        hardware = (names.pop() if len(names) == 1 else None) or (name.upper() if fallback else None)
+        detected.append(DetectedVendor(name, spec.title, evidence, fallback, devices, chips, problem, hint, hardware))
     return tuple(sorted(detected, key=lambda entry: (entry.fallback, entry.problem is not None, entry.vendor)))
 
 
@@ -147,14 +143,6 @@ class Inventory:
     support: tuple[Support, ...]
     problems: tuple[str, ...] = ()
     """Errors in the files of vendors and frameworks, and directories of plug-ins that do not exist or have none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the inventory as JSON values."""
-        values = asdict(self)
-        for entry, vendor in zip_strict(values["found"], self.found):
-            entry["hardware"] = vendor.hardware
-            entry["chips"] = [chip and chip.model_dump() for chip in vendor.chips]
-        return values
 
 
 def inventory(environments: Mapping[str, Path]) -> Inventory:
