@@ -110,9 +110,7 @@ class AmdSmiException(Exception):  # noqa: N818 - amdsmi's name
 
 def _amdsmi(**answers: Any) -> SimpleNamespace:
     usual: dict[str, Any] = {
-        "amdsmi_init": None,
-        "amdsmi_shut_down": None,
-        "amdsmi_get_processor_handles": ["gpu0"],
+        "amdsmi_init": None, "amdsmi_shut_down": None, "amdsmi_get_processor_handles": ["gpu0"],
         "amdsmi_get_gpu_activity": {"gfx_activity": 87, "umc_activity": 12, "mm_activity": "N/A"},
         "amdsmi_get_gpu_vram_usage": {"vram_total": 196592, "vram_used": 285},
         "amdsmi_get_power_info": {
