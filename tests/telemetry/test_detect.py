@@ -22,9 +22,9 @@ from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE, folders, load_vendor
 from accelmark.spec.runfile import RunSpec
 from accelmark.telemetry import forms, host
-from accelmark.telemetry.device import DeviceSample
+from accelmark.telemetry.device import DeviceSample, SourceError
 from accelmark.telemetry.inventory import default_vendor, detect, evidence_of
-from accelmark.telemetry.sources import CommandError, ToolSource
+from accelmark.telemetry.sources import ToolSource
 from accelmark.vendors.cpu.telemetry import Source
 from tests.telemetry.recorder import SRC, make_vendor
 
@@ -189,7 +189,7 @@ def _read(tool: forms.ToolRule, text: str) -> tuple[forms.Values, ...] | None:
     for form in tool.forms:
         try:
             return forms.parse_output(text, form)
-        except forms.UnreadableError:
+        except SourceError:
             continue
     return None
 
@@ -250,7 +250,7 @@ def test_a_number_is_read_in_the_unit_of_its_field(field: str, text: str, value:
      ("temperature_c", "400"), ("power_w", "-3W"), ("power_w", "1e3W"), ("power_w", "OK"), ("ecc_errors", "3%")],
 )  # fmt: skip
 def test_a_number_with_another_unit_or_out_of_bounds_is_not_readable(field: str, text: str) -> None:
-    with pytest.raises(forms.UnreadableError):
+    with pytest.raises(SourceError):
         forms.parse_number(field, text)
 
 
@@ -305,7 +305,7 @@ def test_a_cpu_with_all_its_sensors_is_read_in_full(tmp_path: Path) -> None:
 def test_a_package_that_cannot_be_read_makes_the_sum_unknown(tmp_path: Path) -> None:
     _zone(tmp_path, 0, "package-0", 1)
     (_zone(tmp_path, 1, "package-1", 1) / "energy_uj").write_text("garbage")
-    with pytest.raises(host.RaplError, match="intel-rapl:1"):
+    with pytest.raises(SourceError, match="intel-rapl:1"):
         host.Rapl(tmp_path)
 
 
@@ -369,9 +369,9 @@ def test_the_whole_systems_power_is_the_controllers_instantaneous_one_or_that_of
     assert host.ipmi_power_w("dcmi power reading", text_of("ipmi/dcmi.txt")) == 220
     text = "Temp | 23 degrees C | ok\nPwr Consumption  | 336 Watts         | ok\nPS1 | 160 Watts | ok"
     assert host.ipmi_power_w("sdr", text) == 336
-    with pytest.raises(CommandError, match="no sensor"):
+    with pytest.raises(SourceError, match="no sensor"):
         host.ipmi_power_w("sdr", "PS1 Input | 160 Watts | ok\nPwr Consumption | no reading | ns")
-    with pytest.raises(CommandError, match="2 sensors with different values"):
+    with pytest.raises(SourceError, match="2 sensors with different values"):
         host.ipmi_power_w("sdr", "Total_Power | 336 Watts | ok\nPwr Consumption | 300 Watts | ok")
 
 

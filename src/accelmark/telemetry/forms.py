@@ -16,7 +16,7 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import raising
 from accelmark.spec.model import Spec, parse, read_yaml
 from accelmark.spec.plugins.vendor import VendorSpec
-from accelmark.telemetry.device import DeviceSample
+from accelmark.telemetry.device import DeviceSample, SourceError
 
 FieldName = Literal[
     "index", "name", "uuid", "bus_id", "driver", "power_limit_w", "utilisation", "memory_used_mib", "memory_total_mib",
@@ -53,10 +53,6 @@ _NUMBERS: Final[dict[str, tuple[dict[str, float], float, float]]] = {
 }
 """Field -> the factor of each unit (tools report utilisation in percent, with or without a unit), and bounds."""
 _SAMPLED: Final = _NUMBERS.keys() - {"index", "power_limit_w"}
-
-
-class UnreadableError(Exception):
-    """The output does not match the form, or a value is not plausible; the message names it."""
 
 
 def implausible_power(samples: Iterable[DeviceSample]) -> str | None:
@@ -110,7 +106,7 @@ class TableForm(_Form):
         starts = (at for at in range(len(lines) - num + 1) if all(map(re.fullmatch, self.header, lines[at : at + num])))
         start = next(starts, None)
         if start is None:
-            raise UnreadableError("its heading is unknown (a column may have moved)")
+            raise SourceError("its heading is unknown (a column may have moved)")
         body: list[str] = []
         for line in lines[start + num :]:
             by_default = bool(body) and (not line or "process" in line.lower())
@@ -120,7 +116,7 @@ class TableForm(_Form):
                 body.append(line)
         step = len(self.rows)
         if len(body) % step:
-            raise UnreadableError(f"its table has {len(body)} lines, not a multiple of {step} lines per device")
+            raise SourceError(f"its table has {len(body)} lines, not a multiple of {step} lines per device")
         for at in range(0, len(body), step):
             row: Row = {}
             for pattern, line in zip_strict(self.rows, body[at : at + step]):
@@ -152,12 +148,12 @@ class CsvForm(_Form):
         columns = set(self.columns.values())
         names = next((cells for cells in table if columns <= set(cells)), None)
         if names is None:
-            raise UnreadableError("its heading lacks a declared column (a column may have moved)")
+            raise SourceError("its heading lacks a declared column (a column may have moved)")
         if any(names.count(name) > 1 for name in columns):
-            raise UnreadableError("its heading names a column twice")
+            raise SourceError("its heading names a column twice")
         for cells in filter(any, table):
             if len(cells) != len(names):
-                raise UnreadableError(f"a row has {len(cells)} cells for {len(names)} columns")
+                raise SourceError(f"a row has {len(cells)} cells for {len(names)} columns")
             at = dict(zip_strict(names, cells))
             yield {field: at[column] for field, column in self.columns.items()}
 
@@ -178,8 +174,8 @@ class JsonForm(_Form):
     def _rows(self, text: str) -> Iterator[Row]:
         start = re.search(r"[\[{]", text)
         if start is None:
-            raise UnreadableError("it contains no JSON")
-        with raising(UnreadableError, "it is not JSON", ValueError, RecursionError):
+            raise SourceError("it contains no JSON")
+        with raising(SourceError, "it is not JSON", ValueError, RecursionError):
             whole, _ = _DECODER.raw_decode(text[start.start() :])
         common = {field: _json_text(whole, path) for field, path in self.common.items()}
         value = _follow(whole, self.devices)
@@ -191,7 +187,7 @@ class JsonForm(_Form):
             devices = ((_groups(self.device, key), value[key]) for key in keys)
         else:
             kind = "list of devices" if self.device is None else "object with devices"
-            raise UnreadableError(f"there is no {kind} at {self.devices!r}")
+            raise SourceError(f"there is no {kind} at {self.devices!r}")
         for row, device in devices:
             yield row | common | {field: _json_text(device, path) for field, path in self.keys.items()}
 
@@ -207,14 +203,14 @@ def _lines(text: str) -> list[str]:
 def _groups(pattern: str, line: str) -> Row:
     match = re.fullmatch(pattern, line)
     if match is None:
-        raise UnreadableError(f"the line {line[:80]!r} does not match")
+        raise SourceError(f"the line {line[:80]!r} does not match")
     return {name: value for name, value in match.groupdict().items() if value is not None}
 
 
 def _follow(value: object, path: str) -> object:
     for key in path.split("/") if path else ():
         if not isinstance(value, dict) or key not in value:
-            raise UnreadableError(f"{path!r} is missing (an entry may have moved)")
+            raise SourceError(f"{path!r} is missing (an entry may have moved)")
         value = value[key]
     return value
 
@@ -222,20 +218,20 @@ def _follow(value: object, path: str) -> object:
 def _json_text(device: object, path: str) -> str:
     value = _follow(device, path)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
-        raise UnreadableError(f"{path!r} is not a number or a string")
+        raise SourceError(f"{path!r} is not a number or a string")
     return "" if value is None else str(value)
 
 
 def parse_output(text: str, form: Form) -> tuple[Values, ...]:
-    """Return the values of every device in a tool's output, in the order of its rows; raises UnreadableError."""
+    """Return the values of every device in a tool's output, in the order of its rows; raises SourceError."""
     if form.version is not None and not re.search(form.version, text):
-        raise UnreadableError("it is from another version of the tool")
+        raise SourceError("it is from another version of the tool")
     devices = tuple(map(_values, form._rows(text)))
     if not devices:
-        raise UnreadableError("it lists no device")
+        raise SourceError("it lists no device")
     indices = [device["index"] for device in devices if device.get("index") is not None]
     if indices and (len(set(indices)) != len(devices)):
-        raise UnreadableError("its device numbers are not unique")
+        raise SourceError("its device numbers are not unique")
     return devices
 
 
@@ -247,12 +243,12 @@ def _values(row: Row) -> Values:
         values[name] = parse_number(name, text) if name not in _TEXTS else None if is_absent else stripped
     used, total = number(values, "memory_used_mib"), number(values, "memory_total_mib")
     if used is not None and total is not None and used > total * 1.01:
-        raise UnreadableError(f"memory used ({used:g} MiB) is more than the total ({total:g} MiB)")
+        raise SourceError(f"memory used ({used:g} MiB) is more than the total ({total:g} MiB)")
     return values
 
 
 def parse_number(name: str, text: str) -> float | None:
-    """Return the value of a field in the unit of its name, None where there is none; raises UnreadableError."""
+    """Return the value of a field in the unit of its name, None where there is none; raises SourceError."""
     stripped = text.strip()
     if stripped.lower() in _ABSENT:
         return None
@@ -260,10 +256,10 @@ def parse_number(name: str, text: str) -> float | None:
     units, low, high = _NUMBERS[name]
     unit = (match[2] or "").lower() if match else ""
     if match is None or unit not in units:
-        raise UnreadableError(f"{name} is {stripped[:40]!r}: not a number, or in an unknown unit")
+        raise SourceError(f"{name} is {stripped[:40]!r}: not a number, or in an unknown unit")
     value = round(float(match[1]) * units[unit], 9)
     if not low <= value <= high:
-        raise UnreadableError(f"{name} is {stripped[:40]!r}: out of bounds")
+        raise SourceError(f"{name} is {stripped[:40]!r}: out of bounds")
     return value
 
 

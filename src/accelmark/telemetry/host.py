@@ -22,8 +22,8 @@ import psutil
 
 from accelmark.spec.errors import raising
 from accelmark.spec.number_format import limit_percent, percent
-from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.sources import CommandError, run_command
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
+from accelmark.telemetry.sources import run_command
 
 BUSY_CPU: Final = 0.2
 """Maximum share of busy cores before a run."""
@@ -54,10 +54,6 @@ _CONTAINER_VARIABLES: Final = ("APPTAINER_CONTAINER", "container")
 T = TypeVar("T")
 
 
-class RaplError(Exception):
-    """RAPL cannot be read; the message is the reason."""
-
-
 @final
 class Rapl:
     """The energy counters of all CPU packages, summed: ``psys`` and ``dram`` would count parts twice.
@@ -74,7 +70,7 @@ class Rapl:
                 counter = name.with_name("energy_uj")
                 self._last_uj[counter] = _read_number(counter)
         if not self._last_uj:
-            raise RaplError(f"{root} lists no CPU package (no RAPL here, or a virtual machine)")
+            raise SourceError(f"{root} lists no CPU package (no RAPL here, or a virtual machine)")
 
     @property
     def num_packages(self) -> int:
@@ -82,7 +78,7 @@ class Rapl:
         return len(self._last_uj)
 
     def energy_j(self) -> float:
-        """Return the energy of all packages in J since this object was created; raises RaplError if it is unknown."""
+        """Return the energy of all packages in J since this object was created; raises SourceError if it is unknown."""
         for counter, last in self._last_uj.items():
             now = _read_number(counter)
             wrapped = _read_number(counter.with_name("max_energy_range_uj")) if now < last else 0
@@ -92,33 +88,33 @@ class Rapl:
 
 
 def _read_number(path: Path) -> int:
-    with raising(RaplError, f"{path} cannot be read", OSError, ValueError):  # often by root only
+    with raising(SourceError, f"{path} cannot be read", OSError, ValueError):  # often by root only
         return int(path.read_text())
 
 
 def ipmi_power_w(command: str, text: str) -> float:
-    """Return the power of the whole system in W in the output of an ``ipmitool`` command; raises CommandError."""
+    """Return the power of the whole system in W in the output of an ``ipmitool`` command; raises SourceError."""
     found = (_READINGS[command].search(line.strip()) for line in text.splitlines())
     readings = {float(match["watts"]) for match in found if match}
     if len(readings) != 1:
         problem = "no sensor" if not readings else f"{len(readings)} sensors with different values"
-        raise CommandError(f"ipmitool {command} lists {problem} for the power of the whole system")
+        raise SourceError(f"ipmitool {command} lists {problem} for the power of the whole system")
     return readings.pop()
 
 
 def _read_ipmi_power_w() -> float:
-    """Read the host's power in W by DCMI, else by its sensors, in seconds; raises CommandError with the reasons."""
+    """Read the host's power in W by DCMI, else by its sensors, in seconds; raises SourceError with the reasons."""
     problems: list[str] = []
     for command in _READINGS:
         try:
             power_w = ipmi_power_w(command, run_command(["ipmitool", *command.split()], timeout_s=20.0))
-        except CommandError as error:
+        except SourceError as error:
             problems.append(str(error))
             continue
         if _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
             return power_w
         problems.append(f"the management controller reports {power_w:g} W, which is implausible")
-    raise CommandError("; ".join(problems))
+    raise SourceError("; ".join(problems))
 
 
 @final
@@ -199,7 +195,7 @@ class HostSampler:
             try:
                 self._power_w.append(_read_ipmi_power_w())
                 self.reasons.pop("power_w", None)
-            except CommandError as error:
+            except SourceError as error:
                 self.reasons["power_w"] = str(error)
             time.sleep(_IPMI_INTERVAL_S)
 
@@ -223,7 +219,7 @@ class HostSampler:
     def _try(self, name: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except (OSError, ValueError, psutil.Error, RuntimeError, RaplError) as error:
+        except (OSError, ValueError, psutil.Error, RuntimeError, SourceError) as error:
             self.reasons[name] = f"cannot be read: {error}"
             return None
 

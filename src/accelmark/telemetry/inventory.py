@@ -20,7 +20,7 @@ from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.plugins.vendor import Chip, VendorSpec
 from accelmark.telemetry.device import DeviceInfo, SourceError
 from accelmark.telemetry.forms import Detect, telemetry_of
-from accelmark.telemetry.host import Rapl, RaplError
+from accelmark.telemetry.host import Rapl
 from accelmark.telemetry.sources import device_sources, first_readable
 
 DEVICES: Final = Path("/dev")
@@ -163,7 +163,7 @@ def inventory(environments: Mapping[str, Path]) -> Inventory:
     support += (_known_chip(entry, catalog.load_vendor(entry.vendor)) for entry in detected if entry.problem is None)
     try:
         support.append(Support("power of CPU packages", True, f"RAPL, {Rapl().num_packages} package(s)"))
-    except RaplError as error:
+    except SourceError as error:
         support.append(Support("power of CPU packages", False, str(error)))
     tool = shutil.which("ipmitool")
     why = f"{tool} (needs access to the management controller)" if tool else "ipmitool is not installed"

@@ -73,7 +73,7 @@ class ToolSource:
         for form in rule.forms:
             try:
                 return forms.parse_output(text, form), form
-            except forms.UnreadableError as error:
+            except SourceError as error:
                 problems.append(str(error))
         raise SourceError(f"the output of {self._tool} is not readable: {'; '.join(dict.fromkeys(problems))}")
 
@@ -105,12 +105,8 @@ def _share_power(
     return shared[::step]
 
 
-class CommandError(SourceError):
-    """The command gave no usable output; the message is the reason."""
-
-
 def run_command(command: Sequence[str], timeout_s: float) -> str:
-    """Return the standard output of a command, which is killed after a timeout; raises CommandError."""
+    """Return the standard output of a command, which is killed after a timeout; raises SourceError."""
     name = command[0]
     try:
         process = subprocess.Popen(
@@ -118,21 +114,21 @@ def run_command(command: Sequence[str], timeout_s: float) -> str:
             start_new_session=True, env={**os.environ, "LC_ALL": "C", "LANG": "C"},
         )  # fmt: skip
     except FileNotFoundError:
-        raise CommandError(f"{name} is not installed") from None
+        raise SourceError(f"{name} is not installed") from None
     except OSError as error:
-        raise CommandError(f"{name} cannot be started: {error.strerror}") from None
+        raise SourceError(f"{name} cannot be started: {error.strerror}") from None
     with process:
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise CommandError(f"{name} did not finish within {timeout_s:g} s") from None
+            raise SourceError(f"{name} did not finish within {timeout_s:g} s") from None
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
     if status := process.returncode:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        raise CommandError(f"{name} {how}")
+        raise SourceError(f"{name} {how}")
     return output.decode("utf-8", errors="replace")
 
 
@@ -189,7 +185,7 @@ class MonitorScript:
 
     def _control(self, operation: str) -> None:
         command = [sys.executable, str(self._script), "-o", operation, "-l", str(self._log_dir)]
-        with raising(SourceError, f"{self._script.name} -o {operation}", CommandError):
+        with raising(SourceError, f"{self._script.name} -o {operation}", SourceError):
             run_command(command, timeout_s=30.0)
 
     def _next_block(self) -> tuple[Values, ...]:
@@ -205,7 +201,7 @@ class MonitorScript:
                 timestamp, _, text = block.strip().partition("\n")
                 if not _TIMESTAMP.fullmatch(timestamp.strip()):
                     raise SourceError(f"a block of the script's log starts with {timestamp[:40]!r}, not with a time")
-                with raising(SourceError, "the script's log is not readable", forms.UnreadableError):
+                with raising(SourceError, "the script's log is not readable", SourceError):
                     return forms.parse_output(text, self._form)
             if self._interrupted.wait(0.2):
                 raise SourceError(f"{self._script.name} was interrupted while waiting for its next block")

@@ -8,8 +8,8 @@ from typing import Final, final
 
 import psutil
 
-from accelmark.telemetry.device import DeviceInfo, DeviceSample
-from accelmark.telemetry.host import CpuMeter, Rapl, RaplError, cpu_model, text_of, thousandths
+from accelmark.telemetry.device import DeviceInfo, DeviceSample, SourceError
+from accelmark.telemetry.host import CpuMeter, Rapl, cpu_model, text_of, thousandths
 
 _MIB: Final = 1024.0 * 1024.0
 _SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -40,7 +40,7 @@ class Source:
         }
         try:
             self._rapl = Rapl(self._sys / "class/powercap")
-        except RaplError as error:
+        except SourceError as error:
             reasons["power_w"] = reasons["energy_j"] = str(error)
         self._temperatures = _temperature_files(self._sys / "class/hwmon")
         if not self._temperatures:
@@ -78,7 +78,7 @@ class Source:
             return None, None
         try:
             energy, now = self._rapl.energy_j(), time.monotonic()
-        except RaplError:
+        except SourceError:
             self._rapl = None
             return None, None
         before, self._energy = self._energy, (energy, now)
