@@ -85,10 +85,10 @@ def shards(root: Path) -> Callable[[], object]:
 
 def order(_: Path) -> Callable[[], object]:
     """Of the samples of Wikipedia, for one rank of 8."""
-    from accelmark.frameworks.pytorch.batches import TORCH
+    from accelmark.frameworks.pytorch.batches import permutation
     from accelmark.train.batches import ArrayPlace, Share
 
-    batches = Share(WIKIPEDIA, 32, ArrayPlace(3, 8, 1), train=True).indices(TORCH.permutation, 0)
+    batches = Share(WIKIPEDIA, 32, ArrayPlace(3, 8, 1), train=True).indices(permutation, 0)
     return lambda: (next(batches), batches)
 
 

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accelmark.frameworks.pytorch.model.blocks import Checkpointing, Compilation, wrap_blocks
 from accelmark.frameworks.pytorch.model.identity import AttentionCalls, chosen_kernels, with_attention
 from accelmark.frameworks.pytorch.model.linear import chunked_cross_entropy
-from accelmark.spec.log.events import Compiled
-from tests.train.jobs import Ran, make_job, run
+from accelmark.spec.log.events import Compiled, Event
+from tests.train.jobs import Events, Ran, make_job, run
 
 SHORT: dict[str, Any] = {
     "batch_size": 8, "end.max_steps": 4, "log_every_steps": 4, "optimizer.name": "adamw", "optimizer.lr": 0.01,
@@ -84,7 +84,8 @@ def test_blocks_of_one_structure_are_compiled_into_one_graph_without_breaks(chec
     nn.Sequential(*blocks)(torch.randn(4, 8, requires_grad=True)).square().sum().backward()
     grads = [each.grad for block in blocks for each in block.parameters() if each.grad is not None]
     assert torch.allclose(torch.cat([grad.flatten() for grad in grads]), plain, rtol=1e-4, atol=1e-6)
-    assert counter.read() == Compiled(graphs=1, graph_breaks=0)
+    counter.report("default", log := Events())
+    assert log == [(Event.COMPILED, Compiled(graphs=1, graph_breaks=0))]
 
 
 def losses(ran: Ran) -> list[float]:

@@ -8,16 +8,17 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from accelmark.frameworks.array_backend import ArrayCheckpoints
+from accelmark.frameworks.array_backend import ArrayBackend
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import JobSpec, ReplayedPair
@@ -170,17 +171,20 @@ def test_arrays_are_written_once_for_each_directory(
 
     def save(rank: int) -> None:
         place = RankPlace(rank, rank % 2, 6, 2)
-        checkpoints = ArrayCheckpoints(tmp_path / str(shares[rank // 2]), place, exchange.maximum)
+        directory = CheckpointDirectory(tmp_path / str(shares[rank // 2]), place, exchange.maximum)
+        loaded: list[Mapping[str, np.ndarray[Any, Any]]] = []
 
         def state() -> dict[str, np.ndarray[Any, Any]]:
             written.append(rank)
             return {"weights": np.arange(3.0)}
 
-        checkpoints.save(state, Progress(global_steps=7), exchange.barrier.wait)
-        newest = checkpoints.newest()
+        backend: Any = SimpleNamespace(checkpoints=directory, place=place, state=state, set_state=loaded.append)
+        backend.mean = lambda _: exchange.barrier.wait()
+        ArrayBackend.save(backend, Progress(global_steps=7))
+        newest = directory.newest()
         assert newest is not None
-        arrays, progress = checkpoints.load(newest)
-        assert (arrays["weights"].tolist(), progress.global_steps) == ([0.0, 1.0, 2.0], 7)
+        assert ArrayBackend.load(backend, newest) == Progress(global_steps=7)
+        assert loaded[0]["weights"].tolist() == [0.0, 1.0, 2.0]
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(save, range(6)))

@@ -35,7 +35,7 @@ from accelmark.spec.tensor_file import Array
 from accelmark.train.batches import Arrays, Batches, SyntheticBatches, log_bad_samples
 from accelmark.train.case import ArrayCase, Batch, case_class, use_layers
 from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
-from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, ExchangeMax, name_of, reading
+from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, name_of, reading
 from accelmark.train.loop.comparison import reference_name
 from accelmark.train.loop.contract import Backend, Progress, Replay
 from accelmark.train.loop.ends import EpochSize, repeat_steps
@@ -87,7 +87,7 @@ class ArrayBackend(Backend):
     array_of: ClassVar[Any]
     """Returns a copy of a variable as an array."""
     sgd_class: ClassVar[str] = "SGD"
-    checkpoints: ArrayCheckpoints
+    checkpoints: CheckpointDirectory
 
     def __init__(self, job: JobSpec, train: TrainJob, place: RankPlace, log: EventLog) -> None:
         super().__init__(job, train, place, log)
@@ -233,7 +233,7 @@ class ArrayBackend(Backend):
         del initial
         self.flops_per_sample_formula = case.flops_per_sample()
         self.build_training()
-        self.checkpoints = ArrayCheckpoints(job.checkpoint_dir, place, self.exchange_max)
+        self.checkpoints = CheckpointDirectory(job.checkpoint_dir, place, self.exchange_max)
         if not settings.loader.synthetic:
             self.eval_batches = self.timed(Event.INIT_EVALUATION, case.eval_batches)
         versions = {module.__name__: module.__version__ for module in self.libraries}
@@ -325,16 +325,43 @@ class ArrayBackend(Backend):
         return [float(value) for value in self.gather(values)().mean(0)]
 
     def load(self, checkpoint: Path) -> Progress:
-        """Load a checkpoint, and return the progress of training."""
-        arrays, progress = self.checkpoints.load(checkpoint)
+        """Load a checkpoint, and return the progress of training.
+
+        Raises RunError: it is damaged, or was written by another number of ranks.
+        """
+        world_size = self.place.world_size
         with reading(checkpoint):
+            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            with np.load(checkpoint / "state.npz", allow_pickle=False) as stored:
+                arrays = dict(stored)
+            if (saved := record["world_size"]) != world_size:
+                problem = f"the checkpoint {checkpoint} has world_size {saved}, this job {world_size}"
+                raise RunError(f"{problem}; use the same, or train again")
             self.set_state(arrays)
+            progress = Progress(**record["progress"])
         self.steps_done = progress.global_steps
         return progress
 
     def save(self, progress: Progress) -> str:
-        """Write a checkpoint and return its name."""
-        return self.checkpoints.save(self.state, progress, lambda: self.mean([0.0]))
+        """Write a checkpoint by the lowest of the ranks that share the directory; return its name when it is complete.
+
+        Raises RunError: it could not be written, as on a full disk.
+        """
+        name, place, directory = name_of(progress.global_steps), self.place, self.checkpoints
+        temporary = directory.temporary(name)
+        try:
+            if directory.leader() == place.rank:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+                np.savez(temporary / "state.npz", allow_pickle=False, **self.state())
+                record = {"world_size": place.world_size, "writer": place.rank, "progress": asdict(progress)}
+                (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
+                directory.complete(name)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error
+        self.mean([0.0])
+        return name
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
         """Take steps from a checkpoint or the initial weights, and compare the weights with the weights of ``end``."""
@@ -427,49 +454,6 @@ def outputs_of_loss(case: ArrayCase, model: Any, batch: Batch) -> Any:
     if not outputs:
         raise RunError(f"{type(model).__name__} was not called by loss()")
     return outputs[0]
-
-
-@final
-class ArrayCheckpoints:
-    """The checkpoints of a job: a directory each, written by the lowest of the ranks that share it."""
-
-    def __init__(self, directory: Path, place: RankPlace, exchange_max: ExchangeMax) -> None:
-        self._directory, self._place = CheckpointDirectory(directory, place, exchange_max), place
-        self.newest = self._directory.newest
-
-    def save(self, state: Callable[[], NamedArrays], progress: Progress, barrier: Callable[[], object]) -> str:
-        """Write a checkpoint and return its name, when it is complete; all ranks call this.
-
-        ``state`` returns the same arrays on every rank. Raises RunError: it could not be written, as on a full disk.
-        """
-        name, place = name_of(progress.global_steps), self._place
-        temporary = self._directory.temporary(name)
-        try:
-            if self._directory.leader() == place.rank:
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True)
-                np.savez(temporary / "state.npz", allow_pickle=False, **state())
-                record = {"world_size": place.world_size, "writer": place.rank, "progress": asdict(progress)}
-                (temporary / "progress.json").write_text(json.dumps(record), encoding="utf-8")
-                self._directory.complete(name)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise RunError(f"the checkpoint {temporary} could not be written: {error}") from error
-        barrier()
-        return name
-
-    def load(self, checkpoint: Path) -> tuple[dict[str, npt.NDArray[Any]], Progress]:
-        """Return arrays and progress. Raises RunError: it is damaged, or was written by another number of ranks."""
-        with reading(checkpoint):
-            record = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
-            with np.load(checkpoint / "state.npz", allow_pickle=False) as stored:
-                arrays = dict(stored)
-        if record["world_size"] != self._place.world_size:
-            raise RunError(
-                f"the checkpoint {checkpoint} has world_size {record['world_size']}, this job "
-                f"{self._place.world_size}; use the same, or train again"
-            )
-        return arrays, Progress(**record["progress"])
 
 
 def _update_squares(before: NamedArrays, replayed: NamedArrays, saved: NamedArrays) -> UpdateSquares:

@@ -143,29 +143,12 @@ class Share:
             yield from islice(parts, skip, None)
 
 
-@final
-@dataclass(frozen=True)
-class ArrayKind(Generic[T, R]):
-    """The arrays and random numbers of a framework."""
-
-    batch: Callable[[Mapping[str, T], Indices], dict[str, T]]
-    """Returns the samples with these indices."""
-    permutation: Callable[[int, int], Permutation]
-    generator: Callable[[int], R]
-
-
-def _permutation(seed: int, count: int) -> Permutation:
+def permutation(seed: int, count: int) -> Permutation:
+    """Return the numbers below ``count`` in an order that follows from ``seed``."""
     order: Any = np.arange(count, dtype=np.int32 if count <= MOST_INT32 else np.int64)
     np.random.default_rng(seed).shuffle(order)
     chosen: Permutation = order
     return chosen
-
-
-NUMPY: Final[ArrayKind[npt.NDArray[Any], np.random.Generator]] = ArrayKind(
-    batch=lambda data, indices: {name: array[indices] for name, array in data.items()},
-    permutation=_permutation,
-    generator=np.random.default_rng,
-)
 
 
 class WholeBatches(Generic[T, R]):
@@ -174,7 +157,8 @@ class WholeBatches(Generic[T, R]):
     ``augment`` changes each training batch; its generator follows from seed, epoch, rank and batch.
     """
 
-    kind: ClassVar[ArrayKind[Any, Any]] = NUMPY
+    permutation: ClassVar[staticmethod[[int, int], Permutation]] = staticmethod(permutation)
+    generator: ClassVar[staticmethod[[int], Any]] = staticmethod(np.random.default_rng)
 
     def __init__(
         self,
@@ -194,12 +178,17 @@ class WholeBatches(Generic[T, R]):
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[dict[str, T]]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
-        kind, place = self.kind, self._share.place
-        for position, indices in enumerate(self._share.indices(kind.permutation, number, skip), skip):
-            batch = kind.batch(self._data, indices)
+        place = self._share.place
+        for position, indices in enumerate(self._share.indices(self.permutation, number, skip), skip):
+            batch = self.chosen(indices)
             if self._augment is not None:
-                batch = self._augment(batch, kind.generator(seed_of(place.shared_seed, number, place.rank, position)))
+                batch = self._augment(batch, self.generator(seed_of(place.shared_seed, number, place.rank, position)))
             yield batch
+
+    def chosen(self, indices: Indices) -> dict[str, T]:
+        """Return the samples with these indices."""
+        data: Mapping[str, Any] = self._data
+        return {name: array[indices] for name, array in data.items()}
 
 
 _STEPS_IN_EPOCH: Final = 100
@@ -300,7 +289,7 @@ class SampleBatches:
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Arrays]:
         """Iterate over this rank's batches of epoch ``number``, from batch ``skip`` on."""
-        indices = self._share.indices(NUMPY.permutation, number, skip)
+        indices = self._share.indices(permutation, number, skip)
         read = partial(self._read, number if self._share.train else EVALUATION_EPOCH)
         for batch, errors in read_ahead(read, indices, self._loader):
             self.bad_samples.add(errors)

@@ -33,7 +33,7 @@ from accelmark.automl.records import TrialListener, TrialOrder
 from accelmark.automl.search.schedule import stops_early
 from accelmark.datasets.images import Images, LabeledArrays
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
-from accelmark.frameworks.pytorch.batches import TORCH
+from accelmark.frameworks.pytorch.batches import permutation
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
 from accelmark.spec.errors import DataError
 from accelmark.spec.job import JobSpec, TrainJob
@@ -162,7 +162,7 @@ class ImageBatches:
         """Yield raw images (uint8) and labels from batch ``skip`` on."""
         place = self._place
         generator = np.random.default_rng([place.shared_seed, number, place.rank]) if self._train else None
-        for position, indices in enumerate(self._share.indices(TORCH.permutation, number)):
+        for position, indices in enumerate(self._share.indices(permutation, number)):
             pixels = np.ascontiguousarray(self._images.batch(indices, generator))
             if position >= skip:
                 yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final, cast, final
 
@@ -130,54 +130,6 @@ def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:
         why = f"the model cannot be built on the meta device ({first_line(error)})"
         log.event(Event.WARNING, {"message": f"{why}: this rank builds all of it"})
         return case.build_model()
-
-
-@torch.no_grad()
-def evaluate(
-    case: TrainCase, training: Training, batches: Batches, control: dist.ProcessGroup | None
-) -> dict[str, float]:
-    """Return the case's metrics over the batches of all ranks.
-
-    The sums stay on the device until the end, and are added in double precision on the CPU.
-    """
-    settings = case.settings
-    sharded = settings.is_sharded
-    model = training.module
-    if control is not None and dist.get_world_size(control) > 1:  # all evaluate with rank 0's running statistics
-        for buffer in model.buffers():
-            if not hasattr(buffer, "placements"):
-                dist.broadcast(buffer, src=0)
-    was_training = model.training
-    model.eval()
-    move = mover(case.place.device, channels_last=settings.channels_last)
-    summed: dict[str, list[Tensor]] = {}
-    try:
-        limited = islice(batches.epoch(0), settings.evaluate.max_batches)
-        for batch, counts in _in_step(limited, case, control) if sharded else ((batch, True) for batch in limited):
-            sums = training.forward(case, move(batch), case.eval_sums)
-            if counts and sums is not None:
-                for name, value in sums.items():
-                    summed.setdefault(name, []).append(value.detach())
-    finally:
-        model.train(was_training)
-    rows = {name: torch.cat(values).cpu() for name, values in summed.items() if values[0].ndim == 2}
-    totals = {
-        name: float(torch.stack(values).cpu().double().sum()) for name, values in summed.items() if name not in rows
-    }
-    del summed
-    of_ranks = [(totals, bool(rows))]
-    if control is not None:
-        of_ranks *= dist.get_world_size(control)
-        dist.all_gather_object(of_ranks, (totals, bool(rows)), group=control)
-    mesh = case.place.mesh
-    # Of a pipeline, the last stage has the sums; those over parts of sequences add up.
-    copies = mesh.ranks_per_sample // (mesh.pp * mesh.cp)
-    names = sorted({name for sums, _ in of_ranks for name in sums})
-    joint = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / copies for name in names}
-    if not joint:
-        raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
-    has_rows = any(each for _, each in of_ranks)
-    return case.metrics(joint) | (row_metrics(case.row_metrics, rows, control, copies) if has_rows else {})
 
 
 def row_metrics(
@@ -451,9 +403,48 @@ class PyTorchBackend(Backend):
             replay.state = self.checkpoints.compare_state(end)
         return replay
 
+    @torch.no_grad()
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
-        """Return the case's metrics over given data; all ranks take part."""
-        return evaluate(self._case, self._training, batches, self._control)
+        """Return the case's metrics over given data; all ranks take part.
+
+        The sums stay on the device until the end, and are added in double precision on the CPU.
+        """
+        case, training, control = self._case, self._training, self._control
+        model = training.module
+        if control is not None and dist.get_world_size(control) > 1:  # all evaluate with rank 0's running statistics
+            for buffer in model.buffers():
+                if not hasattr(buffer, "placements"):
+                    dist.broadcast(buffer, src=0)
+        was_training = model.training
+        model.eval()
+        summed: dict[str, list[Tensor]] = {}
+        limited = islice(batches.epoch(0), self.settings.evaluate.max_batches)
+        try:
+            in_step = _in_step(limited, case, control) if self.settings.is_sharded else zip(limited, repeat(True))
+            for batch, counts in in_step:
+                sums = training.forward(case, self._move(batch), case.eval_sums)
+                if counts and sums is not None:
+                    for name, value in sums.items():
+                        summed.setdefault(name, []).append(value.detach())
+        finally:
+            model.train(was_training)
+        rows = {name: torch.cat(values).cpu() for name, values in summed.items() if values[0].ndim == 2}
+        plain = {name: values for name, values in summed.items() if name not in rows}
+        totals = {name: float(torch.stack(values).cpu().double().sum()) for name, values in plain.items()}
+        del summed, plain
+        of_ranks = [(totals, bool(rows))]
+        if control is not None:
+            of_ranks *= dist.get_world_size(control)
+            dist.all_gather_object(of_ranks, (totals, bool(rows)), group=control)
+        mesh = case.place.mesh
+        # Of a pipeline, the last stage has the sums; those over parts of sequences add up.
+        copies = mesh.ranks_per_sample // (mesh.pp * mesh.cp)
+        names = sorted({name for sums, _ in of_ranks for name in sums})
+        joint = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / copies for name in names}
+        if not joint:
+            raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
+        has_rows = any(each for _, each in of_ranks)
+        return case.metrics(joint) | (row_metrics(case.row_metrics, rows, control, copies) if has_rows else {})
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""
@@ -497,7 +488,8 @@ class PyTorchBackend(Backend):
 
     def num_alloc_retries(self) -> int:
         """Return how often the device's allocator has freed its cache to find memory; 0 on the CPU."""
-        return platform.num_alloc_retries(self._device)
+        statistics = platform.call(self._device, "memory_stats", self._device) or {}
+        return int(statistics.get("num_alloc_retries", 0))
 
     def trained(self) -> None:
         """Log the number of compiled graphs."""
@@ -510,7 +502,8 @@ class PyTorchBackend(Backend):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that memory of the device or of the host is exhausted."""
-        return platform.is_out_of_memory(error)
+        says_so = any(part in str(error) for part in ("can't allocate memory", "not enough memory"))
+        return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and says_so)
 
     def close(self, *, together: bool) -> None:
         """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""

@@ -23,7 +23,6 @@ from accelmark.spec.settings.training import LoaderSettings
 from accelmark.train.batches import (
     EVALUATION_EPOCH,
     MOST_INT32,
-    ArrayKind,
     ArraySource,
     BadSamples,
     DataSetCase,
@@ -136,25 +135,23 @@ def generator_for(*parts: int) -> torch.Generator:
     return generator_for_seed(seed_of(*parts))
 
 
-def _batch(tensors: Mapping[str, Tensor], indices: Indices) -> dict[str, Tensor]:
-    chosen = torch.from_numpy(indices)
-    return {name: tensor[chosen.to(tensor.device)] for name, tensor in tensors.items()}
-
-
-def _permutation(seed: int, count: int) -> Permutation:
+def permutation(seed: int, count: int) -> Permutation:
+    """Return the numbers below ``count`` in an order that follows from ``seed``, other than NumPy's."""
     dtype = torch.int32 if count <= MOST_INT32 else torch.int64
     order: Permutation = torch.randperm(count, generator=generator_for_seed(seed), dtype=dtype).numpy()
     return order
-
-
-TORCH: Final[ArrayKind[Tensor, torch.Generator]] = ArrayKind(_batch, _permutation, generator_for_seed)
 
 
 @final
 class TensorBatches(WholeBatches[Tensor, torch.Generator]):
     """Batches cut from tensors, on the CPU or on the device."""
 
-    kind = TORCH
+    permutation, generator = staticmethod(permutation), staticmethod(generator_for_seed)
+
+    def chosen(self, indices: Indices) -> dict[str, Tensor]:
+        """Return the samples with these indices."""
+        chosen = torch.from_numpy(indices)
+        return {name: tensor[chosen.to(tensor.device)] for name, tensor in self._data.items()}
 
 
 class SampleSource(Protocol):
@@ -253,7 +250,7 @@ class _Order:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
-        for indices in self._share.indices(TORCH.permutation, epoch, self.skip):
+        for indices in self._share.indices(permutation, epoch, self.skip):
             yield [(epoch, index) for index in indices.tolist()]
 
 

@@ -12,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from accelmark.frameworks.pytorch.optimizers import build_optimizer, build_schedule
+from accelmark.frameworks.pytorch.optimizers import build_optimizer
 from accelmark.spec.parallelism import ONE_RANK, Mesh
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.batches import ArrayPlace, BatchSource
 from accelmark.train.case import ModelSettings
+from accelmark.train.loop.ends import learning_rate_factor
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.context_parallel import SequencePart
+    from accelmark.frameworks.pytorch.mesh import SequencePart
 
 Batch = Mapping[str, Tensor]
 """Named tensors with the samples along the first dimension."""
@@ -117,7 +119,7 @@ class TrainCase(ModelSettings, ABC):
 
     def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int, steps_per_epoch: int) -> Any:
         """Return the learning-rate schedule that ``settings.schedule`` describes, stepped once an optimizer step."""
-        return build_schedule(optimizer, self.settings.schedule, total_steps, steps_per_epoch)
+        return LambdaLR(optimizer, learning_rate_factor(self.settings.schedule, total_steps, steps_per_epoch))
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated blocks of ``model``: units of activation checkpointing and of FSDP2's sharding."""

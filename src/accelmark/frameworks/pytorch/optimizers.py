@@ -9,13 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
-from accelmark.spec.settings.training import OptimizerSettings, ScheduleSettings
-from accelmark.train.loop.ends import learning_rate_factor
+from accelmark.spec.settings.training import OptimizerSettings
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings, device: torch.device) -> torch.optim.Optimizer:
@@ -60,13 +58,6 @@ def with_own_rate(
         if chosen:
             optimizer.add_param_group({**group, "params": chosen, "lr": group["lr"] * factor})
     return optimizer
-
-
-def build_schedule(
-    optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int, steps_per_epoch: int
-) -> LambdaLR:
-    """Return the schedule that ``settings`` describes, stepped once after each optimizer step."""
-    return LambdaLR(optimizer, learning_rate_factor(settings, total_steps, steps_per_epoch))
 
 
 @final

@@ -21,7 +21,7 @@ from accelmark.frameworks.pytorch.batches import generator_for
 from accelmark.frameworks.pytorch.case import Batch
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.images.pytorch import Classification
-from accelmark.train.batches import EVALUATION_EPOCH, NUMPY, Arrays, Share, read_ahead, seed_of
+from accelmark.train.batches import EVALUATION_EPOCH, Arrays, Share, permutation, read_ahead, seed_of
 
 Ids = npt.NDArray[np.int64]
 
@@ -253,7 +253,7 @@ class NeighbourhoodBatches:
             seeds = self._seeds[indices]
             return self._graph.read(seeds, case.kind, case.numbers("fan_out"), random, case.number("num_classes"))
 
-        batches = enumerate(self._share.indices(NUMPY.permutation, epoch, skip), skip)
+        batches = enumerate(self._share.indices(permutation, epoch, skip), skip)
         for arrays in read_ahead(read, batches, loader):
             yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 

@@ -73,16 +73,11 @@ class Compilation:
 
         return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
-    def read(self) -> Compiled:
-        """Return graphs and graph breaks since the start."""
-        (graphs, breaks), (graphs_before, breaks_before) = self._counters(), self._before
-        return Compiled(graphs=graphs - graphs_before, graph_breaks=breaks - breaks_before)
-
     def report(self, mode: str, log: EventLog) -> None:
-        """Log the number of graphs; warn where nothing was compiled although it was requested."""
-        usage = self.read()
-        log.event(Event.COMPILED, usage)
-        if not usage.graphs:
+        """Log graphs and graph breaks since the start; warn where nothing was compiled although it was requested."""
+        (graphs, breaks), (graphs_before, breaks_before) = self._counters(), self._before
+        log.event(Event.COMPILED, Compiled(graphs=graphs - graphs_before, graph_breaks=breaks - breaks_before))
+        if graphs == graphs_before:
             log.event(Event.WARNING, {"message": f"compile: {mode}: nothing of the model was compiled"})
 
 

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from accelmark.frameworks.pytorch.batches import on_meta
@@ -178,18 +178,17 @@ def with_attention(autocast: Autocast, first: str) -> Autocast:
     return context
 
 
-@final
-@dataclass(frozen=True)
-class AttentionCall:
-    """Arguments of a call that determine its kernel."""
+class AttentionCall(NamedTuple):
+    """Arguments of a call of scaled dot-product attention, with shapes in place of tensors."""
 
     query: torch.Size
     key: torch.Size
     value: torch.Size
-    mask: torch.Size | None
-    dropout: float
-    is_causal: bool
-    enable_gqa: bool
+    attn_mask: torch.Size | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
 
 
 @final
@@ -204,22 +203,9 @@ class AttentionCalls(TorchFunctionMode):
         """Record the call if it is one of attention, and make it."""
         options = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self.found.add(_call(*args, **options))
+            shapes, named = tree_map_only(Tensor, lambda tensor: tensor.shape, (args, options))
+            self.found.add(AttentionCall(*shapes, **named))
         return func(*args, **options)
-
-
-def _call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> AttentionCall:
-    mask = None if attn_mask is None else attn_mask.shape
-    return AttentionCall(query.shape, key.shape, value.shape, mask, dropout_p, is_causal, enable_gqa)
 
 
 def chosen_kernels(calls: Iterable[AttentionCall], device: torch.device, forward: Autocast) -> tuple[str, ...]:
@@ -231,10 +217,10 @@ def chosen_kernels(calls: Iterable[AttentionCall], device: torch.device, forward
             dtype = torch.get_autocast_dtype(device.type) if is_autocast else torch.float32
             sizes = (call.query, call.key, call.value)
             query, key, value = (torch.empty(size, device=device, dtype=dtype, requires_grad=True) for size in sizes)
-            mask = None if call.mask is None else torch.empty(call.mask, device=device, dtype=dtype)
+            mask = None if call.attn_mask is None else torch.empty(call.attn_mask, device=device, dtype=dtype)
             grouped = {"enable_gqa": True} if call.enable_gqa else {}
             try:
-                number = torch._fused_sdp_choice(query, key, value, mask, call.dropout, call.is_causal, **grouped)
+                number = torch._fused_sdp_choice(query, key, value, mask, call.dropout_p, call.is_causal, **grouped)
             except (RuntimeError, NotImplementedError):
                 return ()
         names.add(SDPBackend(number).name.lower().removesuffix("_attention"))

@@ -66,7 +66,7 @@ def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
     return device
 
 
-def _call(device: torch.device, name: str, *args: Any) -> Any:
+def call(device: torch.device, name: str, *args: Any) -> Any:
     """Call a function of the device's module; None for the CPU, and where the module has no such function."""
     function = None if device.type == "cpu" else getattr(torch.get_device_module(device), name, None)
     return None if function is None else function(*args)
@@ -74,46 +74,33 @@ def _call(device: torch.device, name: str, *args: Any) -> Any:
 
 def device_name(device: torch.device) -> str | None:
     """Return the framework's name of the device; None for the CPU."""
-    name = _call(device, "get_device_name", device)
+    name = call(device, "get_device_name", device)
     return None if name is None else str(name)
 
 
 def peak_memory_mib(device: torch.device) -> float | None:
     """Return the largest allocation so far; None for the CPU and where the framework does not count."""
-    num_bytes = _call(device, "max_memory_allocated", device)
+    num_bytes = call(device, "max_memory_allocated", device)
     return None if num_bytes is None else float(num_bytes) / 2**20
-
-
-def num_alloc_retries(device: torch.device) -> int:
-    """Return how often the caching allocator has freed its cache to find memory."""
-    return int((_call(device, "memory_stats", device) or {}).get("num_alloc_retries", 0))
 
 
 def forget_peak_memory(device: torch.device) -> None:
     """Reset the largest allocation, in a process that ran another job before."""
-    _call(device, "reset_peak_memory_stats", device)
+    call(device, "reset_peak_memory_stats", device)
 
 
 def release_memory(device: torch.device) -> None:
     """Return the memory of an accelerator that no tensor uses, which other processes need; PyTorch would keep it."""
     if device.type != "cpu":
         gc.collect()  # modules of a model refer to each other
-        _call(device, "empty_cache")
+        call(device, "empty_cache")
 
 
 def lock_pages(device: torch.device, memory: torch.Tensor) -> None:
     """Page-lock host memory that is mapped already, where the device's module has CUDA's runtime functions."""
-    runtime = _call(device, "cudart")
+    runtime = call(device, "cudart")
     if runtime is not None and (code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))):
         raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with error {code}")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory of the device or of the host is exhausted."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "not enough memory" in text)
 
 
 def set_precision(precision: Precision, device: torch.device) -> Precision:
