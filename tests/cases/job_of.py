@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -16,13 +15,14 @@ from accelmark.spec.job import CompareJob, EvaluateJob, JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Layer, resolve
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.perflog import PERFLOG_PREFIX, PerfLogWriter
+from accelmark.spec.log.perflog import PerfLogWriter
 from accelmark.spec.plugins.catalog import FolderRef, find, load_case
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
 from tests.fork_server import Forked
+from tests.train.jobs import read_events
 
 TIMEOUT_S = 500
 
@@ -95,9 +95,7 @@ def trained(
 
 def events_of(log: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return a rank's events as (name, value)."""
-    lines = log.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
-    return [(record["event"], record["value"]) for record in records]
+    return [(event["event"], event["value"]) for event in read_events(log)]
 
 
 def _here(job: JobSpec, node_dir: Path) -> tuple[int, str]:

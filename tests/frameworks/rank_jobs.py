@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,9 +14,8 @@ import numpy as np
 
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.job import JobSpec
-from accelmark.spec.log.perflog import PERFLOG_PREFIX
 from accelmark.spec.plugins.catalog import load_framework
-from tests.cases.job_of import job_of
+from tests.cases.job_of import events_of, job_of
 from tests.frameworks.environments import SOURCE, framework_python
 
 COORDINATORS = {"paddle": "PADDLE_MASTER"}
@@ -89,19 +87,12 @@ def run_job(job: Path, num_ranks: int = 1, timeout_s: float = 400) -> Events:
 
 def rank_events(job: Path, rank: int) -> Events:
     """Return the events of a rank of a job that has run."""
-    lines = (job.parent / f"rank{rank}.out.log").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
-    return [(event["event"], event["value"]) for event in events]
+    return events_of(job.parent / f"rank{rank}.out.log")
 
 
 def values(events: Events, name: str) -> list[dict[str, Any]]:
     """Return the values of all events of a name."""
     return [value for found, value in events if found == name]
-
-
-def losses(events: Events) -> list[float]:
-    """Return the loss of every step."""
-    return [loss for window in values(events, "STEP_END") for loss in window["losses"]]
 
 
 def final_state(job: Path, step: int) -> dict[str, np.ndarray]:

@@ -17,13 +17,13 @@ from accelmark.results.rounds.timeline import read_timeline
 from accelmark.results.rounds.training import times_of_ranks
 from accelmark.spec.plugins.catalog import FolderRef, load_framework, load_vendor
 from accelmark.spec.settings.training import OptimizerSettings
+from tests.cases.job_of import losses_of
 from tests.cases.tiny_data import write_idx
 from tests.frameworks.environments import framework_environment, run_accelmark, run_program
 from tests.frameworks.rank_jobs import SMALL_LLAMA as SMALL
 from tests.frameworks.rank_jobs import (
     Events,
     final_state,
-    losses,
     rank_command,
     rank_events,
     rank_job,
@@ -66,8 +66,8 @@ def test_a_rank_trains_evaluates_and_reports_what_the_audit_reads(
     expect_capture(job)
     (finished,) = values(events, "FINISHED")
     assert (finished["state"], finished["end_reason"], finished["global_steps"]) == ("completed", "max_steps", 6)
-    assert len(losses(events)) == 6
-    assert losses(events)[-1] < losses(events)[0]
+    assert len(losses_of(events)) == 6
+    assert losses_of(events)[-1] < losses_of(events)[0]
     assert finished["final_metrics"].keys() == {"eval_loss", "bits_per_byte"}
     hidden, layers, length, vocabulary = 32, 2, 32, 256
     weights = layers * (4 * hidden**2 + 3 * hidden * 64) + hidden * vocabulary
@@ -86,8 +86,8 @@ def test_two_ranks_train_as_one_with_the_same_global_batch(
     job = rank_job(framework, tmp_path / "two", "llama_mini", {"shakespeare": plays}, {**SMALL, "batch_size": 4})
     events = run_job(job, num_ranks=2)
     assert values(events, "INIT_END")[0]["world_size"] == 2
-    of_ranks = [losses(rank_events(job, rank)) for rank in range(2)]  # JAX's are global, Paddle's are each rank's own
-    np.testing.assert_allclose(np.mean(of_ranks, axis=0), losses(one_rank[1]), rtol=2e-5)
+    of_ranks = [losses_of(rank_events(job, rank)) for rank in range(2)]  # JAX's are of all, Paddle's each rank's own
+    np.testing.assert_allclose(np.mean(of_ranks, axis=0), losses_of(one_rank[1]), rtol=2e-5)
     ours, theirs = final_state(job, 6), final_state(one_rank[0], 6)
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
@@ -102,12 +102,12 @@ def test_a_resumed_job_continues_exactly(
     data, place = {"shakespeare": plays}, tmp_path / "resumed"
     over = {**SMALL, "schedule.name": "constant", "schedule.warmup_ratio": 0.0}
     whole = rank_job(framework, tmp_path / "whole", "llama_mini", data, over)
-    expected = losses(run_job(whole))
+    expected = losses_of(run_job(whole))
     run_job(rank_job(framework, place, "llama_mini", data, {**over, "end.max_steps": 3}))
     again = rank_job(framework, place, "llama_mini", data, over, resume=True)
     events = run_job(again)
     assert values(events, "TRAIN_START")[0]["global_steps"] == 3
-    assert losses(events) == expected[3:]
+    assert losses_of(events) == expected[3:]
     ours, theirs = final_state(again, 6), final_state(whole, 6)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
@@ -121,7 +121,7 @@ def test_half_precisions_learn_with_weights_in_fp32(
     assert values(events, "FINISHED")[0]["state"] == "completed"
     on_cpu = "float32" if framework in ("mindspore", "paddle") else compute_type
     assert values(events, "INIT_END")[0]["compute_type"] == on_cpu
-    assert losses(events)[-1] < losses(events)[0]
+    assert losses_of(events)[-1] < losses_of(events)[0]
     weights = {name: array for name, array in final_state(job, 6).items() if "parameters" in name or "model" in name}
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
 
@@ -224,8 +224,8 @@ def test_a_vendors_hooks_replace_the_frameworks_and_are_recorded(
     log = (job.parent / "rank0.out.log").read_text()
     assert ("converted" in log, "steps" in log) == (True, True)
     assert values(events, "FINISHED")[0]["state"] == "completed"
-    assert losses(events)[0] == pytest.approx(losses(one_rank[1])[0], rel=1e-6)
-    assert losses(events)[-1] > losses(one_rank[1])[-1], "with eps=1, Adam moves less"
+    assert losses_of(events)[0] == pytest.approx(losses_of(one_rank[1])[0], rel=1e-6)
+    assert losses_of(events)[-1] > losses_of(one_rank[1])[-1], "with eps=1, Adam moves less"
     file.write_text(EXTERN.format(framework=framework) + "    def model_to_fp16(self, model): ...\n")
     (place / "rank0.out.log").unlink()
     (refused,) = values(run_job(job), "FINISHED")
@@ -339,10 +339,10 @@ def test_gradient_accumulation_with_recomputation_on_two_ranks_of_paddle_equals_
     over |= {"gradient_accumulation_steps": 2, "activation_checkpointing": "full"}
     job = rank_job("paddle", tmp_path / "two", "llama_mini", data, over)
     run_job(job, num_ranks=2)
-    together = np.mean([losses(rank_events(job, rank)) for rank in (0, 1)], axis=0)
+    together = np.mean([losses_of(rank_events(job, rank)) for rank in (0, 1)], axis=0)
     whole = run_job(rank_job("paddle", tmp_path / "one", "llama_mini", data, SMALL))
     assert together[-1] < together[0]
-    np.testing.assert_allclose(together, losses(whole), rtol=2e-5)
+    np.testing.assert_allclose(together, losses_of(whole), rtol=2e-5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -449,4 +449,4 @@ def test_ranks_open_their_own_ascend_device_with_hccl_and_no_hf32(plays: Path, t
     on_cpu = rank_job("mindspore", tmp_path / "cpu", "llama_mini", data, {**settings, "precision": "fp32"})
     run_job(on_cpu, num_ranks=2)
     for rank in range(2):
-        np.testing.assert_array_equal(losses(rank_events(job, rank)), losses(rank_events(on_cpu, rank)))
+        np.testing.assert_array_equal(losses_of(rank_events(job, rank)), losses_of(rank_events(on_cpu, rank)))

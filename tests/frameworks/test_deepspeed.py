@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from accelmark.frameworks.pytorch.training.zero import OWN_PART_UNKNOWN
-from accelmark.spec.job import EvaluateJob, ReplayedPair, TrainJob
+from accelmark.spec.job import ReplayedPair
 from tests.frameworks.environments import made_once
-from tests.train.jobs import Ran, make_job, run
+from tests.train.jobs import Ran, evaluating, make_job, run
 from tests.train.test_mesh import takes_the_steps_of_one_rank, tokens
 from tests.train.test_ranks import extern_of, mean_losses
 
@@ -114,10 +114,8 @@ def test_weights_are_evaluated_and_steps_replayed(tmp_path: Path, stage: int) ->
     job = make_job(tmp_path, over(zero__stage=stage), nproc=2)
     trained = run(job, tmp_path)
     assert trained.exit_code == 0, trained.output + trained.log()
-    assert isinstance(job.work, TrainJob)
     pair = ReplayedPair(start="step000000006", end="step000000012", first_step=7, num_steps=6)
-    work = EvaluateJob(train=job.work, weights=("step000000012",), replays=(pair,))
-    checked = run(job.model_copy(update={"work": work}), tmp_path / "checked")
+    checked = run(evaluating(job, weights=("step000000012",), replays=(pair,)), tmp_path / "checked")
     assert checked.exit_code == 0, checked.output + checked.log()
     (evaluated,), (replayed,) = checked.values("EVALUATED"), checked.values("REPLAYED")
     assert evaluated["metrics"] == trained.finished().final_metrics

@@ -14,9 +14,9 @@ import pytest
 from accelmark.cli.folders import new_folder
 from accelmark.cli.kit import kit_environment
 from accelmark.spec.cluster import environment_python
-from accelmark.spec.job import EvaluateJob, JobSpec, ReplayedPair, TrainJob
+from accelmark.spec.job import JobSpec, ReplayedPair
 from accelmark.spec.plugins.catalog import PLUGINS_VARIABLE
-from tests.train.jobs import Ran, command, environment, make_job, node_dir_of, write_job
+from tests.train.jobs import Ran, command, environment, evaluating, make_job, node_dir_of, write_job
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]  # the extension compiles for half a minute of CPU time
 SETTINGS: dict[str, Any] = {"end.max_steps": 14, "checkpoint.every_steps": 5, "model.samples": 64}
@@ -64,11 +64,9 @@ def test_weights_of_the_device_are_evaluated_and_replayed(python: str, tmp_path:
     job = make_job(tmp_path, SETTINGS)
     trained = run_on_device(python, job, tmp_path)
     assert trained.exit_code == 0, trained.output
-    assert isinstance(job.work, TrainJob)
     pair = ReplayedPair(start="step000000010", end="step000000014", first_step=11, num_steps=4)
-    work = EvaluateJob(train=job.work, weights=("step000000014",), replays=(pair,))
     (tmp_path / "again").mkdir()
-    checked = run_on_device(python, job.model_copy(update={"work": work}), tmp_path / "again")
+    checked = run_on_device(python, evaluating(job, weights=("step000000014",), replays=(pair,)), tmp_path / "again")
     assert checked.exit_code == 0, checked.output + checked.log()
     assert checked.values("EVALUATED")[0]["metrics"] == pytest.approx(trained.finished().final_metrics)
     assert checked.values("REPLAYED")[0]["losses"] == pytest.approx(trained.losses()[10:])

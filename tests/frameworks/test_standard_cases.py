@@ -14,9 +14,10 @@ from safetensors.numpy import load_file
 
 from accelmark.spec.plugins.catalog import load_case
 from tests.cases.flops import published_flops
+from tests.cases.job_of import losses_of
 from tests.cases.test_definitions import PARAMETERS
 from tests.frameworks.environments import framework_environment, run_accelmark, run_program
-from tests.frameworks.rank_jobs import final_state, losses, rank_job, run_job, values
+from tests.frameworks.rank_jobs import final_state, rank_job, run_job, values
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
@@ -232,7 +233,7 @@ def test_resnet50_trains_on_a_folder_of_images_with_a_rate_for_its_batch(framewo
     assert (finished["state"], finished["global_steps"]) == ("completed", 5), finished["message"]
     assert finished["final_metrics"].keys() == {"top1", "top5", "eval_loss"}
     assert finished["final_metrics"]["top5"] == 1.0, "of five classes"
-    assert np.isfinite(losses(events)).all()
+    assert np.isfinite(losses_of(events)).all()
     assert values(events, "STEP_END")[0]["learning_rate"] == pytest.approx(0.1 * 4 / 256)
     assert final_state(job, 5)
 
@@ -247,11 +248,11 @@ def test_llama2_trains_on_token_shards_and_recomputes_its_blocks_in_jax(tmp_path
         **COMMON, **{f"model.{name}": value for name, value in SMALL["llama2_7b"].items()},
         "end.max_steps": 6, "optimizer.lr": 0.003, "loader.num_workers": 2,
     }  # fmt: skip
-    found = losses(run_job(rank_job("jax", tmp_path / "whole", "llama2_7b", data, over)))
+    found = losses_of(run_job(rank_job("jax", tmp_path / "whole", "llama2_7b", data, over)))
     assert found[-1] < found[0]
     recomputed = {**over, "activation_checkpointing": "full", "end.max_steps": 2}
     others = run_job(rank_job("jax", tmp_path / "recomputed", "llama2_7b", data, recomputed))
-    np.testing.assert_allclose(losses(others), found[:2], rtol=1e-5)
+    np.testing.assert_allclose(losses_of(others), found[:2], rtol=1e-5)
 
 
 BERT_STEPS = {
@@ -288,7 +289,7 @@ def test_bert_starts_from_the_checkpoint_and_its_dropout_is_resumed_and_replayed
     (finished,) = values(events, "FINISHED")
     assert (finished["state"], finished["global_steps"]) == ("completed", 6), finished["message"]
     assert "JitCompileWithTry" not in (whole.parent / "rank0.out.log").read_text(), "MindSpore captures the step"
-    expected = losses(events)
+    expected = losses_of(events)
     assert expected[-1] < expected[0]
     stored = load_file(tmp_path / "tokens" / "initial" / "model.safetensors")
     start = rank_job(framework, tmp_path / "start", "bert", data, {**BERT_STEPS, "optimizer.lr": 0.0})
@@ -297,8 +298,8 @@ def test_bert_starts_from_the_checkpoint_and_its_dropout_is_resumed_and_replayed
     assert any(np.array_equal(array, words) for array in final_state(start, 6).values())
     run_job(rank_job(framework, tmp_path / "part", "bert", data, {**BERT_STEPS, "end.max_samples": 24}))
     again = rank_job(framework, tmp_path / "part", "bert", data, BERT_STEPS, resume=True)
-    assert losses(run_job(again)) == expected[3:], "each step draws the same numbers"
+    assert losses_of(run_job(again)) == expected[3:], "each step draws the same numbers"
     ours, theirs = final_state(again, 6), final_state(whole, 6)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
     other_seed = rank_job(framework, tmp_path / "seed", "bert", data, {**BERT_STEPS, "seed": 7})
-    assert losses(run_job(other_seed)) != expected
+    assert losses_of(run_job(other_seed)) != expected

@@ -127,7 +127,7 @@ class Ran:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line.removeprefix(PERFLOG_PREFIX)) for line in lines if line.startswith(PERFLOG_PREFIX)]
 
 

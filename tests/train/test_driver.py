@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -243,21 +245,18 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@dataclass
 class FakeDevice:
-    """Hands out events whose time comes only when somebody waits."""
+    """The time of a device, and how often somebody waited for it."""
 
-    def __init__(self) -> None:
-        self.time_ms = 0.0
-        self.waits = 0
-
-    def event(self) -> FakeEvent:
-        return FakeEvent(self)
+    time_ms: float = 0.0
+    waits: int = 0
 
 
+@dataclass
 class FakeEvent:
-    def __init__(self, device: FakeDevice) -> None:
-        self.device = device
-        self.at_ms = math.nan
+    device: FakeDevice
+    at_ms: float = math.nan
 
     def record(self) -> None:
         self.device.time_ms += 1.5
@@ -272,7 +271,7 @@ class FakeEvent:
 
 def test_collecting_and_closing_never_wait_for_the_device() -> None:
     device = FakeDevice()
-    clock = DeviceClock(device.event)
+    clock = DeviceClock(partial(FakeEvent, device))
     window = Window(clock, DeviceLosses(clock, pinned=False))
     for loss in (0.5, 0.25):
         window.add(clock.mark(), None, clock.mark(), 2_000_000, torch.tensor(loss))
@@ -287,7 +286,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
 
 
 def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were() -> None:
-    clock, memory = DeviceClock(FakeDevice().event), torch.zeros(())
+    clock, memory = DeviceClock(partial(FakeEvent, FakeDevice())), torch.zeros(())
     window = Window(clock, DeviceLosses(clock, pinned=False, overwritten=True))
     for loss in (0.5, 0.25):
         memory.fill_(loss)  # as a replayed CUDA graph does

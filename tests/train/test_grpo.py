@@ -25,11 +25,10 @@ class Written(nn.Module):
 
     def __init__(self, answers: list[str]) -> None:
         super().__init__()
-        self.answers, self.calls = answers, 0
+        self.answers = answers
 
     def forward(self, tokens: Tensor) -> Tensor:
         position = tokens.shape[1] - len("37+48=")
-        self.calls += 1
         chosen = torch.tensor([SIGNS.index(answer[position]) for answer in self.answers])
         logits = torch.full((*tokens.shape, len(SIGNS)), -100.0)
         logits[torch.arange(len(tokens)), -1, chosen] = 100.0
@@ -96,20 +95,15 @@ def test_the_divergence_is_zero_for_equal_policies_and_positive_otherwise() -> N
 def test_a_rollout_serves_its_parts_and_only_the_first_is_on_policy() -> None:
     case = grpo()
     policy = case.build_model()
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    policy.register_forward_hook(count)
+    calls: list[object] = []
+    policy.register_forward_hook(lambda *call: calls.append(call))
     batches = case.train_batches().epoch(0)
     seen = []
     for _ in range(6):
         batch = next(batches)
-        before = calls
+        calls.clear()
         assert torch.isfinite(case.loss(policy, batch))
-        seen.append((int(batch["part"][0]), len(batch["prompt"]), calls - before))
+        seen.append((int(batch["part"][0]), len(batch["prompt"]), len(calls)))
     assert seen == [(0, 6, 5), (1, 6, 1), (2, 6, 1)] * 2, (
         "four forward passes for an answer of four tokens, and one to train"
     )
