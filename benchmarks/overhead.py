@@ -36,7 +36,7 @@ from accelmark.spec.plugins.catalog import FolderRef, folders, load_case, load_l
 from accelmark.spec.plugins.framework import HostPlace
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.telemetry.host import cpu_model
-from accelmark.train.loop.contract import HostClock, HostLosses, Progress
+from accelmark.train.loop.contract import HOST_LOSSES, HostClock, Progress
 from accelmark.train.loop.driver import Driver
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import open_backend
@@ -243,7 +243,7 @@ class NothingToTrain:
     def __init__(self, steps: int) -> None:
         self.steps_per_epoch = steps
         self.clock = HostClock()
-        self.losses = HostLosses()
+        self.losses = HOST_LOSSES
         self._loss = np.array(0.5)
 
     def prepare(self) -> Started:

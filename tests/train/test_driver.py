@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from accelmark.frameworks.pytorch.training.platform import DeviceLosses
+from accelmark.frameworks.pytorch.training.platform import device_losses
 from accelmark.spec.log.events import Finished, StepWindow
 from accelmark.spec.plugins.case import Target
-from accelmark.train.loop.contract import DeviceClock, HostClock, HostLosses
+from accelmark.train.loop.contract import HOST_LOSSES, DeviceClock, HostClock
 from accelmark.train.loop.ends import Agreement, Vote
 from accelmark.train.loop.window import GarbagePauses, Window, covered
 from tests.train.conftest import RunHere, Train
@@ -272,7 +272,7 @@ class FakeEvent:
 def test_collecting_and_closing_never_wait_for_the_device() -> None:
     device = FakeDevice()
     clock = DeviceClock(partial(FakeEvent, device))
-    window = Window(clock, DeviceLosses(clock, pinned=False))
+    window = Window(clock, device_losses(clock, pinned=False))
     for loss in (0.5, 0.25):
         window.add(clock.mark(), None, clock.mark(), 2_000_000, torch.tensor(loss))
     closed = window.close(0, **FIELDS)
@@ -287,7 +287,7 @@ def test_collecting_and_closing_never_wait_for_the_device() -> None:
 
 def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were() -> None:
     clock, memory = DeviceClock(partial(FakeEvent, FakeDevice())), torch.zeros(())
-    window = Window(clock, DeviceLosses(clock, pinned=False, overwritten=True))
+    window = Window(clock, device_losses(clock, pinned=False, overwritten=True))
     for loss in (0.5, 0.25):
         memory.fill_(loss)  # as a replayed CUDA graph does
         window.add(clock.mark(), None, clock.mark(), 0, memory.detach())
@@ -295,7 +295,7 @@ def test_losses_that_each_step_writes_to_the_same_memory_are_read_as_they_were()
 
 
 def test_losses_on_the_host_are_available_in_their_own_step() -> None:
-    window = Window(HostClock(), HostLosses())
+    window = Window(HostClock(), HOST_LOSSES)
     assert window.add(0, None, 1_000_000, 0, torch.tensor(float("nan"))) != 0
     assert window.last_is_nonfinite()
     read = window.read(window.close(0, **FIELDS))
@@ -306,7 +306,7 @@ def test_losses_on_the_host_are_available_in_their_own_step() -> None:
 
 def test_the_own_part_of_a_step_is_what_no_exchange_covers() -> None:
     assert covered([(1.0, 3.0), (2.0, 4.0), (6.0, 7.0), (6.2, 6.5)]) == 4.0
-    window = Window(HostClock(), HostLosses())
+    window = Window(HostClock(), HOST_LOSSES)
     ms = 1_000_000
     window.add(0, [(2 * ms, 4 * ms), (3 * ms, 5 * ms)], 10 * ms, 0, torch.tensor(1.0))
     assert window.read(window.close(0, **FIELDS)).own_ms == (7.0,)

@@ -14,7 +14,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -54,19 +54,6 @@ _NAMES: Final = {
 """A framework's name of an array of a layer -> PyTorch's."""
 _KERNEL_AXES: Final = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1)}
 """Dimensions of a kernel -> its axes in PyTorch's order, which is (out, in, ...) instead of (..., in, out)."""
-
-
-@final
-@dataclass
-class DeviceLosses:
-    """Losses that stay on the device until a window is read."""
-
-    fetch: Callable[[list[Any]], Callable[[], list[float]]]
-    """Starts copying losses; the returned function waits for them."""
-
-    def keep(self, loss: Any) -> Any:
-        """Return the loss."""
-        return loss
 
 
 class ArrayBackend(Backend):

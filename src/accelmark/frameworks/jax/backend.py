@@ -23,7 +23,7 @@ from flax import nnx
 from flax.training.dynamic_scale import DynamicScale
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, NamedArrays, outputs_of_loss
 from accelmark.frameworks.jax import hooks, layers
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.spec.errors import RequestError
@@ -31,6 +31,7 @@ from accelmark.spec.log.events import Event, TracedStep
 from accelmark.spec.log.perflog import EventLog
 from accelmark.train.batches import Arrays
 from accelmark.train.case import ArrayCase, Batch
+from accelmark.train.loop.contract import LossReader
 from accelmark.train.loop.window import covered
 
 
@@ -236,7 +237,7 @@ class JaxBackend(ArrayBackend):
     def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
         # jax.device_get takes 25 us more for each loss.
-        self.losses = DeviceLosses(lambda losses: lambda: [float(np.asarray(loss)) for loss in losses])
+        self.losses = LossReader(lambda losses: lambda: [float(np.asarray(loss)) for loss in losses])
         device_type, place = self.job.device_type, self.place
         os.environ["NPROC"] = str(self.threads)  # the size of XLA's thread pool on the CPU
         jax.config.update("jax_platforms", device_type)

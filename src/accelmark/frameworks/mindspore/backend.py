@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, amp, ops
 from mindspore.communication import GlobalComm, init, release
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, outputs_of_loss
 from accelmark.frameworks.mindspore import hooks, layers
 from accelmark.frameworks.mindspore.hooks import clipped
 from accelmark.frameworks.process_launcher import COORDINATOR
@@ -25,7 +25,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.framework import module_command
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
-from accelmark.train.loop.contract import DeviceClock, HostClock
+from accelmark.train.loop.contract import DeviceClock, HostClock, LossReader
 
 _AMP_TYPES: Final = {"bf16": ms.bfloat16, "fp16": ms.float16}
 _LEAVE_S: Final = 60.0
@@ -73,7 +73,7 @@ class MindSporeBackend(ArrayBackend):
             self.precision = "fp32"
         self.clock = HostClock()
         if not is_cpu:
-            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), DeviceLosses(_fetch)
+            self.clock, self.losses = DeviceClock(lambda: ms.runtime.Event(enable_timing=True)), LossReader(_fetch)
             self.device_name, self.device_index = str(ms.hal.get_device_name()), index
 
     def _join(self) -> None:

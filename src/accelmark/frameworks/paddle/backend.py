@@ -17,7 +17,7 @@ from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, NamedArrays, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, NamedArrays, outputs_of_loss
 from accelmark.frameworks.paddle import hooks, layers
 from accelmark.frameworks.paddle.launch import MASTER
 from accelmark.spec.errors import RequestError, first_line
@@ -25,7 +25,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import TYPE_OF_PRECISION
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import Batch
-from accelmark.train.loop.contract import DeviceClock, HostClock, OwnPart
+from accelmark.train.loop.contract import DeviceClock, HostClock, LossReader, OwnPart
 
 _ERROR_KIND: Final = re.compile(r"\(\w+\) \S")
 """The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
@@ -56,7 +56,7 @@ class PaddleBackend(ArrayBackend):
         else:
             self.device_index = self.place.local_rank
             self.clock = DeviceClock(lambda: paddle.device.Event(enable_timing=True))
-            self.losses = DeviceLosses(_fetch)
+            self.losses = LossReader(_fetch)
         if device.startswith("gpu"):  # where Paddle uses tf32 by default
             core.set_cublas_switch(self.precision == "tf32")
             core.set_cudnn_switch(self.precision == "tf32")

@@ -233,7 +233,7 @@ class PyTorchBackend(Backend):
             self.immediate = False
             clock = DeviceClock(lambda: torch.Event(device, enable_timing=True))
             has_graphs = settings.compile in ("reduce-overhead", "max-autotune")
-            self.clock, self.losses = clock, platform.DeviceLosses(clock, overwritten=has_graphs)
+            self.clock, self.losses = clock, platform.device_losses(clock, overwritten=has_graphs)
         if self._in_process is not None:
             platform.forget_peak_memory(device)
             self._control = self._in_process.control

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 import tensorflow as tf
 
-from accelmark.frameworks.array_backend import ArrayBackend, DeviceLosses, outputs_of_loss
+from accelmark.frameworks.array_backend import ArrayBackend, outputs_of_loss
 from accelmark.frameworks.process_launcher import COORDINATOR
 from accelmark.frameworks.tensorflow import hooks, layers
 from accelmark.spec.backports import zip_strict
@@ -25,7 +25,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import Precision
 from accelmark.train.batches import Arrays, seed_of
 from accelmark.train.case import ArrayCase, Batch
-from accelmark.train.loop.contract import HostClock
+from accelmark.train.loop.contract import HostClock, LossReader
 
 _COMPUTE_TYPES: Final = {"bf16": tf.bfloat16, "fp16": tf.float16}
 _JOIN_S: Final = 300.0
@@ -258,7 +258,7 @@ class TensorFlowBackend(ArrayBackend):
 
     def open_device(self) -> None:
         """Open the device in the precision of the settings, and join the ranks."""
-        self.losses = DeviceLosses(lambda losses: lambda: [float(loss) for loss in losses])
+        self.losses = LossReader(lambda losses: lambda: [float(loss) for loss in losses])
         self._ranks = ranks = Ranks(self.job, self.precision, self.threads, self.place)
         if self.place.world_size > 1:
             if ranks.is_cpu:

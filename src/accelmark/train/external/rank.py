@@ -30,7 +30,7 @@ from accelmark.spec.plugins.programs import fill
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, StopRequest
 from accelmark.train.loop.rank import end_process, main
-from accelmark.train.loop.window import FinishedEvent, RunTotals
+from accelmark.train.loop.window import RunTotals
 
 _RATE_TOLERANCE: Final = 0.1
 """Largest relative difference between the trainer's throughput and AccelMark's before a warning."""
@@ -226,7 +226,6 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
     place = RankPlace.from_environment()
     command = trainer_command(job, work, place)
     totals = RunTotals(process_start=process_start, job=work)
-    finished = FinishedEvent(log, totals)
     counted = place.rank == (0 if work.trainer.log.rank == "first" else place.world_size - 1)
     translator = LogTranslator(work, job.key.world_size, log, totals, resumed=job.resume) if counted else None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **work.trainer.environment}
@@ -234,13 +233,13 @@ def run_external(job: JobSpec, log: EventLog, process_start: float, stop: StopRe
 
     def overdue(signal_name: str) -> None:
         trainer.signal(signal.SIGKILL)
-        finished.write(End("cancelled", f"ended by {signal_name}; the trainer did not end in time"))
+        totals.write_finished(End("cancelled", f"ended by {signal_name}; the trainer did not end in time"), log)
         os._exit(EXIT_CANCELLED)
 
     stop.install(overdue)
     end = trainer.run()
     stop.finish()
-    finished.write(end)
+    totals.write_finished(end, log)
     return EXIT_OK if end.completed else EXIT_CANCELLED if end.reason == "cancelled" else EXIT_FAILED
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, Union, final
+from typing import Any, ClassVar, Final, NamedTuple, Union, final
 
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
@@ -104,28 +104,17 @@ class DeviceClock:
 StepClock = Union[HostClock, DeviceClock]
 
 
-class LossReader(Protocol):
+class LossReader(NamedTuple):
     """Copies the losses of a window to the host."""
 
-    def keep(self, loss: Any) -> Any:
-        """Return the stored form of a step's loss, without waiting for the device."""
+    fetch: Callable[[list[Any]], Callable[[], list[float]]]
+    """Starts copying kept losses; the returned function waits for them."""
+    keep: Callable[[Any], Any] = lambda loss: loss
+    """Returns the stored form of a step's loss, without waiting for the device."""
 
-    def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
-        """Start copying kept losses; the returned function waits for them."""
 
-
-@final
-class HostLosses:
-    """Losses on the CPU: read at once, so that NaN is detected in its step."""
-
-    def keep(self, loss: Any) -> float:
-        """Return the value of a loss tensor with a single element."""
-        value: float = loss.item()
-        return value
-
-    def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
-        """Return the values as they are."""
-        return lambda: losses
+HOST_LOSSES: Final = LossReader(lambda losses: lambda: losses, lambda loss: loss.item())
+"""Losses on the CPU, tensors with a single element: read at once, so that NaN is detected in its step."""
 
 
 Watch = Callable[[Callable[[Any], None]], Any]
@@ -196,7 +185,7 @@ class Backend(ABC):
         ``take(batches)`` takes a step as ``step`` does, waits for it, and returns its loss and ``TracedStep | None``.
         ``cost_s`` is the largest cost of a trace on this rank so far, without the step.
         """
-        self.losses: LossReader = HostLosses()
+        self.losses = HOST_LOSSES
         self.num_parameters = 0
         self.flops_per_sample: float | None = None
         self.flops_per_sample_formula: float | None = None

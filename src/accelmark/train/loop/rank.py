@@ -34,7 +34,7 @@ from accelmark.train.loop.contract import Backend, ForeignStateError, Replay
 from accelmark.train.loop.driver import Driver, Observer
 from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import Cancelled, Stop, StopRequest, process_start, redirect_output
-from accelmark.train.loop.window import FinishedEvent, RunTotals
+from accelmark.train.loop.window import RunTotals
 
 _OUTLIER_RATIO: Final = 1.3
 """Replay a pair whose parameters moved 1.3 times as far per step as in its neighbours."""
@@ -58,10 +58,10 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         raise RequestError(f"job.json: a training rank cannot do work of kind {work.kind!r}")
     train = train if job.seed is None else train.with_seed(job.seed)
     totals = RunTotals(process_start=process_start, job=train)
-    finished = FinishedEvent(log, totals)
 
     def overdue(signal_name: str) -> None:
-        finished.write(End("cancelled", f"ended by {signal_name}; the step in progress did not end in time"))
+        message = f"ended by {signal_name}; the step in progress did not end in time"
+        totals.write_finished(End("cancelled", message), log)
         os._exit(EXIT_CANCELLED)
 
     stop.install(overdue)
@@ -78,7 +78,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
     else:
         outcome = run_training(train, backend, log, totals, stop, job.checkpoint_dir)
     stop.finish()
-    finished.write(outcome.end)
+    totals.write_finished(outcome.end, log)
     if outcome.backend is not None:
         outcome.backend.close(together=outcome.in_step)
     return outcome.exit_code
@@ -106,7 +106,7 @@ def main(arguments: list[str], run: Callable[[JobSpec, PerfLogWriter, float, Sto
         return run(parse(JobSpec, values, str(path)), log, start, StopRequest())
     except AccelmarkError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
-        FinishedEvent(log, RunTotals(process_start=start)).write(End("error", str(error)))
+        RunTotals(process_start=start).write_finished(End("error", str(error)), log)
         return error.exit_code
 
 
@@ -211,15 +211,7 @@ def _replay(pair: ReplayedPair, directory: Path, backend: Backend, log: EventLog
     if done.first_step != pair.first_step:
         step = done.first_step - 1
         raise RunError(f"the checkpoint {start} says step {step}, the log of training {pair.first_step - 1}")
-    replayed = Replayed(
-        checkpoint=pair.start,
-        end=pair.end,
-        first_step=done.first_step,
-        losses=tuple(done.losses),
-        update=done.update,
-        state=done.state,
-    )
-    log.event(Event.REPLAYED, replayed)
+    log.event(Event.REPLAYED, Replayed(checkpoint=pair.start, end=pair.end, **vars(done)))
     return _distance(done, pair)
 
 

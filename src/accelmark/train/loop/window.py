@@ -172,6 +172,8 @@ class RunTotals:
     backend: Backend | None = None
     job: TrainingWork | None = None
     cpu_wait: CpuWait = field(default_factory=CpuWait)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_written: bool = False
 
     def elapsed_s(self) -> float:
         """Return the raw training time so far."""
@@ -193,6 +195,13 @@ class RunTotals:
             self.last_finite_loss = good[-1]
             self.last_finite_loss_step = first + len(good) - 1
         return bad
+
+    def write_finished(self, end: End, log: EventLog) -> None:
+        """Write FINISHED exactly once, from whichever thread is first; the other waits until it is written."""
+        with self._lock:
+            if not self._is_written:
+                self._is_written = True
+                log.event(Event.FINISHED, self.finished(end))
 
     def finished(self, end: End) -> Finished:
         """Return the value of FINISHED at this time."""
@@ -230,24 +239,6 @@ class RunTotals:
             flops_per_sample_formula=backend.flops_per_sample_formula if backend is not None else None,
             core_wait_s=self.cpu_wait.longest_s(),
         )
-
-
-@final
-class FinishedEvent:
-    """Writes FINISHED exactly once, from whichever thread is first."""
-
-    def __init__(self, log: EventLog, totals: RunTotals) -> None:
-        self._log, self._totals = log, totals
-        self._lock = threading.Lock()
-        self._is_written = False
-
-    def write(self, end: End) -> None:
-        """Write FINISHED unless it is written already."""
-        with self._lock:
-            if self._is_written:
-                return
-            self._is_written = True
-            self._log.event(Event.FINISHED, self._totals.finished(end))
 
 
 def _rate(units: int, duration_s: float) -> float | None:

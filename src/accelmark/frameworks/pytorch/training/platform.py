@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from accelmark.spec.errors import RequestError, RunError, first_line
 from accelmark.spec.job import JobSpec, LastCollective, LastCollectives
 from accelmark.spec.plugins.framework import RankPlace, collectives_address
 from accelmark.spec.settings.training import Precision
-from accelmark.train.loop.contract import DeviceClock
+from accelmark.train.loop.contract import DeviceClock, LossReader
 
 _FP32_SWITCHES: Final = (
     "fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision",
@@ -162,34 +162,27 @@ def join_ranks(
     return group
 
 
-@final
-class DeviceLosses:
-    """Losses of a device, copied together into pinned memory, without waiting, when the window closes.
+def device_losses(clock: DeviceClock, *, pinned: bool = True, overwritten: bool = False) -> LossReader:
+    """Return the reader of a device's losses: together into pinned memory, without waiting, when the window closes.
 
     ``overwritten``: each step writes its loss to the memory of the one before, as CUDA graphs do where the compiled
     model returns the loss; it is then copied on the device in its own step.
     """
 
-    def __init__(self, clock: DeviceClock, *, pinned: bool = True, overwritten: bool = False) -> None:
-        self._clock, self._pinned, self._overwritten = clock, pinned, overwritten
-
-    def keep(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, which is copied to the host later."""
-        return loss.clone() if self._overwritten else loss
-
-    def fetch(self, losses: list[Any]) -> Callable[[], list[float]]:
-        """Start one asynchronous copy of all losses."""
+    def fetch(losses: list[torch.Tensor]) -> Callable[[], list[float]]:
         stacked = torch.stack([loss.float().reshape(()) for loss in losses])
-        host = torch.empty(len(losses), dtype=torch.float32, pin_memory=self._pinned)
+        host = torch.empty(len(losses), dtype=torch.float32, pin_memory=pinned)
         host.copy_(stacked, non_blocking=True)
-        copied = self._clock.mark()
+        copied = clock.mark()
 
         def read() -> list[float]:
             copied.synchronize()
-            self._clock.release([copied])
+            clock.release([copied])
             return [float(value) for value in host.tolist()]
 
         return read
+
+    return LossReader(fetch, torch.clone) if overwritten else LossReader(fetch)
 
 
 def seed_everything(seed: int) -> None:
