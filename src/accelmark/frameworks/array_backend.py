@@ -32,7 +32,7 @@ from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.settings.training import TYPE_OF_PRECISION, Precision
 from accelmark.spec.tensor_file import Array
-from accelmark.train.batches import Arrays, Batches, SyntheticBatches, log_bad_samples
+from accelmark.train.batches import Arrays, Batches, SyntheticBatches, log_bad_samples, steps_of
 from accelmark.train.case import ArrayCase, Batch, case_class, use_layers
 from accelmark.train.hooks import ArrayHooks, hook_records, load_hooks
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, name_of, reading
@@ -279,7 +279,7 @@ class ArrayBackend(Backend):
         count = self.settings.gradient_accumulation_steps
         batches = log_bad_samples(self._batches.epoch(epoch, skip_steps * count), self._batches, self.log)
         ahead: list[Any] | None = None
-        while len(chosen := list(islice(batches, count))) == count:
+        for chosen in steps_of(batches, count):
             copied = [self.to_device(batch) for batch in chosen]
             if ahead is not None:
                 yield ahead

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import traceback
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from accelmark.spec.job import JobSpec, ProbeJob
+from accelmark.spec.log.events import Event
+from accelmark.spec.log.perflog import EventLog
+from accelmark.spec.log.records import CEILINGS_FILE, Ceilings
+from accelmark.spec.plugins.framework import RankPlace
+from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import end_process, main
-
-if TYPE_CHECKING:
-    from accelmark.spec.job import JobSpec
-    from accelmark.spec.log.perflog import EventLog
-    from accelmark.train.loop.process import StopRequest
 
 
 def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -> int:
-    from accelmark.spec.log.events import Event
-
     try:
         _probe(job)
     except Exception as error:  # noqa: BLE001 - every run ends with FINISHED
@@ -31,17 +31,11 @@ def _run(job: JobSpec, log: EventLog, process_start: float, stop: StopRequest) -
 
 
 def _probe(job: JobSpec) -> None:
-    import platform
-    from datetime import datetime, timezone
-
     import torch
     import torch.distributed as dist
 
     from accelmark.frameworks.pytorch.training.platform import device_name, join_ranks, open_device
     from accelmark.probe.device import best_rates, probe_copies, probe_memory, probe_products, sweep_collectives
-    from accelmark.spec.job import ProbeJob
-    from accelmark.spec.log.records import CEILINGS_FILE, Ceilings
-    from accelmark.spec.plugins.framework import RankPlace
 
     request = job.work
     if not isinstance(request, ProbeJob):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.training.platform import device_functions
+from accelmark.frameworks.pytorch.training.platform import all_gather, reduce_scatter, synchronize
 from accelmark.spec.errors import first_line
 from accelmark.spec.log.records import Collective, CollectiveTiming, Rate
 
@@ -151,17 +151,12 @@ def time_collective(operation: Callable[[], object], device: torch.device, budge
 
 
 def _time_repetitions(operation: Callable[[], object], device: torch.device, repetitions: int) -> float:
-    _synchronize(device)
+    synchronize(device)
     began = time.perf_counter()
     for _ in range(repetitions):
         operation()
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - began
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        device_functions(device).synchronize(device)
 
 
 _KIB: Final = 2**10
@@ -170,9 +165,6 @@ ACCELERATOR_SIZES: Final = (*CPU_SIZES, 1024 * 1024 * _KIB, 4096 * 1024 * _KIB)
 """Bytes; fast interconnects need gigabytes to reach their bandwidth."""
 _MAX_OVER: Final = 4.0
 """No larger size follows a size that took this much longer than its share of the time."""
-_all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""Under the names that they have from PyTorch 2.13 on."""
 
 
 def sweep_collectives(device: torch.device, budget_s: float) -> tuple[CollectiveTiming, ...]:
@@ -212,9 +204,9 @@ def _operation(name: Collective, count: int, device: torch.device) -> Callable[[
     if name == "all_reduce":
         return lambda: dist.all_reduce(whole)
     if name == "all_gather":
-        return lambda: _all_gather(whole, part)
+        return lambda: all_gather(whole, part)
     if name == "reduce_scatter":
-        return lambda: _reduce_scatter(part, whole)
+        return lambda: reduce_scatter(part, whole)
     if name == "all_to_all":
         received = torch.zeros_like(whole)
         return lambda: dist.all_to_all_single(received, whole)

@@ -266,6 +266,12 @@ def log_bad_samples(batches: Iterator[T], source: object, log: EventLog) -> Iter
     return bad.logged(batches, log) if isinstance(bad, BadSamples) else batches
 
 
+def steps_of(batches: Iterator[T], accumulation: int) -> Iterator[list[T]]:
+    """Group batches by optimizer step; an incomplete last group is dropped."""
+    while len(group := list(islice(batches, accumulation))) == accumulation:
+        yield group
+
+
 class ArraySource(Protocol):
     """A data set that is read one sample at a time."""
 

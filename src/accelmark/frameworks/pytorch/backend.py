@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.dropout import _DropoutNd
 
-from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, mover, pinned, steps_of
+from accelmark.frameworks.pytorch.batches import CopyStream, fetched_ahead, mover, pinned
 from accelmark.frameworks.pytorch.case import Batch, Batches, Place, TrainCase
 from accelmark.frameworks.pytorch.hooks import ALLOWED_HOOKS, Hooks, refuse_hooks
 from accelmark.frameworks.pytorch.model import identity
@@ -40,7 +40,7 @@ from accelmark.spec.plugins.framework import RankPlace
 from accelmark.spec.plugins.requirements import installed_versions
 from accelmark.spec.settings.training import TrainSettings
 from accelmark.spec.tensor_file import Array
-from accelmark.train.batches import SyntheticBatches, log_bad_samples
+from accelmark.train.batches import SyntheticBatches, log_bad_samples, steps_of
 from accelmark.train.case import case_class
 from accelmark.train.hooks import hook_records, load_hooks
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory
@@ -460,8 +460,7 @@ class PyTorchBackend(Backend):
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self._device.type != "cpu":
-            platform.device_functions(self._device).synchronize(self._device)
+        platform.synchronize(self._device)
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
         """Start an all-reduce on the CPU, independent of the device."""

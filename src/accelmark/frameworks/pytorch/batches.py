@@ -370,16 +370,6 @@ class CopyStream:
             yield batch
 
 
-def steps_of(batches: Iterator[Batch], accumulation: int) -> Iterator[list[Batch]]:
-    """Group batches by optimizer step; an incomplete last group is dropped."""
-    group: list[Batch] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == accumulation:
-            yield group
-            group = []
-
-
 def fetched_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
     """Yield ``items``, which a thread makes up to ``depth`` ahead; closing it discards the others."""
     with ThreadPoolExecutor(1, "batches") as pool:

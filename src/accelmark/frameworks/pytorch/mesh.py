@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -25,15 +25,13 @@ from accelmark.frameworks.pytorch.case import Batch, PipelineParts, Split, Train
 from accelmark.frameworks.pytorch.model.embedding_tables import EmbeddingTables
 from accelmark.frameworks.pytorch.model.identity import materialize
 from accelmark.frameworks.pytorch.state import AUTOCAST_DTYPES, Training
+from accelmark.frameworks.pytorch.training.platform import all_gather, reduce_scatter
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RequestError
 from accelmark.spec.parallelism import Mesh
 from accelmark.train.loop.contract import StepClock
 
 T = TypeVar("T")
-_all_gather: Final[Callable[..., Any]] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Final[Callable[..., Any]] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""Under the names that they have from PyTorch 2.13 on."""
 
 
 def open_mesh(device: torch.device, mesh: Mesh) -> DeviceMesh:
@@ -395,8 +393,8 @@ class ShardExchange:
         self._begin: Any = None
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(_Timed(_all_gather, self))  # type: ignore[arg-type]
-                reduce = _Timed(_reduce_scatter, self, has_replicas=has_replicas)
+                module.set_custom_all_gather(_Timed(all_gather, self))  # type: ignore[arg-type]
+                reduce = _Timed(reduce_scatter, self, has_replicas=has_replicas)
                 module.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
                 if has_replicas:
                     module.set_all_reduce_hook(self._end_reduction)

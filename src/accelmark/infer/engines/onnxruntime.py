@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, from_numpy
 
-from accelmark.frameworks.pytorch.training.platform import device_functions
+from accelmark.frameworks.pytorch.training.platform import synchronize
 from accelmark.infer.engine import Engine as Base
 from accelmark.infer.engine import EngineRequest, InferenceError, shortened
 from accelmark.infer.onnx_files import fp16_file, int8_file, matrix_types
@@ -167,7 +167,7 @@ class Engine(Base):
             for name, each in zip_strict(self.outputs, outputs):
                 binding.bind_output(name, "cpu", 0, _NUMPY[each.dtype], tuple(each.shape), each.data_ptr())
         if on_device:
-            device_functions(device).synchronize(device)  # PyTorch's copies are on another stream
+            synchronize(device)  # PyTorch's copies are on another stream
         self.session.run_with_iobinding(binding)
         if known is None:
             outputs = [from_numpy(each) for each in binding.copy_outputs_to_cpu()]

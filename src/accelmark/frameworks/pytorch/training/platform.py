@@ -39,11 +39,16 @@ _MODES_OF: Final = {"fp32": ("none", "ieee"), "tf32": ("none", "ieee", "tf32")}
 """Declared precision -> values of those switches that keep it."""
 MEETING_LIMIT: Final = timedelta(seconds=300)
 """How long ranks wait until all have come; later waits for the store have PyTorch's own limit."""
+all_gather: Final[Callable[..., Any]] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Final[Callable[..., Any]] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""Under the names that they have from PyTorch 2.13 on."""
 
 
-def device_functions(device: str | torch.device) -> Any:
-    """Return ``torch.accelerator``; before PyTorch 2.6 the device's module, which has functions of the same names."""
-    return getattr(torch, "accelerator", None) or torch.get_device_module(device)
+def synchronize(device: torch.device) -> None:
+    """Wait for a device, unless it is the CPU."""
+    if device.type != "cpu":  # before PyTorch 2.6, modules of devices have the function
+        functions: Any = getattr(torch, "accelerator", None) or torch.get_device_module(device)
+        functions.synchronize(device)
 
 
 def open_device(job: JobSpec, ranks: RankPlace) -> torch.device:
