@@ -14,7 +14,7 @@ from accelmark.tasks.language.data import BYTE_VALUES, read_windows
 from accelmark.tasks.language.pytorch import NextToken
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 _EPS: Final = 1e-5
 _ROPE_BASE: Final = 10000.0

@@ -22,7 +22,7 @@ from accelmark.train.case import ModelSettings
 from accelmark.train.loop.ends import learning_rate_factor
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 Batch = Mapping[str, Tensor]
 """Named tensors with the samples along the first dimension."""

@@ -15,7 +15,7 @@ from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.metrics import PredictedTokens
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 
 class NextToken(PredictedTokens, TaskFamily):

@@ -32,7 +32,7 @@ from accelmark.tasks.language.pytorch import NextToken
 from accelmark.tasks.text.pytorch import JsonLines, read_tokenizer
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 _NAMES: Final = {
     "num_layers": "num_hidden_layers",

@@ -34,7 +34,7 @@ from accelmark.spec.errors import UNREADABLE, DataError, RequestError, raising
 from accelmark.spec.plugins.requirements import pip_install
 
 if TYPE_CHECKING:
-    from accelmark.frameworks.pytorch.mesh import SequencePart
+    from accelmark.frameworks.pytorch.context_parallel import SequencePart
 
 C = TypeVar("C", bound=PreTrainedConfig)
 CAUSAL: Final = "accelmark_causal"
