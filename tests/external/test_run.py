@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from functools import partial
@@ -77,7 +76,6 @@ def test_a_trainer_that_fails_ends_the_job_with_the_reason(accelmark: Accelmark,
 
 @pytest.mark.heavy
 def test_a_trainer_that_ignores_the_signal_is_killed_and_the_job_cancelled(plugins: Path, tmp_path: Path) -> None:
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
     environment = {**os.environ, "ACCELMARK_PLUGINS": str(plugins), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [str(COMMAND), "train", "signs:slowgrad", "--set", "model.fault=hangs", "--out", "run"]
     with (tmp_path / "output").open("w") as output:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,8 @@ def test_a_resumed_run_continues_with_bitwise_equal_losses(
     """The run is cut off at step 8, in the third epoch of four steps, and goes on from step 6 in the second."""
     settings = {**BASE, **settings}
     whole = run_here(make_job(tmp_path / "whole", settings)).losses()
-    cut = run_here(make_job(tmp_path / "cut", {**settings, "model.fault": "error", "model.fault_at": _call(settings)}))
+    forward_pass = 8 * settings.get("gradient_accumulation_steps", 1)
+    cut = run_here(make_job(tmp_path / "cut", {**settings, "model.fault": "error", "model.fault_at": forward_pass}))
     assert cut.finished().state == "failed"
     resumed = run_here(make_job(tmp_path / "cut", settings, resume=True))
     assert resumed.values("TRAIN_START")[0] == {"global_steps": 6, "epoch": 1, "resumed": True, "total_steps": 14}
@@ -100,11 +100,6 @@ def test_a_run_resumed_from_the_weights_that_reached_its_target_trains_no_furthe
 _checked = partial(with_work, is_checked=True)
 
 
-def _call(settings: dict[str, Any]) -> int:
-    """The forward pass of step 8."""
-    return 8 * int(settings.get("gradient_accumulation_steps", 1))
-
-
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, run_here: RunHere) -> None:
     run_here(make_job(tmp_path, {**BASE, "checkpoint.keep": 2}))
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -157,15 +152,21 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     """AdamW changes weights and state in place meanwhile: the files have those of their step."""
     settings = {**BASE, "optimizer.name": "adamw", "checkpoint.keep": 9}
     whole = run_here(make_job(tmp_path / "waiting", settings))
-    release, written = threading.Event(), torch.save
+    release, written, settle = threading.Event(), torch.save, CheckpointWriter.settle
 
     def slow(value: object, path: Path) -> None:
         if "step000000003" in str(path):
             release.wait(60)
         written(value, path)
 
+    def released(writer: CheckpointWriter) -> None:
+        """Let the write of step 3 go on only when training waits for it, three steps later."""
+        if writer._totals.progress.global_steps > 3:
+            release.set()
+        settle(writer)
+
     monkeypatch.setattr(torch, "save", slow)
-    monkeypatch.setattr(CheckpointWriter, "settle", _releasing(release))
+    monkeypatch.setattr(CheckpointWriter, "settle", released)
     ran = run_here(make_job(tmp_path / "asynchronous", {**settings, "checkpoint.asynchronous": True}))
     assert ran.losses() == whole.losses()
     events = ran.values("CHECKPOINT")
@@ -176,18 +177,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         parts = [tmp_path / each / "checkpoints" / name / "weights.pt" for each in ("waiting", "asynchronous")]
         one, other = (torch.load(part, weights_only=True) for part in parts)
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def _releasing(release: threading.Event) -> Callable[[CheckpointWriter], None]:
-    """Let the write of step 3 go on only when training waits for it, three steps later."""
-    settle = CheckpointWriter.settle
-
-    def released(writer: CheckpointWriter) -> None:
-        if writer._totals.progress.global_steps > 3:
-            release.set()
-        settle(writer)
-
-    return released
 
 
 @pytest.mark.heavy

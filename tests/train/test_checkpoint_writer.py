@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,16 @@ class Writing:
         return values
 
 
-def train(
+Train = Callable[..., tuple[CheckpointHashes, list[str]]]
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Return a function that trains so many steps in an empty directory."""
+    return partial(_train, tmp_path, monkeypatch)
+
+
+def _train(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     steps: int,
@@ -85,8 +96,8 @@ def number(name: str | None) -> int:
     return int(name.removeprefix("step")) if name is not None else 0
 
 
-def test_pairs_cover_all_of_training_where_writing_is_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 1000)
+def test_pairs_cover_all_of_training_where_writing_is_cheap(train: Train) -> None:
+    hashes, left = train(1000)
     steps = [(number(start), number(end)) for start, end in hashes.pairs]
     assert steps[0] == (0, FIRST_STEPS)
     assert all(end == start for (_, end), (start, _) in itertools.pairwise(steps))
@@ -97,10 +108,8 @@ def test_pairs_cover_all_of_training_where_writing_is_cheap(tmp_path: Path, monk
     assert 0.001 * len(left) < 0.004 * 10
 
 
-def test_expensive_checkpoints_are_written_in_pairs_at_a_distance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 4000, write_s=0.02)
+def test_expensive_checkpoints_are_written_in_pairs_at_a_distance(train: Train) -> None:
+    hashes, left = train(4000, write_s=0.02)
     steps = [(number(start), number(end)) for start, end in hashes.pairs]
     assert len(steps) >= 4
     assert {end - start for start, end in steps[1:-1]} <= {MOST_STEPS}
@@ -109,8 +118,8 @@ def test_expensive_checkpoints_are_written_in_pairs_at_a_distance(
     assert 0.02 * (len(left) - 3) < 0.004 * 40
 
 
-def test_pairs_stay_within_their_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes, _ = train(tmp_path, monkeypatch, 2000, size=2**18, **{"checkpoint.replay_mib": 2})
+def test_pairs_stay_within_their_disk_space(train: Train) -> None:
+    hashes, _ = train(2000, size=2**18, **{"checkpoint.replay_mib": 2})
     assert 2 <= len(hashes.pairs) <= 8
     assert hashes.num_bytes <= 2 * 2**20 + 2 * 2**18, "the final one in addition"
     assert number(hashes.pairs[-1][1]) > 1000, "spread over all of training"
@@ -127,35 +136,30 @@ def test_pairs_stay_within_their_disk_space(tmp_path: Path, monkeypatch: pytest.
     ids=["too large", "no space", "target", "short"],
 )
 def test_pairs_are_left_out_with_the_reason_and_final_and_target_weights_kept(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    train: Train,
     steps: int,
     options: dict[str, Any],
     pairs: list[tuple[int, int]],
     left: list[int],
     reason: str | None,
 ) -> None:
-    hashes, names = train(tmp_path, monkeypatch, steps, **options)
+    hashes, names = train(steps, **options)
     assert [(number(start), number(end)) for start, end in hashes.pairs] == pairs
     assert [number(name) for name in names] == left
     assert hashes.reason == reason if reason is None else reason in (hashes.reason or "")
     assert (number(hashes.claimed), number(hashes.final)) == (options.get("claimed", 0), steps)
 
 
-def test_checkpoints_to_resume_from_are_removed_but_those_of_pairs_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 100, **{"checkpoint.every_steps": 3, "checkpoint.keep": 2})
+def test_checkpoints_to_resume_from_are_removed_but_those_of_pairs_kept(train: Train) -> None:
+    hashes, left = train(100, **{"checkpoint.every_steps": 3, "checkpoint.keep": 2})
     assert {"step000000096", "step000000099"} <= set(left)
     assert set(left) == {*hashes.sha256, "step000000096", "step000000099"}
 
 
 @pytest.mark.parametrize(("every", "resumed"), [(None, 40), (3, 69)])
-def test_a_resumed_training_continues_the_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, resumed: int
-) -> None:
+def test_a_resumed_training_continues_the_pairs(train: Train, every: int | None, resumed: int) -> None:
     settings: dict[str, Any] = {"checkpoint.every_steps": every, "end.max_steps": 100}
-    hashes, left = train(tmp_path, monkeypatch, 100, cut=71, claimed=31, **settings)
+    hashes, left = train(100, cut=71, claimed=31, **settings)
     all_steps = [(number(start), number(end)) for start, end in hashes.pairs]
     assert [start % 8 for start, end in all_steps if end == 31] == [0], "one ends in the weights that are evaluated"
     steps = [(start, end) for start, end in all_steps if end != 31]
@@ -167,8 +171,8 @@ def test_a_resumed_training_continues_the_pairs(
     assert set(hashes.sha256) <= set(left)
 
 
-def test_pairs_of_a_checkpoint_that_was_lost_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes, left = train(tmp_path, monkeypatch, 100, cut=90, lost=8)
+def test_pairs_of_a_checkpoint_that_was_lost_are_not_continued(train: Train) -> None:
+    hashes, left = train(100, cut=90, lost=8)
     assert number(hashes.pairs[0][0]) == 40
     assert sorted(hashes.sha256) == left
     assert hashes.pairs[-1][1] == "step000000100"

@@ -27,23 +27,18 @@ def written(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("content", [b"one\n\xc3\xa9t\xc3\xa9\r\n\nlast\n", b"one\n\xc3\xa9t\xc3\xa9\r\n\nlast"])
-def test_lines_are_found_with_and_without_a_last_end(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("chunk", [3, 1 << 24])
+def test_lines_are_found_with_and_without_a_last_end_and_across_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, chunk: int
+) -> None:
+    monkeypatch.setattr("accelmark.tasks.text.pytorch._CHUNK", chunk)
     lines = Lines(written(tmp_path / "a", content))
     assert [lines.text(index) for index in range(len(lines))] == ["one", "été", "", "last"]
 
 
-def test_lines_across_chunks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelmark.tasks.text.pytorch._CHUNK", 3)
-    lines = Lines(written(tmp_path / "a", b"ab\ncdef\n\ng\n"))
-    assert [lines.text(index) for index in range(len(lines))] == ["ab", "cdef", "", "g"]
-
-
-def test_a_table_gives_the_columns_asked_for(tmp_path: Path) -> None:
+def test_tables_parallel_files_and_json_lines_give_rows(tmp_path: Path) -> None:
     table = Table(written(tmp_path / "a.tsv", b"id\tsentence\tlabel\n7\tgood\t1\n"), ["sentence", "label"])
     assert (len(table), table.row(0)) == (1, ("good", "1"))
-
-
-def test_parallel_files_and_json_lines_give_rows(tmp_path: Path) -> None:
     paths = [written(tmp_path / name, text) for name, text in (("a.en", b"one\ntwo\n"), ("a.de", b"eins\nzwei\n"))]
     assert Parallel(paths).row(1) == ("two", "zwei")
     path = written(tmp_path / "a.jsonl", b'{"article": "a", "highlights": "b", "id": "x"}\n')
@@ -51,15 +46,11 @@ def test_parallel_files_and_json_lines_give_rows(tmp_path: Path) -> None:
     assert lines.row(0) == ("b",)
 
 
-def recordings(root: Path, transcript: str) -> Path:
-    folder = root / "test-clean" / "19" / "198"
-    written(folder / "19-198.trans.txt", transcript.encode())
-    save_tone(folder / "19-198-0000.wav", ["ONE", "TEN"])
-    return root
-
-
 def test_recordings_are_found_with_their_transcripts(tmp_path: Path) -> None:
-    found = Recordings(recordings(tmp_path, "19-198-0000 ONE TEN\n"), ["test-clean"])
+    folder = tmp_path / "test-clean" / "19" / "198"
+    written(folder / "19-198.trans.txt", b"19-198-0000 ONE TEN\n")
+    save_tone(folder / "19-198-0000.wav", ["ONE", "TEN"])
+    found = Recordings(tmp_path, ["test-clean"])
     assert (len(found), found.row(0), found.audio(0).shape) == (1, ("ONE TEN",), (6400,))
     with pytest.raises(DataError, match=r"19-198-0000\.wav: lasts 0\.4 s; expected at most 0\.3 s"):
         found.audio(0, 0.3)
