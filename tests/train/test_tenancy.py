@@ -50,7 +50,6 @@ def carried(job: JobSpec, heard: Heard, control: dist.ProcessGroup | None = None
         heard,
         RunTotals(process_start=time.monotonic(), job=train),
         StopRequest(wanted=False),
-        Path("checkpoints"),
         heard.evaluated,
     )
     assert done.backend is not None

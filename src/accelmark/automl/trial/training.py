@@ -323,7 +323,7 @@ class _Trial:
 
     def run(self) -> records.TrialEnded:
         totals = RunTotals(process_start=self.began, job=self.work)
-        training = run_training(self.work, self._open, self, totals, self, Path("checkpoints"), self.evaluated)
+        training = run_training(self.work, self._open, self, totals, self, self.evaluated)
         end, backend = training.end, training.backend
         finished = totals.finished(end)
         if finished.global_steps > self.steps:  # a part of an epoch

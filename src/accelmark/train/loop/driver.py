@@ -7,13 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, Optional, final
 
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.job import TrainJob
 from accelmark.spec.log.events import Evaluation, Event
-from accelmark.spec.log.perflog import EventLog
 from accelmark.spec.plugins.framework import RankPlace
 from accelmark.train.loop.checkpoint_writer import CheckpointWriter
 from accelmark.train.loop.contract import Backend, Progress
@@ -31,20 +29,13 @@ Observer = Callable[[Evaluation], Optional[End]]
 
 @final
 class Driver:
-    """Trains to an end; totals go to ``totals``, each window of steps to ``log``, checkpoints to ``directory``."""
+    """Trains to an end; totals go to ``totals``, windows of steps to the log of ``backend``."""
 
     def __init__(
-        self,
-        job: TrainJob,
-        backend: Backend,
-        log: EventLog,
-        totals: RunTotals,
-        stop: Stop,
-        directory: Path,
-        observer: Observer | None = None,
+        self, job: TrainJob, backend: Backend, totals: RunTotals, stop: Stop, observer: Observer | None = None
     ) -> None:
-        self._job, self._settings, self._backend = job, job.settings, backend
-        self._log, self._totals, self._stop, self._observer = log, totals, stop, observer
+        self._job, self._settings, self._backend, self._log = job, job.settings, backend, backend.log
+        self._totals, self._stop, self._observer = totals, stop, observer
         self._window = Window(backend.clock, backend.losses)
         most_steps = job.settings.log_every_steps
         self._agreement = Agreement(backend.exchange_max, most_steps) if backend.world_size > 1 else None
@@ -57,7 +48,7 @@ class Driver:
         self._learning_rate = 0.0
         self._nonfinite_step: int | None = None
         self._evaluated_step = -1
-        self._checkpoints = CheckpointWriter(job, backend, directory, log, totals)
+        self._checkpoints = CheckpointWriter(job, backend, backend.job.checkpoint_dir, backend.log, totals)
         self._first_step = 0
         self._deadline_ns = math.inf
         self._check_at = 0

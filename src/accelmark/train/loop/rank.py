@@ -76,7 +76,7 @@ def run_rank(job: JobSpec, log: EventLog, process_start: float, stop: StopReques
         place = RankPlace.from_environment()
         outcome = run_work(backend, lambda opened: take_first_steps(work, opened, place), log, totals)
     else:
-        outcome = run_training(train, backend, log, totals, stop, job.checkpoint_dir)
+        outcome = run_training(train, backend, log, totals, stop)
     stop.finish()
     totals.write_finished(outcome.end, log)
     if outcome.backend is not None:
@@ -135,13 +135,12 @@ def run_training(
     log: EventLog,
     totals: RunTotals,
     stop: Stop,
-    directory: Path,
     observer: Observer | None = None,
 ) -> RankOutcome:
-    """Train with checkpoints in ``directory``, and turn every error into an end; the caller writes FINISHED."""
+    """Train, and turn every error into an end; the caller writes FINISHED."""
 
     def body(backend: Backend) -> End:
-        end = Driver(train, backend, log, totals, stop, directory, observer).run()
+        end = Driver(train, backend, totals, stop, observer).run()
         backend.trained()
         return end
 
