@@ -6,7 +6,6 @@ import copy
 import itertools
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,49 +46,47 @@ Train = Callable[..., tuple[CheckpointHashes, list[str]]]
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Return a function that trains so many steps in an empty directory."""
-    return partial(_train, tmp_path, monkeypatch)
+    """Return a function that trains in an empty directory."""
 
+    def run(
+        steps: int,
+        *,
+        write_s: float = 0.001,
+        size: int = 1000,
+        claimed: int | None = None,
+        cut: int | None = None,
+        lost: int = 0,
+        **settings: Any,
+    ) -> tuple[CheckpointHashes, list[str]]:
+        """Take steps of 10 ms by a clock of its own; returns what was logged, and the directories that are left.
 
-def _train(
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    steps: int,
-    *,
-    write_s: float = 0.001,
-    size: int = 1000,
-    claimed: int | None = None,
-    cut: int | None = None,
-    lost: int = 0,
-    **settings: Any,
-) -> tuple[CheckpointHashes, list[str]]:
-    """Take steps of 10 ms by a clock of its own; returns what was logged, and the directories that are left.
+        Training is cut off after the step ``cut``, and resumed from its newest checkpoint without that of ``lost``.
+        """
+        clock = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: clock[0])
+        job = make_job(tmp_path, {"end.max_steps": steps, **settings})
+        assert isinstance(job.work, TrainJob)
+        backend: Any = Writing(tmp_path / "c", clock, write_s, size)
+        work, log = job.work.model_copy(update={"is_checked": True}), Events()
+        for end in filter(None, (cut, steps)):
+            if lost and backend.newest.global_steps:
+                shutil.rmtree(tmp_path / "c" / f"step{lost:09d}")
+            totals = RunTotals(process_start=0.0, train_start=clock[0], progress=backend.newest)
+            writer = CheckpointWriter(work, backend, tmp_path / "c", log, totals)
+            writer.start()
+            for step in range(totals.progress.global_steps + 1, end + 1):
+                clock[0] += 0.01
+                totals.progress.global_steps = step
+                assert writer.next_due(step - 1) >= step, "no checkpoint was missed"
+                if writer.is_due(step):
+                    writer.save_due()
+                if step == claimed:
+                    writer.save_target_checkpoint()
+        writer.finish()
+        (hashes,) = log.values(Event.CHECKPOINTS_HASHED)
+        return hashes, sorted(path.name for path in (tmp_path / "c").iterdir())
 
-    Training is cut off after the step ``cut``, and resumed from its newest checkpoint without that of ``lost``.
-    """
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    job = make_job(directory, {"end.max_steps": steps, **settings})
-    assert isinstance(job.work, TrainJob)
-    backend: Any = Writing(directory / "c", clock, write_s, size)
-    work, log = job.work.model_copy(update={"is_checked": True}), Events()
-    for end in filter(None, (cut, steps)):
-        if lost and backend.newest.global_steps:
-            shutil.rmtree(directory / "c" / f"step{lost:09d}")
-        totals = RunTotals(process_start=0.0, train_start=clock[0], progress=backend.newest)
-        writer = CheckpointWriter(work, backend, directory / "c", log, totals)
-        writer.start()
-        for step in range(totals.progress.global_steps + 1, end + 1):
-            clock[0] += 0.01
-            totals.progress.global_steps = step
-            assert writer.next_due(step - 1) >= step, "no checkpoint was missed"
-            if writer.is_due(step):
-                writer.save_due()
-            if step == claimed:
-                writer.save_target_checkpoint()
-    writer.finish()
-    (hashes,) = log.values(Event.CHECKPOINTS_HASHED)
-    return hashes, sorted(path.name for path in (directory / "c").iterdir())
+    return run
 
 
 def number(name: str | None) -> int:

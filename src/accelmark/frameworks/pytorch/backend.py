@@ -354,7 +354,7 @@ class PyTorchBackend(Backend):
 
             self.own_end = ShardExchange(wrapped, self.clock, has_replicas=(mesh.dp or 1) > 1).take
         directory = CheckpointDirectory(self.job.checkpoint_dir, self.place, self.exchange_max)
-        self.checkpoints = Checkpoints(directory, self.settings, training, case.place, self.place)
+        self.checkpoints = Checkpoints(directory, case, training, self.place)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Batch]]:
         """Yield the batches of each optimizer step, prefetched and pinned where the device is not the CPU."""

@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map_only
 
-from accelmark.frameworks.pytorch.case import Place
+from accelmark.frameworks.pytorch.case import TrainCase
 from accelmark.frameworks.pytorch.state import Training, local
 from accelmark.frameworks.pytorch.training.platform import random_state, restore_random_state, seed_everything
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError
 from accelmark.spec.log.events import UpdateSquares
 from accelmark.spec.plugins.framework import RankPlace
-from accelmark.spec.settings.training import TrainSettings
 from accelmark.train.batches import seed_of
 from accelmark.train.loop.checkpoint_writer import CheckpointDirectory, name_of, reading
 from accelmark.train.loop.contract import ForeignStateError, Progress
@@ -49,22 +48,15 @@ class Checkpoints:
     which ranks of another mesh can read where all hosts share the directory.
     """
 
-    def __init__(
-        self,
-        directory: CheckpointDirectory,
-        settings: TrainSettings,
-        training: Training,
-        place: Place,
-        ranks: RankPlace,
-    ) -> None:
-        self._directory, self.newest = directory, directory.newest
-        self._settings, self._training, self._place, self._device = settings, training, place, place.device
+    def __init__(self, directory: CheckpointDirectory, case: TrainCase, training: Training, ranks: RankPlace) -> None:
+        self._directory, self.newest, self._training = directory, directory.newest, training
+        self._settings, self._place, self._device = case.settings, case.place, case.place.device
         self._rank, self._world = ranks.rank, ranks.world_size
         self._planned = copy.deepcopy((training.optimizer_state()["param_groups"], training.schedule.state_dict()))
         """Hyperparameters and schedule as they were built, before the first step."""
         self._own_state: list[str] | None = None
         """Names of the state of the case's optimizer, before another one's was loaded; empty before the first step."""
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if settings.checkpoint.asynchronous else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if case.settings.checkpoint.asynchronous else None
         self._writing: Future[float] | None = None
         """A write in the thread; a process that ends before leaves the checkpoint incomplete."""
         self._stager: Any = None
