@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ WALL_MS = 1_790_000_000_000.0
 INIT_MS = 2_000.0
 """From the start of the process to TRAIN_START."""
 
-CHIP = Chip(
-    name="X1", variant="Pod", device_name="Acme X1 Pod", peaks=Peaks(fp32=10.0, bf16=100.0), source="made up for tests"
-)
+PEAKS = Peaks(fp32=10.0, bf16=100.0)
+CHIP = Chip(name="X1", variant="Pod", device_name="Acme X1 Pod", peaks=PEAKS, source="made up for tests")
+TARGET = Target(metric="accuracy", direction="at_least", value=0.9, why="made up for tests")
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class Made:
     metrics: tuple[float, ...] = (0.5, 0.95)
     batch_size: int = 8
     units_per_sample: int = 16
-    target: Target | None = field(
-        default_factory=lambda: Target(metric="accuracy", direction="at_least", value=0.9, why="made up for tests")
-    )
+    target: Target | None = TARGET
     precision: str = "bf16"
     device_type: str = "acme"
     hardware: str = "X1"
@@ -147,14 +145,8 @@ def make_round(round_dir: Path, made: Made, number: int = 1) -> JobSpec:
 
 
 def perflog(event: str, value: dict[str, Any], mono_ms: float, rank: int) -> str:
-    metadata = {
-        "file": "made.py",
-        "lineno": 1,
-        "time_ms": WALL_MS + mono_ms - BOOT_MS,
-        "mono_ms": mono_ms,
-        "rank": rank,
-    }
-    return encode_line(event, value, metadata) + "\n"
+    clocks = {"time_ms": WALL_MS + mono_ms - BOOT_MS, "mono_ms": mono_ms}
+    return encode_line(event, value, {"file": "made.py", "lineno": 1, **clocks, "rank": rank}) + "\n"
 
 
 def rank_events(made: Made, rank: int, number: int = 1) -> Any:
@@ -175,11 +167,8 @@ def rank_events(made: Made, rank: int, number: int = 1) -> Any:
             step_ms[0] = made.first_step_ms
         if made.jitter and window % 17 == 0:
             step_ms[-1] *= 1.8
-        losses = [
-            4 * math.exp(-(first + i + 1) / (made.windows * made.steps_per_window) * 3)
-            + made.jitter * noise.gauss(0, 0.05)
-            for i in range(made.steps_per_window)
-        ]
+        exact = (4 * math.exp(-(at + 1) / (made.windows * made.steps_per_window) * 3) for at in range(first, steps))
+        losses = [loss + made.jitter * noise.gauss(0, 0.05) for loss in exact]
         wall = sum(step_ms) + made.data_wait_ms * made.steps_per_window
         clock += wall
         samples += made.steps_per_window * made.batch_size * world
@@ -254,21 +243,14 @@ def _job(made: Made, number: int) -> JobSpec:
 def write_telemetry(path: Path, made: Made, end_ms: float, noise: random.Random) -> None:
     begin, end = BOOT_MS / 1e3 - 1.0, end_ms / 1e3 + 1.0
     infos = [{"index": i, "name": "Acme X1 Pod", "memory_total_mib": 65536.0, "reasons": {}} for i in range(made.nproc)]
-    reasons = {"power_w": "no management controller"} | (
-        {} if made.rapl else {"rapl_j": "there is no powercap interface"}
-    )
+    no_rapl = {} if made.rapl else {"rapl_j": "there is no powercap interface"}
+    reasons = {"power_w": "no management controller"} | no_rapl
     if made.device_type == "cpu":
         infos = []
-    header = {
-        "schema_version": 1,
-        "vendor": "acme",
-        "interval_s": made.interval_s,
-        "devices": infos,
-        "reasons": reasons,
-    }
+    header = {"schema_version": 1, "vendor": "acme", "interval_s": made.interval_s, "devices": infos}
     count = int((end - begin) / made.interval_s) + 1
     with path.open("w") as file:
-        file.write(json.dumps({"header": header}) + "\n")
+        file.write(json.dumps({"header": header | {"reasons": reasons}}) + "\n")
         for i in range(count):
             t = begin + i * made.interval_s
             training = BOOT_MS + INIT_MS <= t * 1e3 <= end_ms - 100

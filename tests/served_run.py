@@ -158,15 +158,11 @@ def make_served_run(run_dir: Path, served: Served, change: Change = list) -> Pat
     lines.append(perflog("FINISHED", served.ended.model_dump(mode="json"), 1e3 * clock_s, 0))
     (node / "rank0.out.log").write_text("".join(lines))
     (node / "requests.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in change(records)))
+    compared = [record for record in records if record.stage >= 0][: job_settings(served).num_compared]
+    agreeing = round(100 * served.agreement)
     answers = (
-        Answer(
-            stage=record.stage,
-            number=record.number,
-            prompt=record.prompt,
-            num_tokens=100,
-            num_agreeing=round(100 * served.agreement),
-        )
-        for record in [record for record in records if record.stage >= 0][: job_settings(served).num_compared]
+        Answer(stage=one.stage, number=one.number, prompt=one.prompt, num_tokens=100, num_agreeing=agreeing)
+        for one in compared
     )
     (node / "answers.jsonl").write_text("".join(answer.model_dump_json() + "\n" for answer in answers))
     (node / "scores.jsonl").write_text("".join(score.model_dump_json() + "\n" for score in served.scores))
@@ -182,11 +178,8 @@ def job_settings(served: Served) -> ServeSettings:
 
 def serve_job(served: Served) -> JobSpec:
     settings = job_settings(served)
-    declared = {
-        "options": {"draft": None},
-        "flags": {"server_options.draft": ["--draft", "{value}"]},
-        "facts": {"speculative_decoding": "draft"},
-    }
+    flags = {"server_options.draft": ["--draft", "{value}"]}
+    declared = {"options": {"draft": None}, "flags": flags, "facts": {"speculative_decoding": "draft"}}
     named = {"name": "toy", "title": "Toy", "command": ("toy",), "tried": "no"}
     server = ServerSpec.model_validate(named | declared) if settings.endpoint is None else None
     return JobSpec(

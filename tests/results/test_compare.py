@@ -20,7 +20,6 @@ from accelmark.results.comparison import compare, context_lines
 from accelmark.results.figures import FigureName
 from accelmark.results.prices import Prices, costs_of, read_prices
 from accelmark.results.schema import Figure, InferenceRound
-from accelmark.results.sources import open_sources
 from accelmark.results.statistics import mean_difference
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError, SpecError
@@ -99,9 +98,7 @@ def test_one_round_cannot_be_judged(tmp_path: Path) -> None:
         ({"nproc": 2}, "1 host × 2 devices, baseline 1 host × 1 device"),
     ],
 )
-def test_incomparable_runs_are_refused_and_marked_when_forced(
-    tmp_path: Path, changes: dict[str, object], reason: str
-) -> None:
+def test_incomparable_runs_are_refused_unless_forced(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
     runs = [loaded(tmp_path / "a"), loaded(tmp_path / "b", **changes)]
     with pytest.raises(RequestError, match=reason):
         compare(runs)
@@ -148,20 +145,6 @@ def test_cases_that_only_one_run_has_are_named(tmp_path: Path) -> None:
         compare([loaded(tmp_path / "a"), loaded(tmp_path / "b", model="other")])
 
 
-def test_a_directory_of_runs_expands_to_its_runs(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        measured_run(tmp_path / "many" / name, rounds=1)
-    (tmp_path / "many" / "half").mkdir()
-    (tmp_path / "many" / "half" / "plan.json").write_text("{}")
-    (tmp_path / "file.txt").touch()
-    runs, (problem,) = open_sources([tmp_path / "many"])
-    assert [run.summary.run for run in runs] == ["a", "b"]
-    assert "in progress, or was interrupted" in problem
-    for name in ("gone", "file.txt"):
-        with pytest.raises(RequestError, match="is no run"):
-            open_sources([tmp_path / name])
-
-
 def together(*runs: LoadedRun) -> LoadedRun:
     """One run with the cases of several."""
     cases = tuple(case for run in runs for case in run.summary.cases)
@@ -177,11 +160,8 @@ def inferred(path: Path, engine: str, batch_size: int, precision: str = "fp32") 
     variant = f"{engine} {precision} batch {batch_size}"
     moved = {f"{variant}/{name}": result for name, result in run.rounds.items()}
     case = case.model_copy(update={"task": "infer", "variant": variant, "rounds": tuple(moved)})
-    return replace(
-        run,
-        summary=run.summary.model_copy(update={"cases": (case,)}),
-        rounds={name: result.model_copy(update={"task": "infer", "inference": told}) for name, result in moved.items()},
-    )
+    rounds = {name: one.model_copy(update={"task": "infer", "inference": told}) for name, one in moved.items()}
+    return replace(run, summary=run.summary.model_copy(update={"cases": (case,)}), rounds=rounds)
 
 
 def test_cases_are_paired_by_similarity_independent_of_order(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Every figure against numbers that can be worked out by hand from ``Made``'s defaults.
 
 100 steps of 9 ms and 1 ms of waiting: 1 s of training. Two evaluations of 0.5 s: 2 s raw. 2 s before TRAIN_START,
-0.1 s after TRAIN_END. 100 steps x 8 samples x 16 tokens = 12 800 tokens a rank.
+0.1 s after TRAIN_END. 100 steps x 8 samples x 16 tokens = 12 800 tokens a rank. Requests are of a simulated queue.
 """
 
 from __future__ import annotations
@@ -22,18 +22,28 @@ from accelmark.results.figures import FigureName as F
 from accelmark.results.figures import figures_of
 from accelmark.results.read.rank_log import Attempt, RankEnd, TrainLog, _add_window
 from accelmark.results.read.telemetry import Samples, read_samples
-from accelmark.results.rounds import consumption
+from accelmark.results.rounds import consumption, load
 from accelmark.results.rounds.consumption import Series, device_memory, energy, telemetry_series
 from accelmark.results.rounds.inference import invalid_reasons, mfu, percentile, phase_figures
+from accelmark.results.rounds.load import SteadyWindow, read_requests
 from accelmark.results.rounds.summary import round_result
 from accelmark.results.rounds.timeline import WarmUp, histogram, thin, warm_up
 from accelmark.results.rounds.training import slow_steps
-from accelmark.results.schema import Figure, RoundResult
+from accelmark.results.schema import Figure, RoundResult, ServingRound, ServingStage
 from accelmark.spec.job import InferJob
 from accelmark.spec.log.events import StepWindow
-from accelmark.spec.log.inference import AnswerCheck, ForwardWindow, RepeatCheck
+from accelmark.spec.log.inference import (
+    AnswerCheck,
+    ForwardWindow,
+    LoadStage,
+    RepeatCheck,
+    RequestRecord,
+    ServeFinished,
+)
 from accelmark.spec.settings.inference import InferSettings, Reference
+from accelmark.spec.settings.serving import ServeSettings
 from tests.made_run import Made, change_json, change_lines, make_run
+from tests.served_run import ROUND, Queue, Served, Stage, make_served_run
 
 RECORDED = Path(__file__).parent / "recorded"
 UNKNOWN = "the peak of the device 'Acme X1 Pod' is unknown: vendor nvidia does not describe this chip"
@@ -104,10 +114,7 @@ def test_slow_steps_are_attributed_where_the_cause_was_seen() -> None:
 def test_memory_of_a_device_is_that_of_the_ranks_where_the_driver_reports_it() -> None:
     columns = {"memory_used_mib": array("d", [60_000.0, 66_387.0])}
     hosts = {"a": (Samples(t=array("d", [0.0, 1.0]), devices={0: columns}), ((0.0, 1.0),))}
-    assert device_memory(hosts, "cuda") == (
-        66_387.0,
-        "of the whole device, memory of other processes included",
-    )
+    assert device_memory(hosts, "cuda") == (66_387.0, "of the whole device, memory of other processes included")
     columns["rank_memory_mib"] = array("d", [math.nan, 700.0])
     assert device_memory(hosts, "cuda") == (700.0, None)
 
@@ -362,11 +369,9 @@ def test_power_that_never_varies_is_not_published(count: int, is_published: bool
     assert is_published or found.reason == "device 0: all 6 readings of power are 12 W, idle and busy"
 
 
-def _window(
-    items: tuple[int, ...], latency_ms: tuple[float, ...], wall_ms: float, other_ms: float = 0
-) -> ForwardWindow:
+def _window(items: tuple[int, ...], took_ms: tuple[float, ...], wall_ms: float, other_ms: float = 0) -> ForwardWindow:
     return ForwardWindow(
-        phase="inference", pass_number=1, items=items, latency_ms=latency_ms,
+        phase="inference", pass_number=1, items=items, latency_ms=took_ms,
         not_inference_ms=(other_ms,) + (0.0,) * (len(items) - 1), wall_ms=wall_ms, nonfinite_batches=0,
     )  # fmt: skip
 
@@ -400,44 +405,235 @@ def test_mfu_needs_flops_and_a_peak() -> None:
 
 
 def _reasons(**changed: object) -> tuple[str, ...]:
-    infer = InferJob(
-        unit="image",
-        metric="top1",
-        tolerance=0.005,
-        reference=Reference(value=0.9, within=0.01, source="a paper"),
-        settings=InferSettings(batch_size=8),
-        parameters={},
-    )
+    paper, batches = Reference(value=0.9, within=0.01, source="a paper"), InferSettings(batch_size=8)
+    infer = InferJob(unit="image", metric="top1", tolerance=0.005, reference=paper, settings=batches, parameters={})
     given: dict[str, object] = {
         "validation": 0.9, "inference": 0.899, "is_partial": False, "nonfinite_batches": 0, "repeat_check": None,
     }  # fmt: skip
     return invalid_reasons(infer, **(given | changed))  # type: ignore[arg-type]
 
 
-def test_the_metrics_of_the_same_inputs_are_compared() -> None:
-    same = {"num_items": 0, "median_error": None, "worst_error": None, "top1_agreement": None}
-    answers = AnswerCheck(**same, framework_metrics={"top1": 0.899}, engine_metrics={"top1": 0.880})
-    (reason,) = _reasons(answers=answers)
-    assert reason.startswith("top1 is 0.8800 in the engine on the same inputs and 0.8990 in the framework")
-    assert _reasons() == _reasons(validation=None) == ()
-    right = answers.model_copy(update={"engine_metrics": {"top1": 0.899}})
-    assert _reasons(answers=right) == ()
-    (reason,) = _reasons(answers=right, inference=0.88)
-    assert reason.startswith("top1 is 0.8800 in the engine on all inputs")
+SAME = AnswerCheck(
+    num_items=0, median_error=None, worst_error=None, top1_agreement=None, framework_metrics={"top1": 0.899},
+    engine_metrics={"top1": 0.880},
+)  # fmt: skip
+RIGHT = SAME.model_copy(update={"engine_metrics": {"top1": 0.899}})
+CACHED = RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"inference": 0.89}, "a difference of more than 0.005"),
-        ({"inference": math.nan}, "is not finite"),
-        ({"nonfinite_batches": 2}, "2 batches have NaN"),
-        ({"validation": 0.8, "inference": 0.8}, "(a paper)"),
-        (
-            {"repeat_check": RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=True, num_batches=8)},
-            "cached",
-        ),
+        ({"answers": SAME}, ["top1 is 0.8800 in the engine on the same inputs and 0.8990 in the framework"]),
+        ({"answers": RIGHT, "inference": 0.88}, ["top1 is 0.8800 in the engine on all inputs"]),
+        ({"inference": 0.89}, ["a difference of more than 0.005"]),
+        ({"inference": math.nan}, ["is not finite", "a difference of more"]),
+        ({"nonfinite_batches": 2}, ["2 batches have NaN"]),
+        ({"validation": 0.8, "inference": 0.8}, ["(a paper)"]),
+        ({"repeat_check": CACHED}, ["cached"]),
+        ({}, []),
+        ({"validation": None}, []),
+        ({"answers": RIGHT}, []),
     ],
 )
-def test_each_reason_makes_a_run_invalid(changed: dict[str, object], words: str) -> None:
-    assert any(words in reason for reason in _reasons(**changed))
+def test_each_reason_makes_a_run_invalid(changed: dict[str, object], words: list[str]) -> None:
+    assert all(word in reason for word, reason in zip(words, _reasons(**changed), strict=True))
+
+
+STEADY = Queue(slots=4, service_s=lambda noise: 0.2, prefill_share=0.25, tokens=16)
+"""Every request takes 0.2 s in its slot: TTFT 50 ms, TPOT 10 ms."""
+
+
+def record(number: int, due: float, first: float, end: float, **changed: Any) -> RequestRecord:
+    values: dict[str, Any] = {
+        "stage": 0, "number": number, "prompt": number, "due_s": due, "sent_s": due, "first_s": first, "end_s": end,
+        "gaps_us": (), "status": "ok", "requested_tokens": 5, "output_tokens": 5, "input_tokens": 10,
+    }  # fmt: skip
+    return RequestRecord.model_validate(values | changed)
+
+
+def stage_of(tmp_path: Path, records: list[RequestRecord]) -> ServingStage:
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(each.model_dump_json() + "\n" for each in records))
+    requests, report = read_requests(path)
+    assert report.malformed == 0
+    ended = LoadStage(
+        stage=0, arrival="poisson", concurrency=None, rate=None, begin_mono_s=0.0, duration_s=10.0,
+        num_requests=len(records), lag_p50_ms=None, lag_p99_ms=None, client_cpu_share=0.0,
+    )  # fmt: skip
+    return load.measured_stage(requests, ended, ServeSettings(), 2, None)
+
+
+def result(tmp_path: Path, served: Served) -> RoundResult:
+    return round_result(make_served_run(tmp_path / "run", served) / ROUND)
+
+
+def load_of(tmp_path: Path, served: Served) -> tuple[RoundResult, ServingRound]:
+    found = result(tmp_path, served)
+    assert found.serving is not None
+    return found, found.serving
+
+
+def test_malformed_lines_are_counted_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    good = record(0, 0.0, 0.1, 0.2, gaps_us=(10, 20)).model_dump_json()
+    path.write_text(f'{good}\n{{"stage": 0}}\n{good[:-20]}\n{good.replace("due_s", "dew_s")}\n{good}\n')
+    requests, report = read_requests(path)
+    assert len(requests) == 2
+    assert requests.gaps_us.tolist() == [10, 20, 10, 20]
+    assert report.malformed == 3
+    assert report.first_problem.startswith("line 2: number: is missing")
+
+
+def test_latencies_count_from_when_a_request_was_due(tmp_path: Path) -> None:
+    records = [record(at, at, at + 0.5, at + 0.9, sent_s=at + 0.2, gaps_us=(100_000,) * 4) for at in range(11)]
+    stage = stage_of(tmp_path, records)
+    medians = {name: found.at("p50") for name, found in stage.latencies.items()}
+    assert medians == pytest.approx(
+        {"ttft": 500, "sent_to_first": 300, "queued": 200, "itl": 100, "tpot": 100, "e2e": 900, "server_queue": None}
+    )
+    assert stage.latencies["server_queue"].quantiles["p50"].reason == "the server does not state it"
+    stated = [record(number, number, number + 0.5, number + 0.9, queue_s=0.1 * number) for number in range(5)]
+    assert stage_of(tmp_path, stated).latencies["server_queue"].count == 4, "the last request is after the window"
+    timeline = load.timeline_of(read_requests(tmp_path / "requests.jsonl")[0])
+    assert [each.queue_s for each in timeline] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_tokens_count_when_their_output_arrived_and_rates_are_over_the_window(tmp_path: Path) -> None:
+    # 5 tokens in 2 outputs each; the window is [0, 2). The last output of the second request is after it.
+    records = [
+        record(0, 0.0, 0.5, 1.0, gaps_us=(500_000,)),
+        record(1, 1.0, 1.5, 2.5, gaps_us=(1_000_000,)),
+        record(2, 2.0, 2.5, 3.0, gaps_us=(500_000,)),
+    ]
+    stage = stage_of(tmp_path, records)
+    assert stage.window_s == (0.0, 2.0)
+    assert stage.num_measured == 2
+    assert stage.output_token_rate == pytest.approx(7.5 / 2)
+    assert stage.total_token_rate == pytest.approx((7.5 + 20) / 2)
+    assert stage.token_rate_per_device == pytest.approx(7.5 / 4)
+    assert stage.request_rate == pytest.approx(0.5)
+    assert stage.tokens_per_output == pytest.approx(2.5)
+    assert stage.mean_concurrency == pytest.approx((1.0 + 1.0) / 2)
+
+
+def test_the_window_of_a_closed_load_has_neither_ramp_up_nor_drain(tmp_path: Path) -> None:
+    times = [(0.0, 2.0), (0.5, 2.5), (1.0, 3.0), (2.0, 4.0), (2.5, 4.5)]
+    stage_of(tmp_path, [record(number, due, due + 0.1, end) for number, (due, end) in enumerate(times)])
+    requests, _ = read_requests(tmp_path / "requests.jsonl")
+    assert load.steady_window(requests, 3) == SteadyWindow(1.0, 2.5)
+    assert "never reached: at most 3" in str(load.steady_window(requests, 4))
+    assert load.steady_window(requests, None) == SteadyWindow(0.0, 2.5)
+
+
+def test_a_percentile_without_enough_samples_is_null_with_its_reason(tmp_path: Path) -> None:
+    values = np.arange(1.0, 101.0)
+    found = load.distribution(values, np.zeros(100, dtype=np.int64), "").quantiles
+    assert found["p99"].value == 99
+    assert found["p99"].high is None, "100 samples have no upper limit of the 99th percentile"
+    assert found["p50"].low == 40
+    assert found["p50"].high == 61
+    assert found["p99.9"].value is None
+    assert found["p99.9"].reason == "needs 1,000 samples, 100 were measured"
+
+
+@pytest.mark.parametrize(("count", "share"), [(100, 0.5), (500, 0.9), (900, 0.99), (50, 0.1)])
+def test_the_ranks_around_a_percentile_have_the_binomial_probability_of_95_percent(count: int, share: float) -> None:
+    low, high = load.interval_ranks(count, share)
+    chances = [math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(count + 1)]
+    assert sum(chances[:low]) <= 0.025 < sum(chances[: low + 1])
+    assert sum(chances[high:]) <= 0.025 < sum(chances[high - 1 :])
+
+
+def test_intervals_of_samples_that_depend_on_their_neighbours_cover_the_percentile() -> None:
+    """The gaps of one request have a speed in common: as independent samples they would give far too narrow limits."""
+    covered, num_seeds = {"independent": 0, "dependent": 0}, 100
+    for seed in range(num_seeds):
+        rng = np.random.default_rng(seed)
+        speeds = np.repeat(rng.normal(0.0, 1.0, 300), 100)
+        dependent = speeds + 0.1 * rng.normal(0.0, 1.0, 30_000), np.repeat(load.blocks_of(np.arange(300.0)), 100)
+        independent = rng.normal(0.0, 1.0, 600), load.blocks_of(np.arange(600.0))
+        for kind, samples in (("independent", independent), ("dependent", dependent)):
+            found = load.distribution(*samples, "").quantiles["p50"]
+            covered[kind] += (math.inf if found.low is None else found.low) <= 0.0 <= (found.high or -math.inf)
+    assert min(covered.values()) > 0.9 * num_seeds
+
+
+def test_the_share_of_good_requests_has_wilsons_interval() -> None:
+    assert load.share_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
+    assert load.share_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-3)
+
+
+def test_a_queue_of_one_server_has_the_percentiles_of_theory(tmp_path: Path) -> None:
+    """M/M/1, first come, first served: the time in the system is exponential with the rate mu - lambda."""
+    queue = Queue(service_s=lambda noise: noise.expovariate(10.0))
+    found, serving = load_of(tmp_path, Served((Stage(queue, 12_000, rate=5.0),)))
+    assert found.state == "succeeded", found.reason
+    (stage,) = serving.stages
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        quantile = stage.latencies["e2e"].quantiles[name]
+        expected_ms = -1000 * math.log(1 - share) / (10 - 5)
+        assert quantile.value == pytest.approx(expected_ms, rel=0.1)
+        assert (quantile.low or math.inf) <= expected_ms <= (quantile.high or 0)
+    assert stage.offered_rate == pytest.approx(5.0, rel=0.03)
+    assert stage.request_rate == pytest.approx(5.0, rel=0.03)
+    assert stage.mean_concurrency == pytest.approx(5 / (10 - 5), rel=0.1)
+    assert stage.littles_concurrency == pytest.approx(stage.mean_concurrency, rel=0.01)
+    assert not stage.is_saturated
+
+
+def test_a_rate_above_the_capacity_is_seen(tmp_path: Path) -> None:
+    stages = (Stage(STEADY, 200, rate=10.0), Stage(STEADY, 600, rate=30.0))
+    found, serving = load_of(tmp_path, Served(stages, settings={"slo": {"e2e_ms": 1e9}}))
+    below, above = serving.stages
+    assert (below.is_saturated, above.is_saturated) == (False, True)
+    assert above.request_rate == pytest.approx(20.0, rel=0.02), "four slots of 0.2 s"
+    assert (below.holds_slo, above.holds_slo) == (True, False)
+    assert found.value_of(F.SLO_RATE) == 10.0
+
+
+def test_figures_are_those_of_the_fastest_stage_that_holds_the_slo(tmp_path: Path) -> None:
+    stages = tuple(Stage(STEADY, 80 * load, concurrency=load) for load in (1, 4, 8))
+    found, serving = load_of(tmp_path, Served(stages, settings={"slo": {"ttft_ms": 100}}, power_w=150.0))
+    assert serving.headline == 1, "with 8 at a time, four always wait for 0.2 s"
+    assert "holds the SLO" in serving.headline_why
+    exact = {
+        F.TTFT_P50: 50, F.TPOT_P99: 10, F.ITL_P99: 10, F.OUTPUT_RATE_PER_USER: 100, F.MEAN_POWER: 150,
+        F.ANSWER_AGREEMENT: 1, F.FAILED_SHARE: 0,
+    }  # fmt: skip
+    over_window = {F.REQUEST_RATE: 20, F.OUTPUT_RATE: 320, F.GOODPUT: 20, F.UNITS_PER_JOULE: 320 / 150}
+    for expected, within in ((exact, 1e-6), (over_window, 0.02)):
+        assert {name: found.value_of(name) for name in expected} == pytest.approx(expected, rel=within)
+    assert found.figures[F.SLO_RATE].value is None
+    assert "no load at a given rate" in str(found.figures[F.SLO_RATE].reason)
+    assert serving.stages[2].slo_share == pytest.approx(0.0, abs=0.02)
+
+
+def test_an_endpoint_has_no_figures_from_telemetry(tmp_path: Path) -> None:
+    settings = {"server": None, "endpoint": "http://127.0.0.1:1"}
+    found = result(tmp_path, Served((Stage(STEADY, 40, concurrency=4),), settings=settings))
+    assert found.figures[F.ENERGY].reason == "the endpoint's machine records no telemetry"
+    assert found.figures[F.SERVER_START_TIME].reason == "the endpoint was running"
+    assert found.figures[F.OUTPUT_RATE].value is not None
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        (ServeFinished(state="failed", end_reason="server_died", message="exit code 9", e2e_time=1.0), "exit code 9"),
+        (ServeFinished(state="failed", end_reason="never_healthy", e2e_time=1.0), "never_healthy"),
+    ],
+)
+def test_a_server_that_fails_fails_the_round_with_its_reason(tmp_path: Path, ended: ServeFinished, reason: str) -> None:
+    found = result(tmp_path, Served((Stage(STEADY, 40, concurrency=4),), ended=ended))
+    assert found.state == "failed"
+    assert reason in str(found.reason)
+    before_any_stage = result(tmp_path / "early", Served((), ended=ended))
+    assert before_any_stage.state == "failed"
+    assert reason in str(before_any_stage.reason)
+    assert before_any_stage.figures[F.OUTPUT_RATE].value is None
+
+
+def test_a_round_that_completed_no_stage_failed(tmp_path: Path) -> None:
+    found = result(tmp_path, Served(()))
+    assert (found.state, found.reason) == ("failed", "no stage of the load was measured")

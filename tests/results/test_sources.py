@@ -92,11 +92,16 @@ def test_an_edited_bundle_is_named_and_the_others_show(places: Path, tmp_path: P
     (tmp_path / f"torn{SUFFIX}").write_bytes(raw[: len(raw) // 3])
     (tmp_path / f"noise{SUFFIX}").write_bytes(b"no tar at all")
     (tmp_path / "unrelated.tar").write_bytes(b"somebody else's")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "plan.json").write_text("{}")
     runs, problems = open_sources([tmp_path])
     assert [run.path.name for run in runs] == ["run"]
     for name in ("edited", "torn", "noise"):
         assert sum(f"{name}{SUFFIX}" in problem for problem in problems) == 1
     assert any("was edited" in problem for problem in problems)
+    assert any("in progress, or was interrupted" in problem for problem in problems)
+    with pytest.raises(RequestError, match="is no run"):
+        open_sources([tmp_path / "unrelated.tar"])
 
 
 def test_a_search_is_a_row_with_its_own_figures() -> None:
@@ -274,10 +279,8 @@ def test_a_resumed_round_begins_with_its_first_attempt(tmp_path: Path, is_contin
             record["value"] = {"resumed": is_continued}
     log.write_text("".join(f"[PerfLog] {json.dumps(record)}\n" for record in later))
     lines = {line["key"]: line["time_ms"] for line in lines_of(write_mllog(run)[0])}
-    start, end = (
-        next(each["metadata"]["time_ms"] for each in later if each["event"] == name)
-        for name in ("TRAIN_START", "TRAIN_END")
-    )
+    names = ("TRAIN_START", "TRAIN_END")
+    start, end = (next(each["metadata"]["time_ms"] for each in later if each["event"] == name) for name in names)
     assert lines["run_start"] == int(start) - (60_000 if is_continued else 0)
     stops = [line for line in lines_of(write_mllog(run)[0]) if line["key"] == "run_stop"]
     assert [line["time_ms"] for line in stops] == [int(end)]

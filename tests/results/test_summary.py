@@ -20,15 +20,9 @@ import pytest
 from accelmark.results.cluster import scaling_curves
 from accelmark.results.figures import FigureName as F
 from accelmark.results.read.round_dir import NodeDir, SavedCheckpoints
+from accelmark.results.rounds import summary
 from accelmark.results.rounds.hosts import contention_findings, device_indices, disturbances
-from accelmark.results.rounds.summary import (
-    finding_texts,
-    round_result,
-    rounds_needed,
-    spread,
-    spread_warnings,
-    student_t,
-)
+from accelmark.results.rounds.summary import round_result, spread
 from accelmark.results.rounds.timeline import Timeline, read_timeline
 from accelmark.results.rounds.training import pace_findings
 from accelmark.results.schema import Figure, Finding
@@ -40,7 +34,7 @@ from accelmark.spec.job import NodeExit, RankExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
 from accelmark.spec.log.events import CheckpointHashes, Event
-from accelmark.spec.log.inference import InferFinished
+from accelmark.spec.log.inference import ServeFinished
 from tests.made_run import BOOT_MS, Made, change_json, change_lines, end_round, loaded, make_run, perflog, rank_events
 
 
@@ -108,10 +102,10 @@ def test_a_manifest_cannot_reach_outside(tmp_path: Path) -> None:
 def test_a_corrupt_round_is_a_problem_of_the_summary(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", Made(rounds=2))
     (run / "toy-pytorch-X1x1x1" / "round2" / "job.json").write_text("{")
-    summary = measure_run(run)
-    assert "round2/job.json" in summary.problems[0]
-    assert summary.cases[0].verdict == "INVALID"
-    assert summary.cases[0].figures[F.THROUGHPUT_TRAIN].num_rounds == 1
+    found = measure_run(run)
+    assert "round2/job.json" in found.problems[0]
+    assert found.cases[0].verdict == "INVALID"
+    assert found.cases[0].figures[F.THROUGHPUT_TRAIN].num_rounds == 1
 
 
 def test_reading_results_imports_nothing_heavy() -> None:
@@ -133,9 +127,9 @@ def test_an_interval_is_the_one_worked_out_by_hand() -> None:
 
 
 def test_the_recommended_number_of_rounds_is_the_least_sufficient() -> None:
-    needed = rounds_needed(100, 2)
+    needed = summary.rounds_needed(100, 2)
     assert needed == 18  # t(17) x 2 / sqrt(18) = 0.9946, t(16) x 2 / sqrt(17) = 1.0283
-    assert student_t(17) * 2 / math.sqrt(18) <= 1 < student_t(16) * 2 / math.sqrt(17)
+    assert summary.student_t(17) * 2 / math.sqrt(18) <= 1 < summary.student_t(16) * 2 / math.sqrt(17)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +151,7 @@ def test_a_warning_of_several_rounds_is_shown_once() -> None:
     one = Finding(severity="warning", rule="r", expected="e", actual="a")
     changes: tuple[dict[str, object], ...] = ({"round": 3}, {"round": 1}, {"actual": "b"}, {"severity": "error"})
     told = [one.model_copy(update=change) for change in changes]
-    assert finding_texts(told, "warning") == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]
+    assert summary.finding_texts(told, "warning") == ["rounds 1, 3: a (expected: e) [r]", "b (expected: e) [r]"]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +164,9 @@ def test_a_warning_of_several_rounds_is_shown_once() -> None:
         ({F.THROUGHPUT_STEADY: (1.0,)}, "only one round. For three rounds, use toy:pytorch:X1:2:8:3"),
     ],
 )
-def test_a_wide_interval_says_its_rounds_and_a_missing_one_the_key_of_three(
-    values: dict[F, tuple[float, ...]], told: str
-) -> None:
+def test_a_wide_interval_names_its_rounds_a_missing_one_the_key(values: dict[F, tuple[float, ...]], told: str) -> None:
     figures = {name: spread([Figure(value=value) for value in of]) for name, of in values.items()}
-    (warning,) = spread_warnings(figures, CaseKey.parse("toy:pytorch:X1:2:8", hardware="X1"))
+    (warning,) = summary.spread_warnings(figures, CaseKey.parse("toy:pytorch:X1:2:8", hardware="X1"))
     assert told in warning
 
 
@@ -301,9 +293,8 @@ def test_a_loss_that_is_not_finite_is_found(round_dir: Path, made: Made) -> None
     log.write_text("".join(lines))
     result = round_result(round_dir)
     assert result.figures[F.FINAL_LOSS].reason == "the loss of step 100 is not finite"
-    assert [finding.actual for finding in result.findings if finding.rule == "loss-not-finite"] == [
-        "the loss of step 100 is NaN or infinite"
-    ]
+    (found,) = (finding for finding in result.findings if finding.rule == "loss-not-finite")
+    assert found.actual == "the loss of step 100 is NaN or infinite"
 
 
 def test_a_missing_rank_is_an_error_of_the_result(round_dir: Path) -> None:
@@ -417,14 +408,8 @@ def test_replaced_training_samples_are_named_and_mark_the_round(round_dir: Path)
     assert found.actual.endswith("a.jpg: truncated; b.jpg: truncated")
 
 
-def ended(core_wait_s: float | None) -> InferFinished:
-    """The FINISHED event of a rank that took 100 s."""
-    return InferFinished(
-        state="completed", end_reason="completed", vendor="cpu", compiler=None, precision="fp32", batch_size=1,
-        flops=None, e2e_time=100.0, p_validation_whole=None, p_validation_core=None, p_inference_whole=None,
-        p_inference_core=None, val_average_acc=None, infer_average_acc=None, compile_time=None, valid=True,
-        invalid_reasons=(), core_wait_s=core_wait_s,
-    )  # fmt: skip
+def ended(core_wait_s: float | None) -> ServeFinished:
+    return ServeFinished(state="completed", end_reason="completed", e2e_time=100.0, core_wait_s=core_wait_s)
 
 
 @pytest.mark.parametrize(
@@ -499,9 +484,8 @@ def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
 def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
     """Set the time of a step by the number of steps done at the end of its window."""
     windows = timeline.windows
-    wall_s = np.array(
-        [length * step_ms(int(step)) / 1e3 for step, length in zip(windows["steps"], windows["lengths"], strict=True)]
-    )
+    ends = zip(windows["steps"], windows["lengths"], strict=True)
+    wall_s = np.array([length * step_ms(int(step)) / 1e3 for step, length in ends])
     return timeline._replace(windows={**windows, "wall_s": wall_s})
 
 

@@ -188,9 +188,8 @@ def read_ledger(root: Path) -> Ledger:
             if not _ID.fullmatch(file.stem) or not file.stem.endswith(hashlib.sha256(raw).hexdigest()[:16]):
                 problems.append(f"{file}: was changed: its name has another hash than its content")
             read.append((file.stem, record))
-    entries = sorted(
-        (Entry(name, one) for name, one in read if isinstance(one, Record)), key=lambda one: one.record.started_at
-    )
+    results = (Entry(name, one) for name, one in read if isinstance(one, Record))
+    entries = sorted(results, key=lambda one: one.record.started_at)
     withdrawn = {one.record: one for _, one in read if isinstance(one, Withdrawal)}
     names = {entry.id for entry in entries}
     problems += [f"{name}: a withdrawal names it, but there is no such record" for name in withdrawn.keys() - names]
@@ -207,11 +206,8 @@ def read_ledger(root: Path) -> Ledger:
 
 def _work(case: LoadedCase, first: RoundResult) -> dict[str, str]:
     key, marks = case.result.key, case.result.marks
-    work = {
-        "version of the case": str(first.case_version),
-        "scale": f"{key.nnodes} × {key.nproc}",
-        **{name: with_it if mark in marks else without for mark, name, with_it, without in _WORDS},
-    }
+    work = {"version of the case": str(first.case_version), "scale": f"{key.nnodes} × {key.nproc}"}
+    work |= {name: with_it if mark in marks else without for mark, name, with_it, without in _WORDS}
     if first.inference is not None:
         work |= {"precision": first.precision, "batch size": str(first.inference.batch_size)}
     if first.task == "serve":
@@ -291,10 +287,10 @@ def add_bundle(root: Path, bundle: Path, *, by: str, at: str | None = None, note
     digest = file_sha256(bundle)
     name = f"{BUNDLES}/{bundle.name.removesuffix(SUFFIX).removesuffix('.tar')}-{digest[:12]}{SUFFIX}"
     evidence = Evidence(kind="bundle", sha256=digest, where=at or name)
-    record, verdicts = _recomputed(root, bundle, evidence, by, note)
+    record, verdicts = _recomputed(root, bundle, evidence)
     if verdicts:
         raise RunError(f"{bundle.name}: {verdicts[0]}; verify it with the AccelMark that ran")
-    path = _add(root, record)
+    path = _add(root, record, by, note)
     if at is None:
         make_directory(root / BUNDLES)
         with write_errors(root / name):
@@ -306,7 +302,7 @@ def add_result(root: Path, result: Path, *, by: str, at: str | None = None, note
     """Write a record of a ``result.json`` without a bundle, which says that nothing could be verified."""
     digest = file_sha256(result)
     evidence = Evidence(kind="result file", sha256=digest, where=at or "")
-    return _add(root, _record(load_result(result), evidence, digest, None, "not known", by, note))
+    return _add(root, _record(load_result(result), evidence, digest, None, "not known"), by, note)
 
 
 def withdraw(root: Path, name: str, *, by: str, why: str) -> Path:
@@ -320,17 +316,16 @@ def withdraw(root: Path, name: str, *, by: str, why: str) -> Path:
     return write_record(root, Withdrawal(added_at=_now(), by=by, record=name, why=why))
 
 
-def _add(root: Path, record: Record) -> Path:
+def _add(root: Path, record: Record, by: str, note: str) -> Path:
     entries = read_ledger(root).valid if (root / RECORDS).is_dir() else []
     for entry in entries:
         if entry.record.run_id == record.run_id:
             raise RequestError(f"{record.run}: the run has a record already: {entry.id}")
-    return write_record(root, record.model_copy(update={"reproduces": tuple(reproduced(record, entries))}))
+    added = {"by": by, "note": note, "reproduces": tuple(reproduced(record, entries))}
+    return write_record(root, record.model_copy(update=added))
 
 
-def _recomputed(
-    root: Path, bundle: Path, evidence: Evidence, by: str = "", note: str = ""
-) -> tuple[Record, tuple[str, ...]]:
+def _recomputed(root: Path, bundle: Path, evidence: Evidence) -> tuple[Record, tuple[str, ...]]:
     """Return the record of a bundle, and the verdicts that another version of AccelMark gave and this one does not."""
     signers = root / SIGNERS
     with tempfile.TemporaryDirectory(prefix="accelmark-ledger-") as directory:
@@ -357,13 +352,10 @@ def _recomputed(
         entry = f"number {number}" if number is not None else f"in no registry: {registration.get('reason')}"
         signed_by = signature.text.removeprefix("signed by ") if signature.status == "trusted" else None
         run = load_run(run_dir, curves=False)
-        record = _record(run, evidence, str(registration["nonce"]), signed_by, entry, by, note)
-        return record, verified.verdict_differences
+        return _record(run, evidence, str(registration["nonce"]), signed_by, entry), verified.verdict_differences
 
 
-def _record(
-    run: LoadedRun, evidence: Evidence, run_id: str, signed_by: str | None, registered: str, by: str, note: str
-) -> Record:
+def _record(run: LoadedRun, evidence: Evidence, run_id: str, signed_by: str | None, registered: str) -> Record:
     cases: list[RecordedCase] = []
     for case in run.without_trials:
         first, result = case.first, case.result
@@ -395,7 +387,7 @@ def _record(
     }  # fmt: skip
     summary = run.summary
     return Record(
-        added_at=_now(), by=by, note=note, run=summary.run, run_id=run_id, started_at=summary.started_at,
+        added_at=_now(), by="", run=summary.run, run_id=run_id, started_at=summary.started_at,
         accelmark_version=summary.accelmark_version, evidence=evidence, signed_by=signed_by, registered=registered,
         cases=tuple(cases),
         environment={name: str(value) for name, value in stated.items() if value not in (None, "")},
@@ -414,7 +406,8 @@ def check_ledger(root: Path, since: str | None = None) -> Checked:
     ledger = read_ledger(root)
     added, not_appended = _changes(root, since) if since else (frozenset[str](), [])
     problems = [*ledger.problems, *not_appended]
-    kinds = [entry.record.evidence.kind for entry in ledger.entries]
+    stated = [entry.record.evidence for entry in ledger.entries]
+    kinds = [evidence.kind for evidence in stated]
     num_verified = num_other_version = 0
     for entry in ledger.valid:
         evidence = entry.record.evidence
@@ -425,9 +418,7 @@ def check_ledger(root: Path, since: str | None = None) -> Checked:
             problems += [f"{entry.id}: {problem}"] if problem else []
             num_verified += not problem
             num_other_version += bool(verdicts and not problem)
-    elsewhere = sum(
-        entry.record.evidence.kind == "bundle" and "://" in entry.record.evidence.where for entry in ledger.entries
-    )
+    elsewhere = sum(evidence.kind == "bundle" and "://" in evidence.where for evidence in stated)
     return Checked(
         len(ledger.entries), num_verified, num_other_version, elsewhere, kinds.count("result file"),
         kinds.count("made up"), len(ledger.withdrawn), problems,

@@ -209,11 +209,8 @@ def require_unit(claim: Claim, where: str) -> None:
 
 def reproduce(name: str, claim: Claim, run: LoadedRun) -> Reproduction:
     """Compare a run with a claim; of several cases, the closest."""
-    cases = [
-        case
-        for case in run.without_trials
-        if case.result.key.model == claim.case and case.result.task == claim.task and case.rounds
-    ]
+    work = (claim.case, claim.task)
+    cases = [case for case in run.without_trials if (case.result.key.model, case.result.task) == work and case.rounds]
     if not cases:
         raise RequestError(f"{run.path}: has no round of {claim.case} ({claim.task}), which {name} is about")
     return max((_reproduction(name, claim, case) for case in cases), key=lambda found: -len(found.reasons))
@@ -275,9 +272,7 @@ def _spread(claim: Claim, case: LoadedCase) -> Spread:
         figure = result.figures.get(claim.figure) or Figure(value=None, reason=f"the run has no {claim.figure.value}")
         rate = figure.value
         if claim.steady and rate is not None:
-            seconds, median_ms = (
-                result.value_of(name) for name in (FigureName.TRAIN_NO_EVAL_TIME, FigureName.STEP_P50)
-            )
+            seconds, median_ms = map(result.value_of, (FigureName.TRAIN_NO_EVAL_TIME, FigureName.STEP_P50))
             if not seconds or not median_ms or not result.num_steps:
                 figure = Figure(value=None, reason="the median step is not known")
             else:
@@ -315,10 +310,8 @@ def _differences(claim: Claim, first: RoundResult, num_devices: int, marks: Iter
     peaks = first.chip.peaks.model_dump(exclude_none=True) if first.chip else {}
     synthetic = "synthetic" in marks
     yield from planned_differences(claim, settings, first.precision, num_devices, synthetic=synthetic, peaks=peaks)
-    flops, rate, seconds = (
-        first.value_of(name)
-        for name in (FigureName.FLOPS_PER_SAMPLE, FigureName.THROUGHPUT_TRAIN, FigureName.TRAIN_NO_EVAL_TIME)
-    )
+    names = (FigureName.FLOPS_PER_SAMPLE, FigureName.THROUGHPUT_TRAIN, FigureName.TRAIN_NO_EVAL_TIME)
+    flops, rate, seconds = map(first.value_of, names)
     if claim.flops_per_unit and flops and rate and seconds:
         units = rate * seconds
         work = flops * first.num_samples / units

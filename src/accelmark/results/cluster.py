@@ -251,17 +251,13 @@ def recovery_of(run: Path, directory: str, rank: int) -> Recovery:
     if not warnings or "global_steps" not in warnings[-1].value:
         raise RunError(f"{round_dir}: rank {rank} was not killed: {why}")
     killed_s, killed_step = warnings[-1].time_ms / 1e3, int(warnings[-1].value["global_steps"])
-    states = {
-        (event.get("attempt"), event.get("state")): datetime.fromisoformat(str(event["at"])).timestamp()
-        for event in ledger_events(run)
-        if event.get("kind") == "state"
-    }
+    changes = [event for event in ledger_events(run) if event.get("kind") == "state"]
+    times_s = (datetime.fromisoformat(str(event["at"])).timestamp() for event in changes)
+    states = {(event.get("attempt"), event.get("state")): at_s for event, at_s in zip(changes, times_s, strict=True)}
     again = rank_logs(round_dir).get(0)
     records = list(PerfLogReader(again)) if again else []
-    start, step = (
-        next((record for record in records if record.event == event), None)
-        for event in (Event.TRAIN_START, Event.STEP_END)
-    )
+    events = (Event.TRAIN_START, Event.STEP_END)
+    start, step = (next((record for record in records if record.event == event), None) for event in events)
     ended, restarted = states.get((1, "failed")), states.get((2, "running"))
     if ended is None or restarted is None or start is None or step is None:
         raise RunError(f"{round_dir}: no step was taken after rank {rank} was killed: {why}")

@@ -12,7 +12,7 @@ from accelmark.results.figures import FigureName, in_groups, title_of, unit_of
 from accelmark.results.prices import units_per_epoch
 from accelmark.results.read.round_dir import planned_jobs
 from accelmark.results.schema import AdaptationCost, Mark, Quantile, RoundResult, Task
-from accelmark.results.sources import is_copy
+from accelmark.results.sources import unmarked
 from accelmark.results.statistics import mean_difference, relative_difference
 from accelmark.results.store.loaded_run import LoadedCase, LoadedRun
 from accelmark.spec.errors import RequestError
@@ -276,11 +276,8 @@ def compare(
         matches = _matches(ours, theirs)
         pairs += (_pair(ours[one], theirs[two], across_scales=across_scales) for one, two in sorted(matches.items()))
         for run, cases, matched in ((first, ours, matches.keys()), (other, theirs, matches.values())):
-            unmatched += (
-                f"{case.result.key} {case.result.variant or ''}".strip() + f": only {run.summary.run} has it"
-                for number, case in enumerate(cases)
-                if number not in matched
-            )
+            left = (case.result for number, case in enumerate(cases) if number not in matched)
+            unmatched += (f"{one.key} {one.variant or ''}".strip() + f": only {run.summary.run} has it" for one in left)
     if not pairs:
         raise RequestError("the runs have no case in common:\n" + "\n".join(unmatched))
     refused = [f"{pair.other.run}: {pair.other.key}: {reason}" for pair in pairs for reason in pair.not_comparable]
@@ -347,7 +344,7 @@ def _pair(case: LoadedCase, match: LoadedCase, *, across_scales: bool) -> Pair:
         baseline=_side(case),
         other=_side(match),
         differing=differing,
-        is_same_run=is_copy(case.run, match.run),
+        is_same_run=unmarked(case.run) == unmarked(match.run),
         not_comparable=tuple(_not_comparable(case, match, across_scales=across_scales)),
         differences=tuple(differences[name] for names in in_groups(differences).values() for name in names),
         one_sided=tuple(f"{'; '.join(titles)}: {why}" for why, titles in one_sided.items()),
@@ -402,10 +399,8 @@ def _not_comparable(case: LoadedCase, match: LoadedCase, *, across_scales: bool)
             word = mark.replace("_", " ")
             yield f"{word}, baseline not" if mark in two.marks else f"not {word}, baseline is"
     if not across_scales and (one.key.nnodes, one.key.nproc) != (two.key.nnodes, two.key.nproc):
-        one_scale, two_scale = (
-            _TIMES.join((counted(key.nnodes, "host"), counted(key.nproc, "device"))) for key in (one.key, two.key)
-        )
-        yield f"{two_scale}, baseline {one_scale}"
+        scales = [f"{counted(key.nnodes, 'host')}{_TIMES}{counted(key.nproc, 'device')}" for key in (two.key, one.key)]
+        yield ", baseline ".join(scales)
     if case.first and match.first and (workload := _WORKLOAD.get(one.task)):
         if case.first.precision != match.first.precision:
             yield f"precision {match.first.precision}, baseline {case.first.precision}"

@@ -48,10 +48,10 @@ def write_mllog(run_dir: Path, *, benchmark: str | None = None) -> list[Path]:
     exported: dict[Path, tuple[JobSpec, TrainingWork, list[PerfLogRecord]]] = {}
     for job_file in sorted(run_dir.glob("*/round*/job.json")):
         job, logs = read_job(job_file.parent), rank_logs(job_file.parent)
-        events = _events(logs[0]) if isinstance(job.work, TrainingWork) and 0 in logs else []
-        if any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
-            assert isinstance(job.work, TrainingWork)  # noqa: S101  others have no events here
-            exported[job_file.with_name("mllog.log")] = job, job.work, events
+        if isinstance(job.work, TrainingWork) and 0 in logs:
+            events = _events(logs[0])
+            if any(event.event == Event.FINISHED and event.value.get("state") == "completed" for event in events):
+                exported[job_file.with_name("mllog.log")] = job, job.work, events
     if not exported:
         raise RunError(f"{run_dir}: no training round was completed, so there is nothing to export as MLLOG")
     models = sorted({job.key.model for job, _, _ in exported.values()})
@@ -75,9 +75,7 @@ def _events(log: Path) -> list[PerfLogRecord]:
     return kept
 
 
-def mllog_lines(
-    job: JobSpec, work: TrainingWork, events: Sequence[PerfLogRecord], benchmark: str | None = None
-) -> Iterator[str]:
+def mllog_lines(job: JobSpec, work: TrainingWork, events: list[PerfLogRecord], benchmark: str | None) -> Iterator[str]:
     """Yield the lines of one rank's events; the division is always open, since the run was not reviewed."""
     settings, model, first = work.settings, job.key.model, int(events[0].time_ms)
     started = next((event.value for event in events if event.event == Event.INIT_END), None) or {}
@@ -240,7 +238,7 @@ def to_tensorboard(run: LoadedRun, directory: Path) -> list[Path]:
 
 _MAX_PARAMETERS: Final = 100
 _MAX_METRICS: Final = 1000
-_MAX_PARAMETER_LENGTH: Final = 6000
+_MAX_LENGTH: Final = 6000
 """Limits of an MLflow server."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 _ARTEFACTS: Final = (SUMMARY_FILE, "report.html", "plan.json", "report.json", "automl.json")
@@ -268,9 +266,7 @@ def to_mlflow(run: LoadedRun, tracking_uri: str, experiment: str = "accelmark") 
         for place, result, settings, tags in _rounds(run):
             made = client.create_run(experiment_id, run_name=f"{run.summary.run}/{place}", tags=tags)
             run_id = str(made.info.run_id)
-            parameters = [
-                Param(_UNSAFE.sub("_", key), value[:_MAX_PARAMETER_LENGTH]) for key, value in settings.items()
-            ]
+            parameters = [Param(_UNSAFE.sub("_", key), value[:_MAX_LENGTH]) for key, value in settings.items()]
             points = [(figure, 0, made.info.start_time, value) for figure, value in _figures(result).items()]
             points += [(curve, step, int(at * 1000), value) for curve, step, at, value in _points(result)]
             metrics = [Metric(_UNSAFE.sub("_", name), value, at_ms, step) for name, step, at_ms, value in points]

@@ -255,10 +255,8 @@ class FigureName(StrEnum):
     # fmt: on
 
 
-FIGURE_GROUPS: Final = {
-    group: tuple(name for name in FigureName if name.info.group == group)
-    for group in dict.fromkeys(name.info.group for name in FigureName)
-}
+_GROUPS: Final = dict.fromkeys(name.info.group for name in FigureName)
+FIGURE_GROUPS: Final = {group: tuple(name for name in FigureName if name.info.group == group) for group in _GROUPS}
 HEADLINES: Final = tuple(sorted((name for name in FigureName if name.info.rank), key=lambda name: name.info.rank))
 """The figures that say most, in order of preference; those without a value are skipped."""
 RATES: Final = {

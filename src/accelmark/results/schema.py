@@ -13,16 +13,8 @@ from accelmark.results.figures import FigureName
 from accelmark.spec.job import NodeExit
 from accelmark.spec.key import CaseKey
 from accelmark.spec.layers import Provenance
-from accelmark.spec.log.inference import (
-    AnswerCheck,
-    BenchmarkScore,
-    RepeatCheck,
-    ScenarioResult,
-    StageEnd,
-    StageLoad,
-    StartTimes,
-    TokenScenarioResult,
-)
+from accelmark.spec.log import inference as log
+from accelmark.spec.log.inference import AnswerCheck, RepeatCheck, ScenarioResult, StageEnd, StageLoad, StartTimes
 from accelmark.spec.model import Spec
 from accelmark.spec.plugins.case import Target
 from accelmark.spec.plugins.vendor import Chip
@@ -246,9 +238,9 @@ class ServingRound(Spec):
     highest_rate_note: str = ""
     answers: AnswersCompared
     prompts: PromptUse
-    scores: tuple[BenchmarkScore, ...] = ()
+    scores: tuple[log.BenchmarkScore, ...] = ()
     """Accuracy in tasks of lm-evaluation-harness."""
-    scenarios: tuple[TokenScenarioResult, ...] = ()
+    scenarios: tuple[log.TokenScenarioResult, ...] = ()
     timeline: tuple[TimelineRequest, ...] = ()
     malformed_lines: int = 0
     """Lines of requests.jsonl and answers.jsonl that could not be read."""

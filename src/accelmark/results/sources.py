@@ -109,12 +109,8 @@ def _marked(run: LoadedRun, problems: Sequence[str]) -> LoadedRun:
     return replace(run, summary=run.summary.model_copy(update={"cases": cases}), problems=(*run.problems, what))
 
 
-def is_copy(one: LoadedRun, other: LoadedRun) -> bool:
-    """Return whether two are the same run, such as a directory and its bundle."""
-    return _unmarked(one) == _unmarked(other)
-
-
-def _unmarked(run: LoadedRun) -> Summary:
+def unmarked(run: LoadedRun) -> Summary:
+    """Return the summary of a run without what reading it added: it is the same for a directory and its bundle."""
     cases = [
         case.model_copy(update={"marks": tuple(mark for mark in case.marks if mark != "edited")})
         for case in run.summary.cases
@@ -130,7 +126,7 @@ def without_copies(runs: Sequence[LoadedRun], named: Collection[Path] = ()) -> t
     """
     copies: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        copies.setdefault(_unmarked(run).model_dump_json(), []).append(run)
+        copies.setdefault(unmarked(run).model_dump_json(), []).append(run)
     kept: list[LoadedRun] = []
     for group in copies.values():
         best = min(group, key=lambda run: (len(run.problems), run.packed is not None))

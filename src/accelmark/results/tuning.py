@@ -33,9 +33,6 @@ class Trial(NamedTuple):
 class Tuned(NamedTuple):
     """The result of a search."""
 
-    shipped: CaseResult
-    tuned: CaseResult | None
-    """None where no trial was better, or the search did not end."""
     trials: list[Trial]
     conclusion: str
     """One sentence."""
@@ -68,12 +65,12 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
             f"{duration(summary.tuning.num_least_rounds * max(took_s, default=0.0))}, more than the budget of "
             f"{duration(summary.tuning.budget_s)}; give a larger --budget"
         )
-        return Tuned(shipped, tuned, trials, conclusion, is_better=False)
+        return Tuned(trials, conclusion, is_better=False)
     elif tuned is None:
         conclusion, is_better = "no valid trial was better by more than 1 %; keep the settings as shipped", False
     else:
         conclusion, is_better = _comparison(shipped, tuned, rounds, summary.tuning)
-    return Tuned(shipped, tuned, trials, f"{counted(len(trials), 'trial')}: {conclusion}", is_better)
+    return Tuned(trials, f"{counted(len(trials), 'trial')}: {conclusion}", is_better)
 
 
 def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
@@ -102,10 +99,8 @@ def _comparison(
         why = next(iter(bad.reasons), bad.state)
         return f"the {which} settings are not valid over all rounds ({why}); keep those as shipped", False
     low, high = 1 + interval[0], 1 + interval[1]
-    text = (
-        f"tuned is {digits(1 + ratio, 3)} times as shipped (95 % interval {digits(low, 3)} to {digits(high, 3)}), "
-        f"{len(after)} rounds each in turn"
-    )
+    limits = f"(95 % interval {digits(low, 3)} to {digits(high, 3)})"
+    text = f"tuned is {digits(1 + ratio, 3)} times as shipped {limits}, {len(after)} rounds each in turn"
     if tuning.better == "lower":
         low, high = -high, -low
     one = -1 if tuning.better == "lower" else 1
@@ -114,8 +109,5 @@ def _comparison(
     if high < one:
         return f"{text}: the settings as shipped are better", False
     longer = shipped.key.model_copy(update={"repeat": 3 * tuning.num_rounds})
-    return (
-        f"{text}: the interval contains 1, so no difference was shown; keep the settings as shipped, or measure more "
-        f"rounds on an idle host: {longer}",
-        False,
-    )
+    advice = f"keep the settings as shipped, or measure more rounds on an idle host: {longer}"
+    return f"{text}: the interval contains 1, so no difference was shown; {advice}", False

@@ -22,6 +22,7 @@ from accelmark.spec.settings.training import Scalar
 
 WARM_STEPS: Final = 5
 """First steps of each attempt whose time ranks are not compared by: they compile, and open libraries."""
+_WINDOW: Final = ("steps", "samples", "end_ms", "wall_ms", "lengths", "num_losses", "cpu_ms", "gc_ms", "retries")
 
 
 class EventTime(NamedTuple):
@@ -51,25 +52,16 @@ class Attempt:
     last_ms: float
     train_start_ms: float | None = None
     train_end_ms: float | None = None
-    window_steps: array[float] = field(default_factory=lambda: array("d"))
-    """Optimizer steps completed at the end of each window."""
-    window_samples: array[float] = field(default_factory=lambda: array("d"))
-    window_ms: array[float] = field(default_factory=lambda: array("d"))
-    window_wall_ms: array[float] = field(default_factory=lambda: array("d"))
-    window_cpu_ms: array[float] = field(default_factory=lambda: array("d"))
-    """CPU time of the rank's process in each window; NaN where it was not logged."""
-    window_lengths: array[float] = field(default_factory=lambda: array("d"))
-    num_losses: array[float] = field(default_factory=lambda: array("d"))
-    """Losses in each window: of all its steps, or of its last."""
+    windows: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _WINDOW})
+    """Of each window: optimizer ``steps`` and ``samples`` done at its end (``end_ms``), its duration (``wall_ms``), its
+    number of steps (``lengths``) and of losses (of all its steps, or of its last), CPU time of the rank's process
+    (``cpu_ms``, NaN where it was not logged), time of garbage collections while it was open (``gc_ms``), and
+    ``retries``: times that the device's allocator freed its cache."""
     losses: array[float] = field(default_factory=lambda: array("d"))
     """Loss of each step, NaN where it is not finite."""
     step_ms: array[float] = field(default_factory=lambda: array("f"))
     """Each step with its wait for data; the mean of its window where the framework times windows only."""
     wait_ms: array[float] = field(default_factory=lambda: array("f"))
-    window_gc_ms: array[float] = field(default_factory=lambda: array("d"))
-    """Garbage collections while each window was open."""
-    window_retries: array[float] = field(default_factory=lambda: array("d"))
-    """Times that the device's allocator freed its cache in each window."""
     saved_steps: set[int] = field(default_factory=set)
     """Optimizer steps after which a checkpoint was written."""
     init_cpu_s: float | None = None
@@ -93,7 +85,7 @@ class Attempt:
 
     def loss_steps(self) -> Iterator[int]:
         """Yield the optimizer step (from 1) of each loss."""
-        for end, count in zip_strict(self.window_steps, self.num_losses):
+        for end, count in zip_strict(self.windows["steps"], self.windows["num_losses"]):
             yield from range(int(end) - int(count) + 1, int(end) + 1)
 
     @property
@@ -160,7 +152,7 @@ class TrainLog:
     @property
     def has_windows(self) -> bool:
         """Whether the rank logged windows of steps."""
-        return any(attempt.window_steps for attempt in self.attempts)
+        return any(attempt.windows["steps"] for attempt in self.attempts)
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
@@ -232,7 +224,7 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
-    skipped = max(0, WARM_STEPS - int(sum(attempt.window_lengths[:WARM_STEPS])))
+    skipped = max(0, WARM_STEPS - int(sum(attempt.windows["lengths"][:WARM_STEPS])))
     waits, own_ms = window.data_wait_ms[skipped:], window.own_ms[skipped:]
     log.own.num_waits += len(waits)
     log.own.data_wait_ms += sum(waits)
@@ -248,17 +240,12 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
     count = window.num_steps or len(window.losses)
     steps = [sum(parts) for parts in zip_longest(window.step_ms, window.data_wait_ms, fillvalue=0.0)]
     attempt.wait_ms.extend([*window.data_wait_ms, *[0.0] * count][:count])
-    attempt.window_gc_ms.append(window.gc_ms)
-    attempt.window_retries.append(window.alloc_retries)
     attempt.step_ms.extend(steps if window.step_ms else [window.wall_ms / count] * count)
     attempt.losses.extend([math.nan if loss is None else loss for loss in window.losses])
-    attempt.window_steps.append(window.global_steps)
-    attempt.window_samples.append(window.num_trained_samples)
-    attempt.window_ms.append(mono_ms)
-    attempt.window_wall_ms.append(window.wall_ms)
-    attempt.window_cpu_ms.append(math.nan if window.cpu_ms is None else window.cpu_ms)
-    attempt.window_lengths.append(count)
-    attempt.num_losses.append(len(window.losses))
+    cpu_ms = math.nan if window.cpu_ms is None else window.cpu_ms
+    ended = (window.global_steps, window.num_trained_samples, mono_ms, window.wall_ms, count, len(window.losses))
+    for column, number in zip_strict(attempt.windows.values(), (*ended, cpu_ms, window.gc_ms, window.alloc_retries)):
+        column.append(number)
 
 
 class EndedStage(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
@@ -103,11 +103,8 @@ def planned_jobs(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the planned jobs by directory; empty where the plan is unreadable."""
     jobs = plan.get("jobs")
     entries = [entry for entry in jobs if isinstance(entry, dict)] if isinstance(jobs, list) else []
-    return {
-        entry["directory"]: entry["job"]
-        for entry in entries
-        if isinstance(entry.get("directory"), str) and isinstance(entry.get("job"), dict)
-    }
+    named = (one for one in entries if isinstance(one.get("directory"), str) and isinstance(one.get("job"), dict))
+    return {one["directory"]: one["job"] for one in named}
 
 
 def rank_logs(round_dir: Path) -> dict[int, Path]:
@@ -257,7 +254,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         for attempt in attempts.get(rank, ()):
             wall, cpu, other_wall, other_cpu = attempt.init_s, attempt.init_cpu_s, other.init_s, other.init_cpu_s
             if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
-                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.window_cpu_ms) / 1e3
+                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.windows["cpu_ms"]) / 1e3
                 starts.append(Start((wall, other_wall), (cpu, other_cpu), train_s))
     evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
     weights = list(evaluated.values())
@@ -276,9 +273,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
     )
 
 
-def _merged(
-    replayed: Iterable[tuple[int, Replayed]], attempts: Mapping[int, Sequence[Attempt]]
-) -> Iterator[ReplayedSteps]:
+def _merged(replayed: list[tuple[int, Replayed]], attempts: dict[int, list[Attempt]]) -> Iterator[ReplayedSteps]:
     losses: dict[int, dict[int, float]] = {}
     for rank, tried in attempts.items():
         own = losses.setdefault(rank, {})
@@ -288,11 +283,8 @@ def _merged(
     for rank, value in replayed:
         by_start.setdefault(value.checkpoint, []).append((rank, value))
     for start, values in by_start.items():
-        steps = [
-            ReplayedStep(rank, step, losses[rank].get(step), loss)
-            for rank, value in values
-            for step, loss in enumerate(value.losses, start=value.first_step)
-        ]
+        replays = ((rank, enumerate(value.losses, start=value.first_step)) for rank, value in values)
+        steps = [ReplayedStep(rank, step, losses[rank].get(step), loss) for rank, own in replays for step, loss in own]
         updates = [value.update for _, value in values if value.update is not None]
         state: dict[str, UpdateSquares] = {}
         for _, value in values:

@@ -125,16 +125,14 @@ _NAMES: Final = (
 )  # fmt: skip
 
 
-def consumption_figures(
-    hosts: HostSamples, units: int, device_type: str, no_telemetry: str
-) -> tuple[Figures, list[str]]:
+def consumption_figures(hosts: HostSamples, units: int, device_type: str, absent: str) -> tuple[Figures, list[str]]:
     """Return the figures from telemetry over the measured spans, and warnings about them.
 
     ``units`` are those that all ranks processed. For the ``device_type`` cpu the CPU packages are the devices, unless
-    the vendor reads its own. ``no_telemetry`` is the reason of every figure where ``hosts`` is empty.
+    the vendor reads its own. ``absent`` is the reason of every figure where ``hosts`` is empty.
     """
     if not hosts:
-        return {name: value(None, no_telemetry) for name in _NAMES}, []
+        return {name: value(None, absent) for name in _NAMES}, []
     is_cpu = all(samples.measures_cpus(device_type) for samples, _ in hosts.values())
     memory = [mib for samples, _ in hosts.values() for mib in samples.host.get("mem_used_mib", ()) if mib == mib]
     cpu_times = {host: samples.cpu_times or [None] for host, (samples, _) in hosts.items()}
@@ -321,12 +319,8 @@ def _lines_of(
     for line in _joined(lines) if len(lines) > MAX_LINES else lines:
         kept = thin(line.values, _MAX_TELEMETRY_POINTS)
         points = zip_strict(line.times[kept].tolist(), line.values[kept].tolist())
-        yield TelemetrySeries(
-            quantity=quantity,
-            unit=unit,
-            label=line.label,
-            points=tuple((round(time, 3), rounded(value, 5)) for time, value in points),
-        )
+        drawn = tuple((round(time, 3), rounded(value, 5)) for time, value in points)
+        yield TelemetrySeries(quantity=quantity, unit=unit, label=line.label, points=drawn)
 
 
 def _joined(lines: list[_Line]) -> list[_Line]:

@@ -211,20 +211,14 @@ def round_of(
         hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
         **{name: event.model_dump() for name, event in events.items() if event is not None},
     )
-    common = {
-        "key": job.key,
-        "round": job.round,
-        "case_version": job.case_version,
+    common = {name: getattr(job, name) for name in ("key", "round", "case_version", "vendor", "chip", "role")} | {
         "unit": job.work.unit,
         "state": state[0],
         "reason": state[1],
         "converged": None,
-        "vendor": job.vendor,
-        "chip": job.chip,
         "precision": job.work.precision,
         "started_at": min((end.started_at for end in exits), default=""),
         "min_rounds": job.work.min_repeats,
-        "role": job.role,
         "rules": None if job.rules is None else job.rules.title,
         "nodes": exits,
         "settings": job.provenance,
@@ -287,15 +281,13 @@ def clock_findings(
             )
             for begin, end, first, last in spans:
                 if begin in clocks.seen and end in clocks.seen and not (is_translated and begin == "TRAIN_START"):
-                    logged_s = last.mono_s - first.mono_s
+                    rank_s = last.mono_s - first.mono_s
                     seen_s = clocks.seen[end][1].mono_s - clocks.seen[begin][0].mono_s
-                    is_late = 0 < logged_s - seen_s <= MAX_DIFFERENCE * logged_s + _LATE_S
-                    if _differ(logged_s, seen_s, _SEEN_S) and not is_late:
-                        clocks_s = f"{logged_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
-                        severity: Severity = "error" if _differ(logged_s, seen_s) else "open"  # a busy machine
-                        yield finding(
-                            severity, _CLOCKS_RULE, expected, f"{node.host}: from {begin} to {end} {clocks_s}"
-                        )
+                    is_late = 0 < rank_s - seen_s <= MAX_DIFFERENCE * rank_s + _LATE_S
+                    if _differ(rank_s, seen_s, _SEEN_S) and not is_late:
+                        both_s = f"{begin} to {end} {rank_s:.2f} s by the rank's clock, {seen_s:.2f} s by the agent's"
+                        severity: Severity = "error" if _differ(rank_s, seen_s) else "open"  # a busy machine
+                        yield finding(severity, _CLOCKS_RULE, expected, f"{node.host}: from {both_s}")
         contradictions += _of_coordinator(round_dir, node.host, node.exit.duration_s)
     yield from (finding("error", _CLOCKS_RULE, expected, what) for what in dict.fromkeys(contradictions))
 
@@ -311,10 +303,8 @@ def step_clock_findings(timeline: Timeline, device_type: str) -> Iterator[Findin
     # On the host, nothing but the loop's own work lies between two steps. A device may wait for its host there.
     between_s = span_s + wait_s - timeline.compute_s - timeline.data_wait_s
     if device_type == "cpu" and len(timeline.ranks) == 1 and between_s > allowed_s:
-        actual = (
-            f"{timeline.compute_s:.2f} s of computation and {timeline.data_wait_s:.2f} s of waiting for data were "
-            f"reported for {span_s:.2f} s of steps"
-        )
+        parts = f"{timeline.compute_s:.2f} s of computation and {timeline.data_wait_s:.2f} s of waiting for data"
+        actual = f"{parts} were reported for {span_s:.2f} s of steps"
         yield finding("error", _CLOCKS_RULE, "steps and waits add up to their windows", actual)
 
 

@@ -73,12 +73,8 @@ def crossing_share(windows: Sequence[ForwardWindow]) -> float | None:
 
 def full_batch_latencies(windows: Iterable[ForwardWindow], batch_size: int) -> list[float]:
     """Return the latency in ms of each full batch, sorted."""
-    return sorted(
-        latency
-        for window in windows
-        for count, latency in zip_strict(window.items, window.latency_ms)
-        if count == batch_size
-    )
+    batches = (batch for window in windows for batch in zip_strict(window.items, window.latency_ms))
+    return sorted(latency for count, latency in batches if count == batch_size)
 
 
 def percentile(ordered: Sequence[float], share: float) -> Figure:
@@ -125,22 +121,17 @@ def invalid_reasons(
     framework = validation if expected is None else expected
     for inputs, engine in (("the same inputs", compared), ("all inputs", inference)):
         if framework is not None and engine is not None and not abs(framework - engine) <= tolerance:
-            reasons.append(
-                f"{metric} is {engine:.4f} in the engine on {inputs} and {framework:.4f} in the framework, "
-                f"a difference of more than {tolerance:g}"
-            )
+            other = f"{framework:.4f} in the framework, a difference of more than {tolerance:g}"
+            reasons.append(f"{metric} is {engine:.4f} in the engine on {inputs} and {other}")
             break
     measured = validation if validation is not None else inference
     if reference is not None and measured is not None and not abs(measured - reference.value) <= reference.within:
-        reasons.append(
-            f"{metric} is {measured:.4f}, the reference is {reference.value:.4f} ± {reference.within:g} "
-            f"({reference.source})"
-        )
+        stated = f"{reference.value:.4f} ± {reference.within:g} ({reference.source})"
+        reasons.append(f"{metric} is {measured:.4f}, the reference is {stated}")
     if repeat_check is not None and repeat_check.suspicious:
-        reasons.append(
-            f"repeated items run {repeat_check.speedup:.2f} times as fast as new ones "
-            f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g}): outputs may be cached"
-        )
+        median = f"(median of {repeat_check.num_batches} batches, limit {repeat_check.limit:g})"
+        faster = f"{repeat_check.speedup:.2f} times as fast as new ones {median}"
+        reasons.append(f"repeated items run {faster}: outputs may be cached")
     if answers is not None and not nonfinite_batches:
         reasons += answer_reasons(answers, infer.settings.precision)
     return tuple(reasons)
@@ -157,14 +148,11 @@ def answer_reasons(answers: AnswerCheck, precision: InferPrecision, where: str =
     ):  # fmt: skip
         if error is None or error > limit:
             value = "not finite" if error is None else f"{error:.2g}"
-            reasons.append(
-                f"the {name} error of the engine's answers{where} is {value} (limit for {precision}: {limit:g}), "
-                f"against the framework's on {answers.num_items} inputs"
-            )
+            told = f"{value} (limit for {precision}: {limit:g}), against the framework's on {answers.num_items} inputs"
+            reasons.append(f"the {name} error of the engine's answers{where} is {told}")
     if answers.top1_agreement is not None and answers.top1_agreement < limits.top1_agreement:
-        actual = (
-            f"the engine's answers{where} have the framework's largest value in {percent(answers.top1_agreement, 4)} of"
-        )
+        share = percent(answers.top1_agreement, 4)
+        actual = f"the engine's answers{where} have the framework's largest value in {share} of"
         reasons.append(f"{actual} the cases, at least {limit_percent(limits.top1_agreement)} expected for {precision}")
     if answers.sensitivity is not None and not limits.sensitivity <= answers.sensitivity:
         actual = f"the engine's answers follow small changes of the input by {percent(answers.sensitivity)}"

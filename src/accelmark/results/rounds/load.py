@@ -368,9 +368,8 @@ def measured_stage(
     tpot_ms = latencies["tpot"].at("p50")
     offered = len(due) / window.length_s
     backlog = len(due) - int(window.has(requests.end_s).sum())
-    is_saturated = load.concurrency is None and backlog > max(
-        MAX_BACKLOG_SHARE * len(due), MIN_BACKLOG * np.sqrt(len(due))
-    )
+    allowed = max(MAX_BACKLOG_SHARE * len(due), MIN_BACKLOG * np.sqrt(len(due)))
+    is_saturated = load.concurrency is None and backlog > allowed
     begins_s, ends_s = (np.clip(times, window.begin_s, window.end_s) for times in (requests.due_s, requests.end_s))
     reasons = [] if output_rate is not None else ["neither a tokenizer nor the server's usage counts the tokens"]
     return ServingStage(
@@ -488,11 +487,9 @@ def _wrong_lengths(requests: Requests, settings: ServeSettings) -> dict[str, Any
     counts = ((usage[first], "by the server's usage"), (own[first], "by the model's tokenizer"))
     told = " and ".join(f"{count:.0f} tokens {where}" for count, where in counts if count == count)
     example = f"request {requests.number[first]} has {told} instead of {requested[first]:.0f}"
-    reason = requests.finish_reason[first]
-    return {
-        "num_wrong_length": len(places),
-        "wrong_length": f"{example} (finish_reason {reason})" if reason else example,
-    }
+    if reason := requests.finish_reason[first]:
+        example += f" (finish_reason {reason})"
+    return {"num_wrong_length": len(places), "wrong_length": example}
 
 
 def timeline_of(requests: Requests) -> tuple[schema.TimelineRequest, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from accelmark.results.figures import FigureName
+from accelmark.results.figures import FigureName as F
 from accelmark.results.read.round_dir import json_lines
 from accelmark.results.read.telemetry import read_samples
 from accelmark.results.rounds.summary import spread
@@ -41,13 +41,7 @@ _STATES: Final[dict[str, JobState]] = {
 }  # fmt: skip
 _NOT_COMPARED: Final = {"name", "dataset.directory", "dataset.train_directory", "dataset.held_out_directory"}
 
-F = FigureName
-_CONSUMPTION: Final = {
-    "mean_power_w": F.MEAN_POWER,
-    "energy_j": F.ENERGY,
-    "device_utilisation": F.DEVICE_UTILISATION,
-    "cpu_utilisation": F.CPU_UTILISATION,
-}
+_CONSUMPTION: Final = (F.MEAN_POWER, F.ENERGY, F.DEVICE_UTILISATION, F.CPU_UTILISATION)
 
 
 class _Part(BaseModel):
@@ -153,13 +147,11 @@ class SearchSummary(_Part):
         return self.model_dump_json(indent=2, by_alias=True)
 
 
-def search_consumption(
-    telemetry: Path | None, host: str, window: tuple[float, float], images: int
-) -> SearchConsumption:
-    """Compute power and utilization from a telemetry directory within a ``window`` of the host's monotonic clock."""
+def search_consumption(telemetry: Path | None, host: str, span: tuple[float, float], images: int) -> SearchConsumption:
+    """Compute power and utilization from a telemetry directory within a ``span`` of the host's monotonic clock."""
     if telemetry is None or not (telemetry / _RECORD).is_file():
         reason = "no telemetry was recorded; hosts of a cluster have their own monitoring"
-    elif window[1] <= window[0]:
+    elif span[1] <= span[0]:
         reason = "no epoch ended in the last session"
     else:
         from accelmark.results.rounds.consumption import consumption_figures  # imports numpy
@@ -167,14 +159,14 @@ def search_consumption(
         try:
             samples = read_samples(telemetry / _RECORD)
         except AccelmarkError as error:
-            return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, str(error)))
+            return SearchConsumption(reasons=dict.fromkeys(map(str, _CONSUMPTION), str(error)))
         device_type = "accelerator" if samples.devices else "cpu"
-        figures, warnings = consumption_figures({host: (samples, [window])}, images, device_type, "")
-        reasons = {name: str(figures[one].reason) for name, one in _CONSUMPTION.items() if figures[one].reason}
-        values = {name: figures[one].value for name, one in _CONSUMPTION.items()}
+        figures, warnings = consumption_figures({host: (samples, [span])}, images, device_type, "")
+        reasons = {name.value: str(figures[name].reason) for name in _CONSUMPTION if figures[name].reason}
+        values = {name.value: figures[name].value for name in _CONSUMPTION}
         remarks = {"warnings": "; ".join(warnings)} if warnings else {}
         return SearchConsumption.model_validate({**values, "reasons": reasons | remarks})
-    return SearchConsumption(reasons=dict.fromkeys(_CONSUMPTION, reason))
+    return SearchConsumption(reasons=dict.fromkeys(map(str, _CONSUMPTION), reason))
 
 
 def is_search(path: Path) -> bool:
@@ -253,10 +245,10 @@ def _variant(report: SearchSummary, config: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _figures(report: SearchSummary) -> dict[FigureName, Figure]:
+def _figures(report: SearchSummary) -> dict[F, Figure]:
     final, used = report.final, report.consumption
     no_error, not_measured = "no trial was evaluated on the held-out split", "was not measured"
-    known: tuple[tuple[FigureName, float | None, str], ...] = (
+    known: tuple[tuple[F, float | None, str], ...] = (
         (F.SEARCH_SCORE, final.score, ""),
         (F.SEARCH_REGULATED_SCORE, final.regulated_score, no_error),
         (F.SEARCH_HELD_OUT_ERROR, final.error, no_error),
@@ -266,6 +258,6 @@ def _figures(report: SearchSummary) -> dict[FigureName, Figure]:
         (F.SEARCH_IDLE_SHARE, report.utilisation.idle_share, "nothing ran"),
         (F.SEARCH_TRIALS, float(report.trials.get("finished", 0)), ""),
         (F.SEARCH_IMAGES, float(report.trained_images), ""),
-        *((one, getattr(used, name), used.reasons.get(name) or not_measured) for name, one in _CONSUMPTION.items()),
+        *((name, getattr(used, name), used.reasons.get(name) or not_measured) for name in _CONSUMPTION),
     )
     return {one: Figure(value=value, reason=reason if value is None else None) for one, value, reason in known}

@@ -236,17 +236,14 @@ def _case(
     verdict = audit(run_dir, rounds, max(len(directories), 1))
     ended = ledger_states(run_dir)
     missing = [name for name in directories if not (run_dir / name / "job.json").is_file()]
-    not_started: list[LedgerState] = [
-        (state, why) if state in ("queued", "cancelled") else ("lost", "the files of the round are missing")
-        for state, why in (ended.get(name, ("queued", None)) for name in missing)
-    ]
+    lost: LedgerState = ("lost", "the files of the round are missing")
+    told = [ended.get(name, ("queued", None)) for name in missing]
+    not_started = [last if last[0] in ("queued", "cancelled") else lost for last in told]
     states: list[JobState] = [result.state for result in results]
     states.extend("lost" for _ in problems)
     states.extend(state for state, _ in not_started)
     warnings = [*spread_warnings(figures, key), *finding_texts(verdict.findings, "warning")]
-    warnings += dict.fromkeys(
-        f"{node.host}: {what}" for result in results for node in result.nodes for what in node.warnings
-    )
+    warnings += dict.fromkeys(f"{node.host}: {what}" for one in results for node in one.nodes for what in node.warnings)
     answers = {result.converged for result in results}
     roles = {job.get("role") for job in planned}
     return schema.CaseResult(

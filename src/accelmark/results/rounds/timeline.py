@@ -125,10 +125,8 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         compute_ms = max(compute_ms, log.compute_ms)
         data_wait_ms += log.data_wait_ms
         begun_ms = [(attempt.train_start_ms, attempt.train_ms) for attempt in log.attempts]
-        spans.setdefault(
-            str(path.parent),
-            tuple((start / 1e3, (start + train_ms) / 1e3) for start, train_ms in begun_ms if start is not None),
-        )
+        begun_s = ((start / 1e3, (start + train_ms) / 1e3) for start, train_ms in begun_ms if start is not None)
+        spans.setdefault(str(path.parent), tuple(begun_s))
         times.setdefault(str(path.parent), log.attempts[-1].times)
         if log.own.num_steps:
             own[rank] = log.own
@@ -148,14 +146,12 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         if attempt.train_start_ms is not None:
             begun.append((attempt, attempt.train_start_ms, before_ms))
             before_ms += attempt.train_ms
-    columns: dict[str, list[Floats]] = {
-        "steps": [np.asarray(attempt.window_steps) for attempt, _, _ in begun],
-        "samples": [np.asarray(attempt.window_samples) for attempt, _, _ in begun],
-        "time_s": [(np.asarray(attempt.window_ms) - start + before) / 1e3 for attempt, start, before in begun],
-        "wall_s": [np.asarray(attempt.window_wall_ms) / 1e3 for attempt, _, _ in begun],
-        "lengths": [np.asarray(attempt.window_lengths) for attempt, _, _ in begun],
+    windows = {
+        name: np.concatenate([np.zeros(0), *(np.asarray(attempt.windows[name]) for attempt, _, _ in begun)])
+        for name in ("steps", "samples", "lengths", "wall_ms")
     }
-    windows = {name: np.concatenate([np.zeros(0), *parts]) for name, parts in columns.items()}
+    ends_s = [(np.asarray(attempt.windows["end_ms"]) - start + before) / 1e3 for attempt, start, before in begun]
+    windows |= {"wall_s": windows.pop("wall_ms") / 1e3, "time_s": np.concatenate([np.zeros(0), *ends_s])}
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_losses = loss_sums / num_losses
     nonfinite = np.flatnonzero(~np.isfinite(loss_sums))
@@ -232,10 +228,8 @@ def curves_of(timeline: Timeline, units_per_sample: int, samples_per_step: int) 
 
 def _points(steps: Floats | Indices, times: Floats, values: Floats) -> tuple[Point, ...]:
     kept = thin(values)
-    return tuple(
-        Point(step=int(step), time_s=round(time, 4), value=rounded(value))
-        for step, time, value in zip_strict(steps[kept], times[kept].tolist(), values[kept].tolist())
-    )
+    rows = zip_strict(steps[kept], times[kept].tolist(), values[kept].tolist())
+    return tuple(Point(step=int(step), time_s=round(time, 4), value=rounded(value)) for step, time, value in rows)
 
 
 def rounded(value: float, digits: int = 7) -> float | None:

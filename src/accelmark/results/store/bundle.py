@@ -152,10 +152,8 @@ def write_bundle(run_dir: Path, output: Path) -> None:
     lines = check_manifest(run_dir) if (run_dir / MANIFEST_FILE).is_file() else []
     if changed := [line for line in lines if not line.startswith(own)]:
         more = f"; and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
-        raise RunError(
-            f"{run_dir}: is not bundled because files differ from its manifest: "
-            f"{'; '.join(changed[:_MAX_LISTED])}{more}. See 'accelmark verify {run_dir}' and restore the files"
-        )
+        listed = f"{'; '.join(changed[:_MAX_LISTED])}{more}. See 'accelmark verify {run_dir}' and restore the files"
+        raise RunError(f"{run_dir}: is not bundled because files differ from its manifest: {listed}")
     secret_values: set[str] = set()
     for file in [run_dir / "plan.json", *run_dir.glob("*/round*/*_noderank*/*.json")]:
         with contextlib.suppress(OSError, ValueError):
