@@ -57,15 +57,9 @@ class AgentHandle(ABC):
         self.host = launcher.host(node.host)
         vendor = find("vendors", launcher.plan.vendor).path
         self.sandbox = job_sandbox(launcher.plan, node.job, launcher.code, launcher.path_on_host(vendor))
-        round_dir = node.node_dir.parent
-        self.module = ModuleCommand(
-            module=AGENT_MODULE,
-            arguments=(str(directory),),
-            name=f"{launcher.run_id}-{round_dir.parent.name}-{round_dir.name}-{node.task.noderank}",
-            environment=variables,
-            writable=writable,
-            readable=(*readable, *node.job.data_dirs.values(), *model_files(node.job)),
-        )
+        round_dir, readable = node.node_dir.parent, (*readable, *node.job.data_dirs.values(), *model_files(node.job))
+        name = f"{launcher.run_id}-{round_dir.parent.name}-{round_dir.name}-{node.task.noderank}"
+        self.module = ModuleCommand(AGENT_MODULE, (str(directory),), name, variables, writable, readable)
         """The agent as a module to run in its sandbox."""
         self.command: Sequence[str] = self.sandbox.command(launcher.python, self.module)
         """The command on the host that runs the agent."""

@@ -207,27 +207,15 @@ class _SshAgent(AgentHandle):
 
     def __init__(self, launcher: _SshLauncher, node: NodeJob) -> None:
         directory = launcher.remote_run.joinpath(*node.node_dir.parts[-3:])
-        variables = {
-            **launcher.variables,
-            RUN_MARKER: launcher.run_id,
-            NODE_MARKER: str(directory),
-            CACHE_VARIABLE: str(cache_directory()),
-        }
-        work = Path(launcher.work_directory)
-        super().__init__(launcher, node, directory, variables, (work, Path(launcher.remote_run)))
+        markers = {RUN_MARKER: launcher.run_id, NODE_MARKER: str(directory), CACHE_VARIABLE: str(cache_directory())}
+        writable = (Path(launcher.work_directory), Path(launcher.remote_run))
+        super().__init__(launcher, node, directory, {**launcher.variables, **markers}, writable)
         self._job_file = directory.parent / ("job.hosts.json" if launcher.is_shared_run else "job.json")
         """The job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
-        self._stream = NodeStream(
-            self.host,
-            launcher.python,
-            str(directory),
-            launcher.owner,
-            node.node_dir,
-            launcher.options.ping_s,
-            max(_POLL_S, len(launcher.plan.cluster.hosts) / POLLS_PER_S),
-            skip=temporary_directories(node.task),
-            in_place=launcher.is_shared_run,
-        )
+        copied = (self.host, launcher.python, str(directory), launcher.owner, node.node_dir)
+        poll_s = max(_POLL_S, len(launcher.plan.cluster.hosts) / POLLS_PER_S)
+        skip, in_place = temporary_directories(node.task), launcher.is_shared_run
+        self._stream = NodeStream(*copied, launcher.options.ping_s, poll_s, skip, in_place)
         self._stop_by: float | None = None
         self._lost_since = -math.inf
 
