@@ -33,6 +33,7 @@ from tests.run.fakes import make_plan
 from tests.run.test_session import drive, ends
 
 CarryOut = Callable[..., dict[str, str]]
+OURS = str(Path(accelmark.__file__).parents[1])
 
 
 @pytest.fixture
@@ -95,10 +96,9 @@ def test_a_failing_script_is_reported_with_its_output(folder: Path, carry: Carry
 def test_accelmark_is_importable_whatever_a_script_does_to_pythonpath(
     folder: Path, carry: CarryOut, monkeypatch: pytest.MonkeyPatch, script: str, left: list[str] | None
 ) -> None:
-    ours = str(Path(accelmark.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", f"{ours}:/own")
+    monkeypatch.setenv("PYTHONPATH", f"{OURS}:/own")
     (folder / "environment_variables.sh").write_text(f"{script}\n")
-    assert carry()["PYTHONPATH"].split(os.pathsep) == [ours, *(["/own"] if left is None else left)]
+    assert carry()["PYTHONPATH"].split(os.pathsep) == [OURS, *(["/own"] if left is None else left)]
 
 
 def test_the_vendors_requirements_replace_the_cases(tmp_path: Path) -> None:
@@ -135,9 +135,7 @@ def test_a_container_uses_a_packages_folder_and_mounts_named_models(plugins: Pat
     directory = RunDirectory.create(tmp_path / "run", plan)
     launcher = create_launcher(plan, directory.path)
     (node,) = asyncio.run(node_jobs(planned.model_copy(update={"job": job}), launcher))
-    there = node.job
-    assert there.extern is not None
-    assert (there.extern.package, there.extern.path) == (None, tmp_path)
+    assert node.job.extern == extern.model_copy(update={"package": None})
     assert model_files(job) == (Path("/models/a.onnx"),)
 
 
@@ -173,9 +171,6 @@ def test_installing_a_reserved_module_name_is_refused(
     (folder / "csrc" / "setup.py").write_text(PURE.format(what=what))
     with pytest.raises(RunError, match=rf"csrc: installs {taken}, which would replace"):
         carry()
-
-
-OURS = str(Path(accelmark.__file__).parents[1])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -39,16 +40,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that AccelMark's own wheel was installed into by pip."""
     root = tmp_path_factory.mktemp("wheel")
     copy = root / "source"
-    copy.mkdir()
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (copy / name).write_bytes((ROOT / name).read_bytes())
-    files = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "src"], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    for name in filter(None, files):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((ROOT / name).read_bytes())
+        shutil.copy(ROOT / name, copy)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--no-compile", "--target", str(root / "site"), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
