@@ -18,7 +18,7 @@ from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.plugins.catalog import load_case
-from tests.cluster.bed import Bed
+from tests.cluster.bed import WORK, Bed
 from tests.cluster.boxed import ADAPTED, dockerd, mounts, podman, served, write_adaptation, write_index, write_rootfs
 from tests.cluster.conftest import drive, record_fault, signalled, statuses, stepping
 from tests.run.fakes import make_plan, wait_for
@@ -126,7 +126,8 @@ def train_adapted(
         assert record["installed"] == ["acme-kernel==1.0", "acme-notes==1.0"], "pydantic is there already"
         assert record["environment"] == {"ACME_MODE": "fast mode"}
         task = json.loads((node / "agent.json").read_text())
-        assert task["adaptation"].startswith("/var/tmp/accelmark/code/"), "as it was delivered, not as it is here"
+        job = json.loads((bed.work(rank + 1) / Path(task["job_file"]).relative_to(WORK)).read_text())
+        assert job["adaptation"]["path"].startswith(f"{WORK}/code/"), "as it was delivered, not as it is here"
 
 
 def test_a_case_is_trained_in_podman_containers_with_its_vendors_adaptation(

@@ -27,9 +27,9 @@ def make_task(tmp_path: Path) -> Callable[..., AgentTask]:
             noderank=0,
             nnodes=1,
             nproc=1,
+            num_ranks=1,
             command=("python", str(FAKE_RANK), "job.json", *modes),
             job_file=tmp_path / "round1" / "job.json",
-            framework="pytorch",
             limits=Limits(**{"grace_s": 1.0, **limits}),
         )
 

@@ -29,7 +29,7 @@ from accelmark.spec.job import InferJob
 from accelmark.spec.plugins.catalog import FolderRef, load_framework
 from accelmark.spec.settings.inference import InferSettings
 from tests.cluster.boxed import KERNEL, SETUP, write_index
-from tests.run.fakes import make_plan
+from tests.run.fakes import job_spec, make_plan
 from tests.run.test_session import drive, ends
 
 CarryOut = Callable[..., dict[str, str]]
@@ -188,7 +188,7 @@ def test_a_pythonpath_of_the_cluster_file_comes_after_accelmark(
     make_task: Callable[..., AgentTask], tmp_path: Path, ambient: str | None, asked: str | None, path: str | None
 ) -> None:
     task = make_task().model_copy(update={"environment": {"PYTHONPATH": asked} if asked else {}})
-    found = rank_environment(task, tmp_path, {"PYTHONPATH": ambient} if ambient else {})
+    found = rank_environment(task, job_spec(), tmp_path, {"PYTHONPATH": ambient} if ambient else {})
     assert found.get("PYTHONPATH") == path
 
 
@@ -197,4 +197,4 @@ def test_installed_packages_do_not_hide_those_on_pythonpath(
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _name: OURS)
     task = make_task().model_copy(update={"environment": {"PYTHONPATH": "/opt/lib"}})
-    assert rank_environment(task, tmp_path, {"PYTHONPATH": OURS})["PYTHONPATH"] == "/opt/lib"
+    assert rank_environment(task, job_spec(), tmp_path, {"PYTHONPATH": OURS})["PYTHONPATH"] == "/opt/lib"

@@ -161,9 +161,11 @@ def test_grandchildren_that_left_their_group_do_not_outlive_the_job(make_task: M
 def test_threads_and_visible_devices_are_set_for_ranks(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     plain = make_task()
+    job = json.loads(plain.job_file.read_text())
+    job["work"]["settings"]["threads"] = 3
+    plain.job_file.write_text(json.dumps(job))
     task = plain.model_copy(
         update={
-            "threads": 3,
             "visible_devices": VisibleDevices(variable="ACME_VISIBLE_DEVICES", count=2),
             "environment": {"ACCELMARK_TEST": "$(touch x); 'y'"},
             "command": (

@@ -38,8 +38,8 @@ OURS = str(Path(accelmark.__file__).parents[1])
 
 def recorded(node: Path, ambient: dict[str, str], script: dict[str, str], cluster: dict[str, str]) -> EnvironmentRecord:
     task = AgentTask(
-        run="run", host="here", noderank=0, nnodes=1, nproc=1, command=("python",), job_file=node / "job.json",
-        framework="pytorch", environment=cluster,
+        run="run", host="here", noderank=0, nnodes=1, nproc=1, num_ranks=1, command=("python",),
+        job_file=node / "job.json", environment=cluster,
     )  # fmt: skip
     final = ambient | cluster | script
     record = AdaptationRecord(environment=script)

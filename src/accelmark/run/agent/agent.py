@@ -35,7 +35,7 @@ from accelmark.run.agent.task import EXIT_FILE, IDENTITY_FILE, LOCK_FILE, RANKS_
 from accelmark.run.onhost.program import KILLED_FOR_MEMORY, kernel_messages
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
-from accelmark.spec.job import NodeExit, RankExit, StallRecord
+from accelmark.spec.job import JobSpec, NodeExit, RankExit, StallRecord
 from accelmark.spec.log.records import ENVIRONMENT_FILE, AdaptationRecord, ClockReading, HostClocks, LogSeal
 from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, module_command
@@ -135,11 +135,14 @@ class Agent:
 
     def __init__(self, task: AgentTask, node_dir: Path) -> None:
         self._task = task
+        self._job = JobSpec.model_validate_json(task.job_file.read_bytes())
+        self._adapted = self._job.adaptation.path if self._job.adaptation is not None else None
+        self._launcher_log = f"start_{self._job.framework}_task.log"  # FlagPerf's name
         self._dir = node_dir
         self._started_at = utc_now()
         # Enroot's, which hold the file system that this process runs in.
         self._sandbox = processes.descendants(os.getpid())
-        self._limits = LimitChecker(task.limits, node_dir, task.ranks, task.launcher_log)
+        self._limits = LimitChecker(task.limits, node_dir, task.ranks, self._launcher_log)
         self._environment: dict[str, str] = {}
         self._others_began_s = host.others_cpu_s()
         self._warnings: list[str] = []
@@ -205,16 +208,16 @@ class Agent:
         return not self._num_requests and waited_s < self._task.limits.host_wait_s
 
     def _prepare(self) -> None:
-        framework = load_framework(self._task.framework)
-        self._temporary = [self._dir / name for name in temporary_directories(self._task)]
+        job, framework = self._job, load_framework(self._job.framework)
+        self._temporary = [self._dir / name for name in temporary_directories(job.framework)]
         if self._task.clear_caches and (problem := host.clear_caches()) is not None:
             self._warnings.append(f"the page cache could not be dropped: {problem}")
         if self._task.nnodes > 1:
             self._task = host.route(self._task)
         task = self._task
-        self._data, self._code = FileWatch(task.data_dirs), host.watch_code(task)
+        self._data, self._code = FileWatch(job.data_dirs.values()), host.watch_code(task, job)
         self._warnings += filter(None, (self._data.problem, self._code.problem))
-        self._environment = rank_environment(task, self._dir, os.environ)
+        self._environment = rank_environment(task, job, self._dir, os.environ)
         python = task.python or sys.executable
         information = host.system_information(task, self._dir, self._environment, framework)
         write_atomic(self._dir / "sys_info.json", json.dumps(information, indent=2))
@@ -224,9 +227,9 @@ class Agent:
             write_atomic(self._dir / "telemetry.json", json.dumps(request, indent=2))
             self._recorder.start(self._environment)
         script = AdaptationRecord()
-        if task.adaptation is not None or task.requirements is not None:
+        if self._adapted is not None or task.requirements is not None:
             self._environment, script = apply_adaptation(
-                task.adaptation, task.requirements, self._dir, self._environment, framework, python
+                self._adapted, task.requirements, self._dir, self._environment, framework, python
             )
             self._list_secrets()
         record = host.environment_record(task, self._dir, self._environment, os.environ, script, framework)
@@ -236,7 +239,7 @@ class Agent:
         """Yield the folders of the code that ranks run and that AccelMark hashes."""
         vendor = self._task.telemetry.vendor_folder if self._task.telemetry is not None else None
         yield Path(accelmark.__file__).parent
-        yield from filter(None, (self._task.case, self._task.adaptation, vendor))
+        yield from filter(None, (self._job.case.path, self._adapted, vendor))
 
     def _list_secrets(self) -> None:
         """Write hashes of secrets that a rank may print, so that bundles can remove them from logs."""
@@ -256,8 +259,8 @@ class Agent:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _supervise(self) -> int:
-        command = launch_of(self._task).command
-        with (self._dir / self._task.launcher_log).open("ab") as log:
+        command = launch_of(self._task, self._job).command
+        with (self._dir / self._launcher_log).open("ab") as log:
             self._ranks = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._dir
             )
@@ -360,9 +363,9 @@ class Agent:
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
         """Classify every rank by its exit code, where the launch recorded it, else by the launch's."""
         logs = {rank: rank_exit.read_log_end(rank_log(self._dir, rank)) for rank in self._task.ranks}
-        launch = replace(rank_exit.read_log_end(self._dir / self._task.launcher_log), state=None)
+        launch = replace(rank_exit.read_log_end(self._dir / self._launcher_log), state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
-        errors = load_framework(self._task.framework).connection_errors
+        errors = load_framework(self._job.framework).connection_errors
         record = LaunchRecord.stored(self._dir / RANKS_FILE)
         ends = rank_exit.classify_ranks(logs, exit_code, record, self._ending, errors)
         killed = [end for end in ends if (end.state, end.signal) == ("signaled", "SIGKILL")]
@@ -373,13 +376,13 @@ class Agent:
         return tuple(end.model_copy(update={"reason": reason}) if end in killed else end for end in ends)
 
 
-def temporary_directories(task: AgentTask) -> list[str]:
+def temporary_directories(framework: str) -> list[str]:
     """Return the names of the directories in a node directory that the agent removes at the end."""
-    return [SITE_DIRECTORY, host.CODE_DIRECTORY, *load_framework(task.framework).caches.values()]
+    return [SITE_DIRECTORY, host.CODE_DIRECTORY, *load_framework(framework).caches.values()]
 
 
-def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
-    """Return how the task's framework starts its ranks on this host; ``python`` and ``job.json`` are filled in.
+def launch_of(task: AgentTask, job: JobSpec, python: str = sys.executable) -> Launch:
+    """Return how the job's framework starts its ranks on this host; ``python`` and ``job.json`` are filled in.
 
     ``python`` is the agent's, which ranks use unless the task names another.
     """
@@ -398,27 +401,27 @@ def launch_of(task: AgentTask, python: str = sys.executable) -> Launch:
         python=python,
         rank_command=[filled.get(argument, argument) for argument in task.command],
     )
-    return load_launch(task.framework).launch(place)
+    return load_launch(job.framework).launch(place)
 
 
-def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(task: AgentTask, job: JobSpec, node_dir: Path, ambient: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the process that starts a task's ranks.
 
     Variables of the vendor and the cluster file take precedence over ``ambient``, and both over AccelMark's defaults
     (threads, visible devices, directories of caches). Their ``PYTHONPATH`` is appended to AccelMark's.
     """
-    launch = launch_of(task)
-    threads = str(task.threads or max(1, len(os.sched_getaffinity(0)) // task.num_ranks))
+    launch, num_threads = launch_of(task, job), job.work.threads
+    threads = str(num_threads or max(1, len(os.sched_getaffinity(0)) // task.num_ranks))
     visible = task.visible_devices
     environment = {
         "OMP_NUM_THREADS": threads,
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
-        **{name: str(node_dir / cache) for name, cache in load_framework(task.framework).caches.items()},
+        **{name: str(node_dir / cache) for name, cache in load_framework(job.framework).caches.items()},
         **launch.defaults,
         **({visible.variable: ",".join(map(str, range(visible.count)))} if visible is not None else {}),
         **ambient,
-        **({"OMP_NUM_THREADS": threads} if task.threads is not None else {}),
+        **({"OMP_NUM_THREADS": threads} if num_threads is not None else {}),
         **task.environment,
     }
     keep_ours_first(environment, ambient)
@@ -427,10 +430,10 @@ def rank_environment(task: AgentTask, node_dir: Path, ambient: Mapping[str, str]
     return environment | {processes.RUN_MARKER: task.run, processes.NODE_MARKER: str(node_dir), **launch.environment}
 
 
-def agent_commands(task: AgentTask, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
+def agent_commands(task: AgentTask, job: JobSpec, node_dir: Path, python: str = sys.executable) -> list[list[str]]:
     """Return the commands that an agent starts: the telemetry recorder, then the ranks with their variables."""
     recorder = [module_command(python, _RECORDER_MODULE, str(node_dir))] if task.telemetry is not None else []
-    launch = launch_of(task, python)
+    launch = launch_of(task, job, python)
     variables = [f"{name}={value}" for name, value in {**task.environment, **launch.environment}.items()]
     return [*recorder, [*(["env", *variables] if variables else []), *launch.command]]
 

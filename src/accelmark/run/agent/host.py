@@ -28,6 +28,7 @@ from accelmark.run.onhost.program import HOST_LOCK, holder
 from accelmark.run.processes import NODE_MARKER, RUN_MARKER
 from accelmark.run.record.states import utc_now
 from accelmark.spec.errors import AccelmarkError
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.records import LOADER_VARIABLES, AdaptationRecord, EnvironmentRecord, Variable, VariableOrigin
 from accelmark.spec.plugins.framework import FrameworkSpec
 from accelmark.spec.secret import displayed_value, is_secret, without_userinfo
@@ -255,13 +256,13 @@ UNWATCHED: Final = ("__pycache__", "README.md")
 """Files and folders of code that may change while a job runs: no hash of a folder covers them."""
 
 
-def watch_code(task: AgentTask) -> FileWatch:
+def watch_code(task: AgentTask, job: JobSpec) -> FileWatch:
     """Watch the folders of code that may not change while a job runs: the evaluation outside runs it too.
 
     Of AccelMark, the case and, beside a vendor's code, the tens of thousands of files of Python and its packages.
     """
-    folders = [Path(accelmark.__file__).parent, *filter(None, (task.case,))]
-    if task.adaptation is not None:
+    folders = [Path(accelmark.__file__).parent, job.case.path]
+    if job.adaptation is not None:
         folders += [Path(sysconfig.get_path("stdlib"))]
         folders += package_directories(Path(task.python) if task.python else None)
         folders += [Path(entry) for entry in sys.path if entry.endswith("-packages")]

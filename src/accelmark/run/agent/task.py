@@ -73,12 +73,11 @@ class AgentTask(Spec):
     noderank: int = Field(ge=0)
     nnodes: int = Field(ge=1)
     nproc: int = Field(ge=1)
-    ranks_per_host: int | None = Field(default=None, ge=1)
-    """Ranks on each host; null: one per device."""
+    num_ranks: int = Field(ge=1)
+    """Ranks on each host."""
     command: tuple[str, ...] = Field(min_length=1)
     """The command of one rank; ``python`` and ``job.json`` as whole arguments are replaced by this host's."""
     job_file: Path
-    framework: str
     python: str | None = None
     """Python of the ranks, of an environment of the framework's own; null: the agent's."""
     master_address: str = "127.0.0.1"
@@ -86,8 +85,6 @@ class AgentTask(Spec):
     local_address: str | None = None
     """This host's address for the other hosts; null: found from the route to host 0."""
     environment: dict[str, str] = Field(default_factory=dict)
-    threads: int | None = None
-    """CPU threads of a rank; null: cores of this host over its ranks."""
     visible_devices: VisibleDevices | None = None
     reported_variables: tuple[str, ...] = ()
     """Prefixes of the vendor's variables that are recorded; see :class:`accelmark.spec.plugins.vendor.VendorSpec`."""
@@ -97,11 +94,7 @@ class AgentTask(Spec):
     clear_caches: bool = False
     locks_host: bool = False
     """Whether the host is locked while the job runs, so that two runs never share it."""
-    adaptation: Path | None = None
-    """The vendor's folder for this case, applied before the ranks start."""
     requirements: Path | None = None
-    case: Path | None = None
-    data_dirs: tuple[Path, ...] = ()
     telemetry: TelemetryTask | None = None
     limits: Limits = Limits()
 
@@ -109,16 +102,6 @@ class AgentTask(Spec):
     def ranks(self) -> range:
         """The global ranks of this host."""
         return range(self.noderank * self.num_ranks, (self.noderank + 1) * self.num_ranks)
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks on this host."""
-        return self.ranks_per_host or self.nproc
-
-    @property
-    def launcher_log(self) -> str:
-        """FlagPerf's name for the output of the command that starts the ranks."""
-        return f"start_{self.framework}_task.log"
 
 
 @final

@@ -81,7 +81,7 @@ class CommandAgent(AgentHandle):
     def commands(self) -> list[list[str]]:
         """Return the commands that ensure the image, start the agent, and are started by it."""
         steps = [*self.sandbox.image_commands(), [*self.command]]
-        started = agent_commands(self.node.task, self.node.node_dir, self.launcher.rank_python)
+        started = agent_commands(self.node.task, self.node.job, self.node.node_dir, self.launcher.rank_python)
         return [*map(self.host.command, steps), *started]
 
     async def prepare(self) -> None:

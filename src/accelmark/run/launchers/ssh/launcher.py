@@ -214,7 +214,7 @@ class _SshAgent(AgentHandle):
         """The job with the hosts' paths; where the run is shared, it is next to ``job.json``."""
         copied = (self.host, launcher.python, str(directory), launcher.owner, node.node_dir)
         poll_s = max(_POLL_S, len(launcher.plan.cluster.hosts) / POLLS_PER_S)
-        skip, in_place = temporary_directories(node.task), launcher.is_shared_run
+        skip, in_place = temporary_directories(node.job.framework), launcher.is_shared_run
         self._stream = NodeStream(*copied, launcher.options.ping_s, poll_s, skip, in_place)
         self._stop_by: float | None = None
         self._lost_since = -math.inf
@@ -231,17 +231,21 @@ class _SshAgent(AgentHandle):
             start_command(str(self.directory), self.command),
             command(python, "follow", str(self.directory), self.launcher.owner),
         ]
-        started = agent_commands(self._task(), Path(self.directory), self.launcher.rank_python)
+        started = agent_commands(self._task(), self.node.job, Path(self.directory), self.launcher.rank_python)
         return [*map(self.host.command, commands), *started]
 
     def _job(self) -> JobSpec:
         job, code = self.node.job, self.launcher.code
+        adapted = job.adaptation
+        if adapted is not None:
+            adapted = adapted.model_copy(update={"path": self.launcher.path_on_host(adapted.path)})
         # An evaluation job reads the checkpoints of its round, which is next to it.
         checkpoints = os.path.relpath(job.checkpoint_dir, self.node.node_dir.parent)
         return job.model_copy(
             update={
                 "case": delivery.on_host(job.case, code),
                 "extern": delivery.on_host(job.extern, code) if job.extern is not None else None,
+                "adaptation": adapted,
                 "checkpoint_dir": Path(self.directory.parent / checkpoints),
             }
         )
@@ -253,9 +257,8 @@ class _SshAgent(AgentHandle):
             "job_file": Path(self._job_file),
             "limits": task.limits.model_copy(update={"abandon_s": self.launcher.options.abandon_s}),
             "locks_host": True,
+            "requirements": task.requirements and path_on_host(task.requirements),
         }
-        for name, path in (("adaptation", task.adaptation), ("requirements", task.requirements), ("case", task.case)):
-            changed[name] = path and path_on_host(path)
         if task.telemetry is not None:
             folder = path_on_host(task.telemetry.vendor_folder)
             changed["telemetry"] = task.telemetry.model_copy(update={"vendor_folder": folder})
