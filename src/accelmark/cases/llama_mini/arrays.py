@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,9 +49,10 @@ class Case(NextToken):
 
     def build_model(self) -> Any:
         """Build the decoder with random weights."""
-        sizes = (self.number(name) for name in ("hidden_size", "intermediate_size", "num_heads"))
-        block = partial(Layer, *sizes, STD / math.sqrt(2 * self.number("num_layers")))
-        return Decoder({**self.sizes, "vocab_size": BYTE_VALUES}, block)
+        hidden, intermediate, heads = map(self.number, ("hidden_size", "intermediate_size", "num_heads"))
+        std = STD / math.sqrt(2 * self.number("num_layers"))
+        sizes = {**self.sizes, "vocab_size": BYTE_VALUES}
+        return Decoder(sizes, lambda: Layer(hidden, intermediate, heads, std))
 
     def dataset(self, *, train: bool) -> Arrays:
         """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
