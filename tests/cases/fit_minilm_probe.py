@@ -9,21 +9,20 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import save_file
 from torch import Tensor
 
-from accelmark.cases.minilm.infer_pytorch import PROBE, SentenceEncoder
-from accelmark.cases.minilm_finetune.pytorch import KINDS, read_text
+from accelmark.cases.minilm.infer_pytorch import PROBE
+from accelmark.cases.minilm_finetune.pytorch import KINDS
+from tests.cases.infer_of import built
 
 RECORD: Final = PROBE.with_suffix(".json")
 _NUM_PASSAGES: Final = 3000
 _L2: Final = 1e-3
-_SEQ_LENGTH: Final = 64
-_PASSAGE_CHARS: Final = 220
 
 
 def fit(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,11 +45,9 @@ def fit(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def main(arguments: list[str]) -> None:
     """Fit the probe and write it with its record."""
     plays, encoder = map(Path, arguments)
-    tokens, mask, labels = read_text(
-        plays, encoder, held_out=False, limit=_NUM_PASSAGES, seq_length=_SEQ_LENGTH, passage_chars=_PASSAGE_CHARS
-    )
-    model = SentenceEncoder().eval()
-    model.encoder.load(encoder / "model.safetensors")
+    case: Any = built("minilm", Path.cwd(), {"shakespeare": plays, "minilm": encoder})
+    tokens, mask, labels = case._passages(held_out=False, limit=_NUM_PASSAGES)
+    model = case.create_model().eval()
     with torch.inference_mode():
         batches = zip(torch.split(tokens, 100), torch.split(mask, 100), strict=True)
         parts = [model(*batch) for batch in batches]

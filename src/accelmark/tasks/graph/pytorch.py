@@ -88,9 +88,9 @@ class Neighbourhood:
         """Return the edges as ``<relation>.<hop>``."""
         return {f"{relation}.{hop}": ends for relation, hops in self.edges.items() for hop, ends in enumerate(hops)}
 
-    def features(self, of: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """Return the features of the nodes as ``<type>.<hop>``, those of all nodes of a type being ``of[type]``."""
-        return {f"{kind}.{hop}": of[kind][ids] for kind, hops in self.nodes.items() for hop, ids in enumerate(hops)}
+    def node_arrays(self) -> Arrays:
+        """Return the ids of the nodes as ``<type>.<hop>``."""
+        return {f"{kind}.{hop}": ids for kind, hops in self.nodes.items() for hop, ids in enumerate(hops)}
 
 
 def sample_neighbourhood(
@@ -227,7 +227,8 @@ class LabelledGraph:
         labels = np.asarray(self.labels[seeds], np.float64)
         if len(wrong := seeds[~((labels >= 0) & (labels < classes))]):
             raise DataError(f"{self.where}: node {wrong[0]} of type {kind!r} has no class from 0 to {classes - 1}")
-        return {**trees.features(self.features), **trees.edge_arrays(), "label": labels.astype(np.int64)}
+        found = {name: self.features[name.rpartition(".")[0]][ids] for name, ids in trees.node_arrays().items()}
+        return {**found, **trees.edge_arrays(), "label": labels.astype(np.int64)}
 
 
 @final
@@ -325,9 +326,8 @@ class NodeClassification(Classification):
         """Return random features and classes; each node of the neighbourhoods has two edges of each relation."""
         random, width = generator_for(self.place.seed), self.number("num_features")
         trees = synthetic_trees(self.parsed, self.kind, size, self.numbers("fan_out"), _SYNTHETIC_NEIGHBOURS)
-        counts = {f"{kind}.{hop}": len(ids) for kind, hops in trees.nodes.items() for hop, ids in enumerate(hops)}
         return {
-            **{name: torch.randn(count, width, generator=random) for name, count in counts.items()},
+            **{name: torch.randn(len(ids), width, generator=random) for name, ids in trees.node_arrays().items()},
             **{name: torch.from_numpy(array) for name, array in trees.edge_arrays().items()},
             "label": torch.randint(0, self.number("num_classes"), (size,), generator=random),
         }
