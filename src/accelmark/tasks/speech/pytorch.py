@@ -24,7 +24,7 @@ from accelmark.frameworks.pytorch.model.hugging_face import initial_net, with_pa
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import UNREADABLE, DataError, raising
 from accelmark.tasks.metrics import IGNORED, ErrorRate, TextScore
-from accelmark.tasks.text.pytorch import SequenceToSequence, read_tokenizer
+from accelmark.tasks.text.pytorch import SequenceToSequence, of_both, read_tokenizer
 
 RATE_HZ: Final = 16_000
 """Sampling rate of LibriSpeech."""
@@ -309,16 +309,11 @@ class Spectra(Dataset[tuple[Tensor, int]]):
 
 def whisper(number: Callable[[str], int]) -> WhisperConfig:
     """Return the configuration of Whisper (Radford et al. 2022, arXiv:2212.04356, table 1) from named numbers."""
-    width, layers, heads = number("hidden_size"), number("num_layers"), number("num_heads")
+    width = number("hidden_size")
     config = WhisperConfig(
         vocab_size=number("vocab_size"),
         d_model=width,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        encoder_attention_heads=heads,
-        decoder_attention_heads=heads,
-        encoder_ffn_dim=4 * width,
-        decoder_ffn_dim=4 * width,
+        **of_both(number("num_layers"), number("num_heads"), 4 * width),
         decoder_start_token_id=START,
         pad_token_id=END,
         bos_token_id=END,

@@ -199,28 +199,6 @@ def tokenize(tokenizer_file: Path, texts: Sequence[str], length: int) -> tuple[T
     return torch.tensor([row.ids for row in encoded]), torch.tensor([row.attention_mask for row in encoded])
 
 
-@final
-class LabelledText:
-    """Texts of a table with their classes, as ``length`` tokens with a padding mask; longer texts are cut off."""
-
-    def __init__(self, table: Table, tokenizer: Tokenizer, length: int, num_classes: int) -> None:
-        self._table, self._tokenizer, self._num_classes = table, tokenizer, num_classes
-        self._tokenizer.enable_truncation(length)
-        self._tokenizer.enable_padding(length=length)
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return ``tokens``, ``mask`` and ``label``; raises DataError with file and line for an unknown class."""
-        text, label = self._table.row(index)
-        if not label.isdecimal() or int(label) >= self._num_classes:
-            raise DataError(f"{self._table.where(index)}: {label!r} is not a class from 0 to {self._num_classes - 1}")
-        encoding = self._tokenizer.encode(text)
-        mask = torch.tensor(encoding.attention_mask, dtype=torch.bool)
-        return {"tokens": torch.tensor(encoding.ids), "mask": mask, "label": torch.tensor(int(label))}
-
-
 class TextClassification(Classification):
     """Classification of tokens of ``seq_length`` with a padding mask; the encoder's dimensions are settings.
 
@@ -249,11 +227,23 @@ class TextClassification(Classification):
         config = with_padding(network_class.config_class(**self.dimensions(**self.names)))
         return Logits(initial_net(network_class, config, self.data_dirs.get(self.weights), new=self.new_layers))
 
-    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | LabelledText:
-        """Return the sentences of a table."""
+    def dataset(self, *, train: bool) -> Mapping[str, Tensor] | ReadSamples:
+        """Return the sentences of a table as ``seq_length`` tokens with a padding mask; longer ones are cut off."""
         table = Table(self.data_dirs[self.samples] / self.tables[0 if train else 1], ["sentence", "label"])
         tokenizer = read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))
-        return LabelledText(table, tokenizer, self.number("seq_length"), self.num_classes)
+        tokenizer.enable_truncation(self.number("seq_length"))
+        tokenizer.enable_padding(length=self.number("seq_length"))
+
+        def read(index: int, random: torch.Generator) -> Batch:
+            """Return ``tokens``, ``mask`` and ``label``; raises DataError with file and line for an unknown class."""
+            text, label = table.row(index)
+            if not label.isdecimal() or int(label) >= self.num_classes:
+                raise DataError(f"{table.where(index)}: {label!r} is not a class from 0 to {self.num_classes - 1}")
+            encoding = tokenizer.encode(text)
+            mask = torch.tensor(encoding.attention_mask, dtype=torch.bool)
+            return {"tokens": torch.tensor(encoding.ids), "mask": mask, "label": torch.tensor(int(label))}
+
+        return ReadSamples(len(table), read)
 
     def synthetic_batch(self, size: int) -> Batch:
         """Return random tokens without padding."""
@@ -423,6 +413,12 @@ class TextToText(SequenceToSequence):
         return torch.randint(self.pad + 1, self.number("vocab_size"), shape, generator=random)
 
 
+def of_both(layers: int, heads: int, inner: int) -> dict[str, Any]:
+    """Return arguments of a configuration whose encoder and decoder have the same sizes."""
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": inner}
+    return {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()}
+
+
 class Translation(TextToText):
     """Text to text by a Transformer whose size is in the settings under ``model``.
 
@@ -438,16 +434,10 @@ class Translation(TextToText):
 
     def network(self) -> PreTrainedModel:
         """Build the Transformer (Vaswani et al. 2017, arXiv:1706.03762) with one embedding for both languages."""
-        layers, heads, inner = self.number("num_layers"), self.number("num_heads"), self.number("intermediate_size")
         config = MarianConfig(
             vocab_size=self.number("vocab_size"),
             d_model=self.number("hidden_size"),
-            encoder_layers=layers,
-            decoder_layers=layers,
-            encoder_attention_heads=heads,
-            decoder_attention_heads=heads,
-            encoder_ffn_dim=inner,
-            decoder_ffn_dim=inner,
+            **of_both(self.number("num_layers"), self.number("num_heads"), self.number("intermediate_size")),
             activation_function="relu",
             dropout=self.dropout,
             scale_embedding=True,
