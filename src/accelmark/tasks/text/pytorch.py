@@ -159,7 +159,8 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         with_padding(config)
-        self.embeddings, self.encoder = Embeddings(config), BertEncoder(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = BertEncoder(config)  # type: ignore[no-untyped-call]
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return hidden states of shape (batch, length, hidden); ``mask`` is false on padding."""
