@@ -25,8 +25,7 @@ import numpy as np
 from accelmark.results.rounds.load import measured_stage, read_requests
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
-from accelmark.serving.load import open_prompts
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import ServedModel, open_prompts
 from accelmark.serving.request import Endpoint, Load
 from accelmark.serving.stages import Stages
 from accelmark.spec.log.inference import LoadStage, RequestRecord

@@ -15,8 +15,7 @@ from accelmark.automl.model.graph import Convolution, Dense, GlobalPool, MaxPool
 from accelmark.automl.model.morphs import MorphChoices
 from accelmark.automl.model.weights import Array
 from accelmark.automl.records import EpochReport, Hyperparameters, Progress, TrialListener, TrialOrder, TrialResult
-from accelmark.automl.trial.ranks import RankGroup
-from accelmark.automl.trial.training import GraphModule, RankContext, run_trial, to_weights
+from accelmark.automl.trial.training import GraphModule, RankContext, RankGroup, run_trial, to_weights
 from tests.automl.images import CLASSES, chain, tiny_dataset, tiny_network
 
 PLAIN = Hyperparameters(batch_size=32, learning_rate=0.1)

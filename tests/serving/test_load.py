@@ -18,18 +18,9 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from accelmark.results.rounds.load import Requests, RequestTable
+from accelmark.serving import load as loads
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.load import (
-    EXPECTED_STEPS,
-    PRECISION,
-    LoadPlan,
-    draw_length,
-    due_times,
-    open_prompts,
-    read_trace,
-    search_rate,
-)
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import LoadPlan, ServedModel, draw_length, due_times, open_prompts, read_trace, search_rate
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record
 from accelmark.serving.stages import LoadReporter, Stages
 from accelmark.spec.errors import DataError, RequestError
@@ -232,7 +223,7 @@ def test_the_plan_searches_the_highest_rate_that_holds(arrival: Arrival) -> None
     assert {each.arrival for each in searched} == {"poisson" if arrival == "closed" else "gamma"}
     assert [each.stage for each, _ in stages if each.stage >= 0] == list(range(len(stages) - 1))
     best = max(each.rate or 0 for each in searched if (each.rate or 0) < 37)
-    assert best > 37 / (1 + PRECISION)
+    assert best > 37 / (1 + loads.PRECISION)
 
 
 def test_a_search_begins_above_the_given_rate_that_held() -> None:
@@ -241,7 +232,7 @@ def test_a_search_begins_above_the_given_rate_that_held() -> None:
     stages = _stages(settings, lambda load, _: 0.05 if (load.rate or 0) < 37 else 0.2)
     rates = [each.rate or 0 for each, _ in stages if each.is_search]
     assert rates[:2] == [16, 32]
-    assert max(rate for rate in rates if rate < 37) > 37 / (1 + PRECISION)
+    assert max(rate for rate in rates if rate < 37) > 37 / (1 + loads.PRECISION)
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.5, 100))
@@ -255,9 +246,9 @@ def test_a_search_ends_near_the_limit(limit: float, first: float) -> None:
         return rate <= limit
 
     rate = search_rate(holds, first, max_steps=60)
-    assert expected == [max(EXPECTED_STEPS - step, 0) for step in range(1, len(tried) + 1)]
+    assert expected == [max(loads.EXPECTED_STEPS - step, 0) for step in range(1, len(tried) + 1)]
     assert rate is not None
-    assert rate <= limit <= rate * (1 + PRECISION)
+    assert rate <= limit <= rate * (1 + loads.PRECISION)
     assert len(tried) == len(set(tried))
 
 

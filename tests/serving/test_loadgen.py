@@ -18,8 +18,7 @@ from torch import Tensor
 from accelmark.infer.generation import EngineClient
 from accelmark.serving.answers import AnswerSample
 from accelmark.serving.client.client import Client
-from accelmark.serving.load import LoadPlan
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import LoadPlan, ServedModel
 from accelmark.serving.request import Endpoint
 from accelmark.serving.stages import StageClient, Stages, TokenScenarios
 from accelmark.spec.log.inference import LoadStage, TokenScenarioResult

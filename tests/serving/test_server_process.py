@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from accelmark.serving.answers import AnswerSample, compare_answers
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import ServedModel
 from accelmark.serving.request import Endpoint, PlannedRequest, ServeError
 from accelmark.serving.server_process import Cores, ServerProcess
 from accelmark.spec.job import JobSpec

@@ -23,8 +23,7 @@ from accelmark.automl.model.morphs import MorphError
 from accelmark.automl.model.seeds import seed_weights
 from accelmark.automl.scoring import summarise
 from accelmark.automl.search.schedule import Assignment, Scheduler
-from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher
-from accelmark.automl.search.surrogate import predicted_accuracy
+from accelmark.automl.search.searchers import SEARCHERS, Population, Searcher, predicted_accuracy
 from accelmark.automl.search.tuning import Tuner, within_limits
 from accelmark.results.store.files import write_atomic
 from accelmark.spec.errors import RunError

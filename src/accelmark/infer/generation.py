@@ -19,9 +19,8 @@ from torch import Tensor
 
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.serving.answers import AnswerSample, compare_answers, run_benchmarks
-from accelmark.serving.load import Decode, Encode, LoadPlan
+from accelmark.serving.load import Decode, Encode, LoadPlan, ServedModel
 from accelmark.serving.loadgen import done, first, run_token_loadgen
-from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, LoadGenRun, PlannedRequest, Record, Watch
 from accelmark.serving.stages import Stages, TokenScenarios
 from accelmark.spec.backports import pairwise, zip_strict

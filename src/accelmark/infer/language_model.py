@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from accelmark.infer.case import InferBatch, InferCase, InMemoryBatches, swap_neighbours
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import ServedModel
 from accelmark.spec.errors import DataError
 from accelmark.spec.settings.inference import InferSettings
 from accelmark.spec.settings.training import Scalar

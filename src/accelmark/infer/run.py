@@ -42,7 +42,7 @@ from accelmark.infer.language_model import CausalModel, LanguageModelCase
 from accelmark.infer.measure import CheckedPass, Emit, Measured, measure
 from accelmark.infer.scenarios import Scenarios
 from accelmark.results.rounds.inference import invalid_reasons, phase_figures
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import ServedModel
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, AccelmarkError, DataError, RequestError, nearest
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import DataRead, Event

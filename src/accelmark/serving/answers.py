@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from accelmark.serving.model import ServedModel
 from accelmark.serving.request import PlannedRequest, Watch
 from accelmark.serving.server_process import run_reporting
 from accelmark.spec.backports import zip_strict
@@ -31,6 +30,9 @@ from accelmark.spec.plugins.framework import module_command
 from accelmark.spec.settings.inference import BenchmarkSettings
 from accelmark.spec.settings.serving import ServeSettings
 from accelmark.train.loop.process import process_start
+
+if TYPE_CHECKING:
+    from accelmark.serving.load import ServedModel  # whose imports are no part of the time in which a model is loaded
 
 _HARNESS_LOG: Final = "harness.log"
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}

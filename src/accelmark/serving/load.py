@@ -1,10 +1,12 @@
-"""The load of a run: prompts, times at which requests are due, stages, and the search of rates."""
+"""The load of a run: the served model, prompts, times at which requests are due, stages, and the search of rates."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -14,12 +16,14 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from accelmark.results.rounds.load import Requests, measured_stage
-from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, Message, PlannedRequest
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import DataError, raising
+from accelmark.spec.job import JobSpec
 from accelmark.spec.log.inference import LoadStage
 from accelmark.spec.model import Spec
+from accelmark.spec.plugins.catalog import folder_module
+from accelmark.spec.settings.inference import BENCHMARK_DATA
 from accelmark.spec.settings.serving import Arrival, Lengths, PromptSettings, ServeSettings
 
 Encode = Callable[[str], Sequence[int]]
@@ -29,6 +33,61 @@ _TRIES: Final = 200
 """Windows that are drawn before the text is found too short for another prompt."""
 _MOST_END: Final = 8
 """Most tokens at the end of a prompt that come from a second place in the text."""
+
+
+@final
+class ServedModel:
+    """The model that a case serves; ``directory`` is None where the case has no weights (an endpoint)."""
+
+    def __init__(self, job: JobSpec, work_dir: Path) -> None:
+        """Find the given weights, or let the case write its own. Raises DataError: the tokenizer cannot be read."""
+        self._job = job
+        self._module: Any = folder_module(job.case, "serve") if (job.case.path / "serve.py").is_file() else None
+        self.directory = job.data_dirs.get("weights")
+        if self.directory is None and self._module is not None:
+            self.directory = work_dir / "model"
+            self.directory.mkdir(exist_ok=True)
+            self._module.write_model(self.directory)
+        file = None if self.directory is None else self.directory / "tokenizer.json"
+        self.tokens: Callable[[str], list[int]] | None = None
+        """Function from a text to its tokens, without special ones; like the others None without a tokenizer."""
+        self.input_tokens: Callable[[str], list[int]] | None = None
+        """Function from a prompt to the tokens that the model computes, with the special ones of its tokenizer."""
+        self.text: Callable[[list[int]], str] | None = None
+        """Function from tokens to their text."""
+        if file is not None and file.is_file():
+            from tokenizers import Tokenizer
+
+            with raising(DataError, f"{file}: not a tokenizer", Exception):
+                tokenizer = Tokenizer.from_file(str(file))
+            self.tokens = lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+            self.input_tokens = lambda text: list(tokenizer.encode(text).ids)
+            self.text = tokenizer.decode
+
+    def prompt_text(self) -> str:
+        """Return the text from which prompts are taken. Raises DataError: there is none."""
+        dirs = {name: path for name, path in self._job.data_dirs.items() if name not in ("weights", *BENCHMARK_DATA)}
+        if self._module is not None:
+            return str(self._module.prompt_text(dirs))
+        files = sorted(path for place in dirs.values() for path in place.rglob("*") if path.suffix in (".md", ".txt"))
+        if not files:
+            raise DataError(f"the case {self._job.case.name} has no text for prompts: set prompts.source and file")
+        return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+    def sha256(self, report: Callable[[], None]) -> str | None:
+        """Hash the model's files with their names; call ``report`` every second, since large files take minutes."""
+        if self.directory is None:
+            return None
+        whole, told_s = hashlib.sha256(), time.monotonic()
+        for file in sorted(path for path in self.directory.rglob("*") if path.is_file()):
+            whole.update(file.relative_to(self.directory).as_posix().encode() + b"\0")
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    whole.update(block)
+                    if (now_s := time.monotonic()) - told_s > 1.0:
+                        told_s = now_s
+                        report()
+        return whole.hexdigest()
 
 
 def open_prompts(settings: PromptSettings, model: ServedModel, api: str, seed: int) -> TextPrompts | FilePrompts:

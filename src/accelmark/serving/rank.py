@@ -17,8 +17,7 @@ from typing import Final, final
 
 from accelmark.serving.answers import AnswerSample, compare_answers, run_benchmarks
 from accelmark.serving.client.client import Client
-from accelmark.serving.load import LoadPlan
-from accelmark.serving.model import ServedModel
+from accelmark.serving.load import LoadPlan, ServedModel
 from accelmark.serving.request import Endpoint, ServeError
 from accelmark.serving.server_process import Cores, ServerProcess
 from accelmark.serving.stages import LoadReporter, Stages, TokenScenarios

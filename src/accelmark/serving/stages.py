@@ -10,9 +10,8 @@ from typing import IO, Any, Final, NamedTuple, Protocol, final
 
 from accelmark.results.rounds.load import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
-from accelmark.serving.load import EXPECTED_STEPS, FIRST_SHARE, LoadPlan, search_rate
+from accelmark.serving.load import EXPECTED_STEPS, FIRST_SHARE, LoadPlan, ServedModel, search_rate
 from accelmark.serving.loadgen import MIN_TOKENS, MLPERF_MIN_DURATION_S, LoadGenLog, library, read_log
-from accelmark.serving.model import ServedModel
 from accelmark.serving.request import Load, LoadGenRun, LoadGenSettings, PlannedRequest, Record, Watch
 from accelmark.spec.log.events import Event
 from accelmark.spec.log.inference import (

@@ -25,9 +25,9 @@ from accelmark.automl.model.graph import Convolution, Network
 from accelmark.automl.model.morphs import MorphChoices, MorphError, MorphLimits, apply_morph
 from accelmark.automl.model.seeds import small
 from accelmark.automl.records import Individual, IndividualStatus, TrialStatus
+from accelmark.automl.search import searchers
 from accelmark.automl.search.schedule import Scheduler, stops_early
-from accelmark.automl.search.searchers import SEARCHERS, Population
-from accelmark.automl.search.surrogate import GaussianProcess, Reference, predicted_accuracy, sketch
+from accelmark.automl.search.searchers import SEARCHERS, GaussianProcess, Population, Reference, predicted_accuracy
 from accelmark.automl.search.tuning import Tuner
 from accelmark.spec.errors import RequestError
 
@@ -134,9 +134,9 @@ def relative(steps: int, seed: int) -> Network:
 def test_distances_are_zero_on_the_diagonal_symmetric_and_independent_of_batching(
     left: int, right: int, seed: int
 ) -> None:
-    one, other = sketch(relative(left, seed)), sketch(relative(right, seed + 1))
+    one, other = searchers.sketch(relative(left, seed)), searchers.sketch(relative(right, seed + 1))
     assert Reference([one]).distances(one)[0] == pytest.approx(0)
-    together = Reference([sketch(SEED), other]).distances(one)
+    together = Reference([searchers.sketch(SEED), other]).distances(one)
     assert together[1] == pytest.approx(Reference([one]).distances(other)[0])
     assert together[1] == pytest.approx(Reference([other]).distances(one)[0])
     assert (together >= 0).all()

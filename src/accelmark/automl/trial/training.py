@@ -1,15 +1,24 @@
-"""A trial on one rank: its network in PyTorch, as a case of the training driver, and the run of the driver."""
+"""A trial on one rank: its network in PyTorch, as a case of the training driver, and the run of the driver.
+
+On several devices of a host a process trains on each, gradients averaged, alive as long as the worker.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import multiprocessing
 import operator
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Final, final
@@ -18,24 +27,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn.functional import cross_entropy
 
 from accelmark.automl import records
-from accelmark.automl.config import TrainingConfig, WeightMode
-from accelmark.automl.dataset import Dataset
+from accelmark.automl.config import DatasetConfig, TrainingConfig, WeightMode
+from accelmark.automl.dataset import Dataset, open_dataset
 from accelmark.automl.model import graph
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.graph import INPUT, Network, infer_shapes
 from accelmark.automl.model.morphs import apply_morph
 from accelmark.automl.model.seeds import small
 from accelmark.automl.model.weights import Array, Weights, carry_weights, fitted_weights
-from accelmark.automl.records import TrialListener, TrialOrder
+from accelmark.automl.records import TrainedWeights, TrialEnded, TrialListener, TrialOrder, TrialResult
 from accelmark.automl.search.schedule import stops_early
 from accelmark.datasets.images import Images, LabeledArrays
 from accelmark.frameworks.pytorch.backend import InProcess, PyTorchBackend
 from accelmark.frameworks.pytorch.batches import permutation
 from accelmark.frameworks.pytorch.case import Batch, Place, TrainCase
-from accelmark.spec.errors import DataError
+from accelmark.frameworks.pytorch.training.platform import join_ranks
+from accelmark.spec.errors import DataError, RunError
 from accelmark.spec.job import JobSpec, TrainJob
 from accelmark.spec.key import CaseKey
 from accelmark.spec.log.events import EndReason, Evaluation, Event, Finished, Started, StepWindow
@@ -60,6 +71,8 @@ _STATUS: Final[Mapping[EndReason, records.TrialStatus]] = {
     "out_of_memory": "out-of-memory",
 }
 _USEFUL: Final = ("finished", "cut")
+_START_S: Final = 300.0
+_POLL_S: Final = 0.2
 
 
 class _Apply(nn.Module):
@@ -265,8 +278,8 @@ def device_type() -> str:
 
 
 def run_trial(
-    data: Dataset, place: RankContext, order: TrialOrder, weights: records.TrainedWeights, listener: TrialListener
-) -> records.TrialEnded:
+    data: Dataset, place: RankContext, order: TrialOrder, weights: TrainedWeights, listener: TrialListener
+) -> TrialEnded:
     """Run a trial as one rank; a trial that fails is reported in its result."""
     hyper, training, images = order.hyperparameters, order.training, len(data.training)
     if hyper.batch_size > images:
@@ -299,7 +312,7 @@ class _Trial:
     data: Dataset
     place: RankContext
     order: TrialOrder
-    weights: records.TrainedWeights
+    weights: TrainedWeights
     """Of the order's parent network; None: from scratch."""
     listener: TrialListener
     work: TrainJob
@@ -312,7 +325,7 @@ class _Trial:
     """The trained network without wrappers, once it is built."""
     started_from: WeightMode = "from-scratch"
     started: Started | None = None
-    best: records.TrainedWeights = None
+    best: TrainedWeights = None
     best_accuracy: float = -1.0
     epoch: int = 1
     images: int = 0
@@ -321,7 +334,7 @@ class _Trial:
     data_wait_s: float = 0.0
     validation_losses: list[float] = field(default_factory=list)
 
-    def run(self) -> records.TrialEnded:
+    def run(self) -> TrialEnded:
         totals = RunTotals(process_start=self.began, job=self.work)
         training = run_training(self.work, self._open, self, totals, self, self.evaluated)
         end, backend = training.end, training.backend
@@ -334,7 +347,7 @@ class _Trial:
             outcome |= {"reason": ""} | self._held_out()
         if backend is not None:
             backend.close(together=training.in_step)
-        return records.TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
+        return TrialEnded(self._result(outcome, finished), self.best if outcome["status"] in _USEFUL else None)
 
     def _open(self) -> PyTorchBackend:
         """Open the driver's backend; network and digest replace the case's folder and its hash."""
@@ -434,14 +447,14 @@ class _Trial:
             outcome["reason"] = f"evaluating the held-out split: {message}"
         return outcome | {"held_out_s": time.monotonic() - began}
 
-    def _result(self, outcome: Mapping[str, Any], finished: Finished) -> records.TrialResult:
+    def _result(self, outcome: Mapping[str, Any], finished: Finished) -> TrialResult:
         started, facts = self.started, dict[str, Any]()
         if started is not None:
             # Autocast's type, else the parameters', where fp32 may be TF32; the rules have no width for other types.
             kind = started.compute_type or "unknown"
             precision = started.precision if kind == "float32" else _COMPUTED_IN.get(kind, kind)
             facts |= {"precision": precision, "device": started.device_name}
-        return records.TrialResult(
+        return TrialResult(
             **outcome,
             **facts,
             weights=self.started_from,
@@ -472,3 +485,111 @@ def warm_up(place: RankContext) -> None:
         seed=0,
     )
     run_trial(dataset, place, order, None, TrialListener())
+
+
+_Arguments = tuple[DatasetConfig, Network, int]
+"""Data, seed network, and threads of a rank, 0: its share."""
+
+
+class RankGroup:
+    """Rank processes that train together. If one fails, its trial fails and all are restarted for the next one."""
+
+    def __init__(self, dataset: DatasetConfig, network: Network, *, devices: int, threads: int) -> None:
+        self._devices: Final = devices
+        self._arguments: Final[_Arguments] = (dataset, network, threads)
+        self.processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        self._start()
+
+    def run(self, order: TrialOrder, weights: TrainedWeights, listener: TrialListener) -> TrialEnded:
+        """Run a trial on all ranks."""
+        self._start()
+        self._is_cut.value = False
+        for pipe in self._pipes:
+            with suppress(BrokenPipeError):  # that the rank ended is received next
+                pipe.send((order, weights))
+        ended: dict[int, TrialEnded] = {}
+        while len(ended) < self._devices:
+            if listener.should_stop():
+                self._is_cut.value = True
+            for rank, message in self._receive(_POLL_S):
+                match message:
+                    case None:
+                        self.close()
+                        reason = f"rank {rank} of {self._devices} ended"
+                        return TrialEnded(TrialResult(status="crashed", reason=reason), None)
+                    case TrialEnded(result):
+                        ended[rank] = message
+                        if result.status in ("crashed", "out-of-memory"):
+                            self.close()  # the other ranks would wait for this one
+                            return TrialEnded(result, None)
+                    case _:
+                        listener.report(message)
+        return ended[0]
+
+    def close(self) -> None:
+        """End all ranks."""
+        for process, pipe in zip(self.processes, self._pipes, strict=True):
+            process.kill()
+            process.join()
+            pipe.close()
+        if self.processes:
+            self._folder.cleanup()
+        self.processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        """Start the ranks unless they run; raises RunError where one does not start."""
+        if self.processes:
+            return
+        context = multiprocessing.get_context("spawn")
+        self._is_cut = context.RawValue(ctypes.c_bool, False)
+        self._folder = tempfile.TemporaryDirectory(prefix="accelmark-ranks-", ignore_cleanup_errors=True)
+        for rank in range(self._devices):
+            here, there = context.Pipe()
+            place = RankPlace(rank, rank, self._devices, self._devices)
+            arguments = (place, self._folder.name, there, self._is_cut, self._arguments)
+            process = context.Process(target=_run_rank, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self.processes.append(process)
+            self._pipes.append(here)
+        ready: set[int] = set()
+        while len(ready) < self._devices:
+            found = dict(self._receive(_START_S))
+            if not found or None in found.values():
+                self.close()
+                rank = next((rank for rank, message in found.items() if message is None), -1)
+                raise RunError(f"rank {rank} did not start; see the worker's standard error")
+            ready |= found.keys()
+
+    def _receive(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Yield messages with their ranks, None from a rank that ended; waits at most ``timeout_s`` for the first."""
+        for pipe in wait(self._pipes, timeout_s):
+            rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+            try:
+                yield rank, self._pipes[rank].recv()
+            except (EOFError, OSError):
+                yield rank, None
+
+
+def _run_rank(ranks: RankPlace, folder: str, pipe: Connection, is_cut: ctypes.c_bool, given: _Arguments) -> None:
+    """Run trials as one rank until the pipe closes."""
+    config, network, threads = given
+    data = open_dataset(config, network)
+    kind = device_type()
+    own, store = dist.get_default_backend_for_device(kind), FileStore(f"{folder}/rendezvous", ranks.world_size)
+    if kind != "cpu":
+        torch.accelerator.set_device_index(ranks.local_rank)
+    group = join_ranks(own, ranks, torch.device(kind), needed=True, store=store)
+    place = RankContext(kind, ranks, group, threads or None)
+    warm_up(place)
+    listener = TrialListener(should_stop=lambda: is_cut.value)
+    if ranks.rank == 0:  # reports for all ranks
+        listener = listener._replace(report=pipe.send)
+    pipe.send("ready")
+    with suppress(EOFError, OSError):  # the worker ended
+        while True:
+            order, weights = pipe.recv()
+            result, trained = run_trial(data, place, order, weights, listener)
+            pipe.send(TrialEnded(result, trained if ranks.rank == 0 else None))
+    dist.destroy_process_group()

@@ -31,8 +31,9 @@ class TrialWorker:
 
     def __init__(self, dataset: DatasetConfig, network: Network, devices: int, threads: int) -> None:
         from accelmark.automl.dataset import open_dataset
-        from accelmark.automl.trial.ranks import RankGroup  # loaded before the first trial's clock starts
-        from accelmark.automl.trial.training import RankContext, device_type, run_trial, warm_up
+
+        # Loaded before the first trial's clock starts.
+        from accelmark.automl.trial.training import RankContext, RankGroup, device_type, run_trial, warm_up
 
         data = open_dataset(dataset, network)
         self._execute: Callable[[records.TrialOrder, records.TrainedWeights, records.TrialListener], records.TrialEnded]
