@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import socket
+import statistics
 import struct
 import sys
 import time
+import timeit
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -227,21 +230,14 @@ class EngineProcess:
 
     def round_trip_s(self) -> float:
         """Return the median duration of a command that does nothing, and its reply."""
-        durations = []
-        for _ in range(100):
-            began = time.perf_counter()
-            self.call("echo")
-            durations.append(time.perf_counter() - began)
-        return sorted(durations)[50]
+        return statistics.median(timeit.repeat(lambda: self.call("echo"), number=1, repeat=100))
 
     def usage(self) -> Mapping[str, Any]:
         """Return the largest peak memory of a device, and the sum of the processes' peak resident memory; or None."""
         self.call("device_memory_mib")
         device = [value for value in self._values if value is not None]
-        resident: list[float] = []
-        for pid in self.pids:
-            lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-            resident += [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")]
+        status = "".join(Path(f"/proc/{pid}/status").read_text(encoding="ascii") for pid in self.pids)
+        resident = [int(kib) / 1024 for kib in re.findall(r"^VmHWM:\s+(\d+)", status, re.MULTILINE)]
         return {
             "peak_device_memory_mib": max(device, default=None),
             "peak_host_memory_mib": sum(resident) if resident else None,
