@@ -30,7 +30,7 @@ test-cluster: $(VENV)/.test-cluster  ## Install sshd, podman, docker, Slurm and 
 	$(BIN)/python -m pytest -m '$(CLUSTER)' tests/cluster
 
 test-servers: $(VENV)/.test-servers  ## Build llama.cpp; run all tests of generation and serving, the heavy ones too
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/serving tests/infer/test_benchmarks.py tests/infer/test_generation.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/serving tests/infer/test_generation.py
 
 test-versions: $(VENV)/.test-cluster  ## Run cases, SSH hosts and a container on Python 3.9, 3.10, 3.12 with PyTorch 2.4, 2.6, 2.8
 	$(BIN)/python -m benchmarks.versions
