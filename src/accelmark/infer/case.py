@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, NamedTuple, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,7 @@ from accelmark.spec.settings.training import Scalar
 from accelmark.tasks.metrics import IGNORED
 
 
-@final
-@dataclass(frozen=True)
-class InferBatch:
+class InferBatch(NamedTuple):
     """Items of one call: the model's inputs in order, on the CPU, items along the first dimension."""
 
     inputs: tuple[Tensor, ...]

@@ -46,7 +46,7 @@ class Engine(Base):
         self.target = self._target()
         self.quantised: dict[str, str] = {}
         existing = self.engine_file()
-        self.settings = {
+        self.settings: dict[str, object] = {
             "INFERENCE_PRECISION_HINT": _HINTS[request.precision],
             "PERFORMANCE_HINT": request.optimize_for.upper(),
             **({"INFERENCE_NUM_THREADS": request.threads} if self.target == "CPU" else {}),

@@ -6,9 +6,9 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol, final
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 from typing_extensions import Self
@@ -151,15 +151,13 @@ class HostPlace(NamedTuple):
     rank_command: Sequence[str]
 
 
-@final
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """The process that starts all ranks of a job on one host, and ends when they have ended."""
 
     command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
     """Variables with values that may not be overridden."""
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = MappingProxyType({})
     """Default values; the cluster file, the vendor and the host may override them."""
 
 
