@@ -63,6 +63,7 @@ class CausalModel(nn.Module):
         config = self.model.config
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head, embedding = self.model.get_output_embeddings().weight, self.model.get_input_embeddings().weight
         matrices = sum(parameter.numel() for parameter in self.model.parameters() if parameter.ndim > 1)
         every = sum(each.numel() for each in self.model.parameters())
@@ -75,10 +76,7 @@ class CausalModel(nn.Module):
             "step_parameters": every - (0 if is_tied else embedding.numel()),
             "attention_width": config.num_hidden_layers * heads * size,
             # Numbers in the KV cache for a token.
-            "cache_width": 2
-            * config.num_hidden_layers
-            * (getattr(config, "num_key_value_heads", None) or heads)
-            * size,
+            "cache_width": 2 * config.num_hidden_layers * kv_heads * size,
         }
 
 

@@ -295,6 +295,15 @@ class InferenceRun:
             began = time.perf_counter()
             self._compile()
             self.details["load_s"] = time.perf_counter() - began
+        self._measure(process)
+        self.model = None  # generation uses the memory of the host and of the device
+        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
+            served = self.case.served
+            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
+            self.details |= process.usage()
+
+    def _measure(self, process: EngineProcess) -> None:
+        """Run the measured passes and the scenarios, next to the framework's model in fp32, which is freed after."""
         engine = self._framework("fp32") if self.model is not None else None
         reference = None if engine is None else engine.call
         try:
@@ -302,18 +311,13 @@ class InferenceRun:
                 checked = CheckedPass(self.case, self.batches, process, reference, self.emit, self.infer.iterative)
                 self.inference, self.check, self.answers = checked.run()
                 self.details |= process.usage()
-                if settings.scenarios:
+                if self.settings.scenarios:
                     fixed = self._engine_facts().fixed_batch
                     for result in Scenarios(checked, fixed, self.node_dir, self._context("scenarios")).run():
                         self.emit(Event.SCENARIO, result)
         finally:
             if engine is not None:
                 engine.close()
-        self.model = None  # generation uses the memory of the host and of the device
-        if settings.generate_batches and isinstance(self.case, LanguageModelCase):
-            served = self.case.served
-            self.details["prompts_seed"] = generate(settings, served, process, self.job, self.node_dir, self.emit)
-            self.details |= process.usage()
 
     @cached_property
     def example(self) -> tuple[Tensor, ...]:
