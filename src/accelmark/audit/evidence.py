@@ -127,8 +127,10 @@ def for_each(
 def gather_evidence(run_dir: Path, rounds: Mapping[str, RoundResult], num_planned: int) -> Evidence:
     """Read the records of the rounds of one key; unreadable records are None, which the rules report."""
     first = next(iter(rounds.values()), None)
-    standard, vendor = None, first and _shipped_vendor(first.vendor)
+    standard: Standard | None = None
+    vendor: VendorSpec | None = None
     if first is not None:
+        vendor = _shipped_vendor(first.vendor)
         with suppress(AccelmarkError):
             folder, spec = find("cases", first.key.model), load_case(first.key.model)
             if spec.version == first.case_version:

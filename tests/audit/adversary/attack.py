@@ -354,16 +354,19 @@ class Edit(BaseModel):
         return tuple(seen)
 
 
-def edit_events(log: Path, event: str, change: Callable[[dict[str, Any]], Any]) -> None:
+def edit_records(log: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     lines = []
     for line in log.read_text().splitlines():
         if line.startswith(PERFLOG_PREFIX):
             record = json.loads(line.removeprefix(PERFLOG_PREFIX))
-            if record["event"] == event:
-                change(record["value"])
-                line = f"{PERFLOG_PREFIX}{json.dumps(record)}"
+            change(record)
+            line = f"{PERFLOG_PREFIX}{json.dumps(record)}"
         lines.append(line)
     log.write_text("\n".join(lines) + "\n")
+
+
+def edit_events(log: Path, event: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    edit_records(log, lambda record: change(record["value"]) if record["event"] == event else None)
 
 
 def add_event(log: Path, event: str, value: dict[str, Any]) -> None:
@@ -391,17 +394,14 @@ _TIMES: Final = ("wall_ms", "span_ms", "step_ms", "data_wait_ms", "duration_s", 
 def compress(log: Path, factor: float) -> None:
     """Multiply all times of a log by ``factor``, from its first event on."""
     first: dict[str, float] = {}
-    lines = []
-    for line in log.read_text().splitlines():
-        if line.startswith(PERFLOG_PREFIX):
-            record = json.loads(line.removeprefix(PERFLOG_PREFIX))
-            for clock in ("time_ms", "mono_ms"):
-                begin = first.setdefault(clock, record["metadata"][clock])
-                record["metadata"][clock] = begin + (record["metadata"][clock] - begin) * factor
-            scale(record["value"], factor, *_TIMES)
-            line = f"{PERFLOG_PREFIX}{json.dumps(record)}"
-        lines.append(line)
-    log.write_text("\n".join(lines) + "\n")
+
+    def change(record: dict[str, Any]) -> None:
+        for clock in ("time_ms", "mono_ms"):
+            begin = first.setdefault(clock, record["metadata"][clock])
+            record["metadata"][clock] = begin + (record["metadata"][clock] - begin) * factor
+        scale(record["value"], factor, *_TIMES)
+
+    edit_records(log, change)
 
 
 def raise_top1(value: Any) -> None:
