@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from accelmark.automl.cluster import initialised
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TuningConfig
+from accelmark.automl.controller import check_request
 from accelmark.automl.model.graph import Convolution, GlobalPool, Softmax
 from accelmark.automl.model.seeds import resolve_network
-from accelmark.automl.session import check_request
 from accelmark.compat.aiperf import load_search
 from accelmark.spec.errors import RequestError, SpecError
 from tests.automl.images import chain

@@ -54,7 +54,7 @@ def run(
     for line in unused:
         typer.secho(f"note: {line}", fg="yellow", err=True)
     if dry_run:
-        from accelmark.automl.session import check_without_start
+        from accelmark.automl.controller import check_without_start
         from accelmark.spec.layers import flatten
 
         if as_json:
@@ -75,7 +75,7 @@ def run(
             typer.echo(f"not checked: {line}", err=True)
         return
     with _shown(as_json) as (announce, observer):
-        from accelmark.automl.session import start_search  # takes a second
+        from accelmark.automl.controller import start_search  # takes a second
 
         search = start_search(loaded, runs, announce, observer)
     _finish(search, as_json)
@@ -89,7 +89,7 @@ def resume(name: RunName, runs: Runs = Path("runs"), as_json: options.AsJson = F
     require_here("accelmark automl resume", "accelmark[automl]")
     search = _find(name, runs)
     with _shown(as_json) as (announce, observer):
-        from accelmark.automl.session import resume_search  # takes a second
+        from accelmark.automl.controller import resume_search  # takes a second
 
         announce(search)
         resume_search(search, observer)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accelmark.automl.config import AutomlConfig, LocalCluster, SshCluster
-from accelmark.automl.session import load_config
+from accelmark.automl.controller import load_config
 from accelmark.spec.errors import Problem, SpecError, nearest
 from accelmark.spec.layers import flatten
 from accelmark.spec.model import load_yaml, parse, read_text, read_value

@@ -24,10 +24,10 @@ import pytest
 import accelmark
 from accelmark.automl.cluster import ssh_cluster
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SshCluster, TrainingConfig
+from accelmark.automl.controller import check_equal_data, start_search
 from accelmark.automl.journal import EpochEvent, SearchDirectory, SearchState, find_search, read_journal
 from accelmark.automl.records import Splits, WorkerReady
 from accelmark.automl.scoring import lineage, verify_search
-from accelmark.automl.session import check_equal_data, start_search
 from accelmark.spec.errors import RequestError, RunError
 from tests.automl.images import tiny_dataset, tiny_network
 from tests.telemetry.recorder import until

@@ -16,14 +16,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from accelmark.automl.config import AutomlConfig, ScheduleConfig, SearchConfig, TrainingConfig, TuningConfig
-from accelmark.automl.controller import Observer, SearchController
+from accelmark.automl.controller import Observer, SearchController, resume_search
 from accelmark.automl.journal import Journal, Proposed, Remark, SearchDirectory, SessionEnded, read_journal
 from accelmark.automl.model.counting import count
 from accelmark.automl.model.morphs import with_kernel
 from accelmark.automl.scoring import Scoreboard, summarise, verify_search
 from accelmark.automl.search import searchers
 from accelmark.automl.search.tuning import STUDY_FILE
-from accelmark.automl.session import resume_search
 from accelmark.report.search_page import write_report
 from accelmark.report.search_terminal import show_summary
 from accelmark.spec.errors import RequestError, RunError
