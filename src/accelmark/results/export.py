@@ -127,11 +127,8 @@ def mllog_lines(job: JobSpec, work: TrainingWork, events: list[PerfLogRecord], b
 def _block(first: int, begin_ms: int, samples: int, end_ms: int, epoch_samples: int | None) -> Iterator[str]:
     count = samples - first
     if count > 0:
-        where: dict[str, Any] = {
-            "first_epoch_num": _epochs(first, epoch_samples, 0) + 1,
-            "samples_count": count,
-            "epoch_count": _epochs(count, epoch_samples, 1),
-        }
+        where: dict[str, Any] = {"first_epoch_num": _epochs(first, epoch_samples, 0) + 1, "samples_count": count}
+        where["epoch_count"] = _epochs(count, epoch_samples, 1)
         yield _line("block_start", None, begin_ms, kind=_BEGIN, **where)
         yield _line("block_stop", None, end_ms, kind=_END, **where)
 

@@ -275,9 +275,8 @@ def in_groups(names: Collection[FigureName]) -> dict[str, list[FigureName]]:
     """Return figures by title of their group, as a comparison shows them: first the three that say most."""
     first = [name for name in HEADLINES if name in names][:3]
     left = set(names) - set(first)
-    groups = {"Headline figures": first} | {
-        title: [name for name in group if name in left] for title, group in FIGURE_GROUPS.items()
-    }
+    rest = {title: [name for name in group if name in left] for title, group in FIGURE_GROUPS.items()}
+    groups = {"Headline figures": first} | rest
     return {title: group for title, group in groups.items() if group}
 
 

@@ -76,13 +76,10 @@ def tuned_result(summary: Summary, rounds: Mapping[str, RoundResult]) -> Tuned |
 def _trial(number: int, case: CaseResult, figure: FigureName) -> Trial:
     value, difference = case.mean_of(figure), case.mean_of(FigureName.METRIC_DIFFERENCE)
     is_valid = case.verdict == "VALID" and is_eligible(case.state, case.findings)
-    return Trial(
-        number,
-        case.variant or "",
-        NOTHING if value is None else format_figure(figure, value, case.unit),
-        NOTHING if difference is None else digits(difference, 2),
-        case.verdict if is_valid else next(iter(case.reasons), case.state),
-    )
+    shown = NOTHING if value is None else format_figure(figure, value, case.unit)
+    metric = NOTHING if difference is None else digits(difference, 2)
+    outcome = case.verdict if is_valid else next(iter(case.reasons), case.state)
+    return Trial(number, case.variant or "", shown, metric, outcome)
 
 
 def _comparison(

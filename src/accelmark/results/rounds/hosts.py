@@ -207,10 +207,8 @@ def round_of(
         "bad_samples": any(found.rule == "samples-replaced" for found in findings),
         "speed_only": isinstance(job.work, TrainingWork) and not (job.work.target or job.work.reference_loss),
     }
-    environment = Environment(
-        hosts=tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes),
-        **{name: event.model_dump() for name, event in events.items() if event is not None},
-    )
+    described = tuple({"host": node.host} | read_json(node.path / "sys_info.json") for node in nodes)
+    reported = {name: event.model_dump() for name, event in events.items() if event is not None}
     common = {name: getattr(job, name) for name in ("key", "round", "case_version", "vendor", "chip", "role")} | {
         "unit": job.work.unit,
         "state": state[0],
@@ -224,7 +222,7 @@ def round_of(
         "settings": job.provenance,
         "findings": tuple(findings),
         "marks": tuple(mark for mark, applies in marks.items() if applies),
-        "environment": environment,
+        "environment": Environment(hosts=described, **reported),
     }
     return RoundResult(**(common | own))
 

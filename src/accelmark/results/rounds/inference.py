@@ -52,12 +52,9 @@ def phase_figures(windows: Sequence[ForwardWindow], batch_size: int, absent: str
     def rate(took_ms: float) -> Figure:
         return value(items / (took_ms / 1000) if took_ms > 0 else None, "the engine declared all time as not inference")
 
-    return PhaseFigures(
-        whole=rate(wall_ms),
-        core=rate(core_ms),
-        latency_ms={name: percentile(latencies, share) for name, share in PERCENTILES.items()},
-        declared=Figure(value=other_ms / (other_ms + core_ms) if other_ms + core_ms > 0 else 0.0),
-    )
+    percentiles = {name: percentile(latencies, share) for name, share in PERCENTILES.items()}
+    declared = Figure(value=other_ms / (other_ms + core_ms) if other_ms + core_ms > 0 else 0.0)
+    return PhaseFigures(whole=rate(wall_ms), core=rate(core_ms), latency_ms=percentiles, declared=declared)
 
 
 def _computed_ms(window: ForwardWindow) -> float:
@@ -275,11 +272,8 @@ def _figures(job: JobSpec, infer: InferJob, log: InferLog, hosts: HostSamples) -
     ceiling, why_no_ceiling = measured_ceiling(job, settings.precision)
     why_not = computed.core.reason or "the case states no flops"
     achieved = None if rate is None or flops is None else rate * flops / 1e12
-    figures |= {
-        F.ACHIEVED_TFLOPS: value(achieved, why_not),
-        F.MFU: mfu(computed.core, flops, peak),
-        F.MFU_MEASURED: ratio(achieved, ceiling, why_not if achieved is None else why_no_ceiling),
-    }
+    figures |= {F.ACHIEVED_TFLOPS: value(achieved, why_not), F.MFU: mfu(computed.core, flops, peak)}
+    figures[F.MFU_MEASURED] = ratio(achieved, ceiling, why_not if achieved is None else why_no_ceiling)
     return figures | _memory(job, log, hosts)
 
 
@@ -329,10 +323,8 @@ def _memory(job: JobSpec, log: InferLog, hosts: HostSamples) -> Figures:
     peak = max([*peaks, *([] if used is None else [used])], default=None)
     totals = [total for samples, _ in hosts.values() for total in samples.readings("memory_total_mib")]
     reason = "neither the runtime nor telemetry reports device memory"
-    return {
-        F.PEAK_DEVICE_MEMORY: Figure(value=peak, reason=reason if peak is None else note),
-        F.DEVICE_MEMORY_TOTAL: value(max(totals, default=None), reason),
-    }
+    used_most = Figure(value=peak, reason=reason if peak is None else note)
+    return {F.PEAK_DEVICE_MEMORY: used_most, F.DEVICE_MEMORY_TOTAL: value(max(totals, default=None), reason)}
 
 
 def _findings(infer: InferJob, log: InferLog, figures: Figures, *, is_partial: bool) -> Iterable[Finding]:

@@ -198,12 +198,8 @@ def distribution(values: Floats, blocks: Integers, absent: str) -> Distribution:
     if not count:
         return Distribution(count=0, quantiles={name: Quantile(value=None, reason=absent) for name in PERCENTILES})
     ordered = np.sort(values)
-    return Distribution(
-        count=count,
-        mean=float(values.mean()),
-        quantiles={name: _quantile(values, ordered, blocks, share) for name, share in PERCENTILES.items()},
-        curve=tuple((share, float(latency)) for share, latency in latency_curve(ordered)),
-    )
+    quantiles = {name: _quantile(values, ordered, blocks, share) for name, share in PERCENTILES.items()}
+    return Distribution(count=count, mean=float(values.mean()), quantiles=quantiles, curve=latency_curve(ordered))
 
 
 def latency_curve(ordered: Sequence[float] | npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
@@ -227,12 +223,9 @@ def _quantile(values: Floats, ordered: Floats, blocks: Integers, share: float) -
     scale = count / independent
     first = math.floor(low * scale) if low else 0
     last = math.ceil(high * scale - 1e-9) if high <= independent else count + 1
-    return Quantile(
-        value=value,
-        low=float(ordered[max(first, 1) - 1]) if low else None,
-        high=float(ordered[last - 1]) if last <= count else None,
-        num_independent=independent,
-    )
+    lower = float(ordered[max(first, 1) - 1]) if low else None
+    upper = float(ordered[last - 1]) if last <= count else None
+    return Quantile(value=value, low=lower, high=upper, num_independent=independent)
 
 
 def design_effect(is_below: npt.NDArray[np.bool_], blocks: Integers) -> float:
@@ -439,13 +432,9 @@ def _service_level(due: Requests, window: SteadyWindow, slo: Slo, *, is_saturate
         holding &= (due.tokens <= 1) | (1000 * time_per_token(due) <= slo.tpot_ms)
     good = int(holding.sum())
     low, high = share_interval(good, len(due))
-    return {
-        "goodput": good / window.length_s,
-        "slo_share": good / len(due),
-        "slo_share_low": low,
-        "slo_share_high": high,
-        "holds_slo": good / len(due) >= slo.share and not is_saturated,
-    }
+    share = good / len(due)
+    level = {"goodput": good / window.length_s, "slo_share": share, "slo_share_low": low, "slo_share_high": high}
+    return level | {"holds_slo": share >= slo.share and not is_saturated}
 
 
 def plausible(requests: Requests, ended_s: float | None) -> Booleans:

@@ -177,12 +177,9 @@ def compute_figures(job: JobSpec, timeline: Timeline, per_device: Figure, precis
     elif peak is None:
         no_peak = f"vendor {job.vendor} states no dense {precision} peak for {job.chip.title}"
     ceiling, no_ceiling = measured_ceiling(job, precision)
-    return {
-        F.FLOPS_PER_SAMPLE: flops,
-        F.ACHIEVED_TFLOPS: value(achieved, reason),
-        F.MFU: ratio(achieved, peak, no_peak),
-        F.MFU_MEASURED: ratio(achieved, ceiling, reason if achieved is None else no_ceiling),
-    }
+    rates = {F.ACHIEVED_TFLOPS: value(achieved, reason), F.MFU: ratio(achieved, peak, no_peak)}
+    measured = ratio(achieved, ceiling, reason if achieved is None else no_ceiling)
+    return {F.FLOPS_PER_SAMPLE: flops, **rates, F.MFU_MEASURED: measured}
 
 
 def measured_ceiling(job: JobSpec, precision: str) -> tuple[float | None, str]:
