@@ -192,14 +192,13 @@ def _checked(run: Path, nonce: str | None = None, *, offline: bool) -> list[Chec
     """Evaluate each round, or replay the steps that ``nonce`` chooses; a first evaluation is kept in the run."""
     from accelmark.audit.verify import checked_again
     from accelmark.run.controller.data import DataFetcher
-    from accelmark.run.controller.evaluate import evaluate_run, remove_repeated
+    from accelmark.run.controller.evaluate import evaluated_run
 
-    with options.rich_console(stderr=True).status("starting a fresh process …") as status:
-        places = evaluate_run(run, DataFetcher(offline), lambda text: status.update(f"{text} …"), nonce)
-    try:
+    with (
+        options.rich_console(stderr=True).status("starting a fresh process …") as status,
+        evaluated_run(run, DataFetcher(offline), lambda text: status.update(f"{text} …"), nonce) as places,
+    ):
         return checked_again(places)
-    finally:
-        remove_repeated(places)
 
 
 def _show_verification(verification: Verification) -> None:

@@ -155,56 +155,51 @@ def _pairs(saved: reading.SavedCheckpoints) -> Iterator[ReplayedPair]:
             yield ReplayedPair(start=start, end=end, first_step=begin + 1, num_steps=saved.steps[end] - begin)
 
 
-def evaluate_run(
+@contextlib.contextmanager
+def evaluated_run(
     path: Path, fetch: FetchData, report: Callable[[str], None], nonce: str | None = None
-) -> dict[Path, Path]:
+) -> Iterator[Mapping[Path, Path]]:
     """Evaluate the weights of each round of a finished run, or with a nonce replay the steps that it chooses.
 
-    Returns the directory of each round with that of its evaluation job, which is :func:`reevaluation_dir` only where
-    the round had no complete evaluation: other directories are the caller's to remove.
+    Provides the directory of each round with that of its evaluation job. That is :func:`reevaluation_dir` only where
+    the round had no complete evaluation; other directories are removed when the context ends.
 
     Raises RequestError: no round trained to its end and kept checkpoints.
     """
-    directory = RunDirectory.open(path)
-    with directory.locked():
-        statuses = directory.statuses()
-        evaluations: dict[Path, PlannedJob] = {}
-        for job in directory.plan.jobs:
-            if statuses[job.directory].state == "succeeded":
-                found = evaluation_of(directory, job, nonce, again=True)
-                if found is not None and (nonce is None or _work(found).replays):
-                    evaluations[directory.round_dir(job)] = found
-        if not evaluations:
-            raise RequestError(
-                f"{path}: no round that succeeded has saved weights{' and pairs' if nonce is not None else ''}; "
-                "only rounds of training on real data have them"
-            )
-        for evaluation in evaluations.values():
-            checkpoints = (directory.round_dir(evaluation) / evaluation.job.checkpoint_dir).resolve()
-            for name in _work(evaluation).sha256 if checkpoints.is_dir() else ():  # else they are on hosts
-                if not (checkpoints / name).is_dir():
-                    problem = "the checkpoint was removed, so that nothing can be replayed"
-                    raise RequestError(f"{checkpoints / name}: {problem}")
-        places = {round_dir: directory.round_dir(evaluation) for round_dir, evaluation in evaluations.items()}
+    directory, places = RunDirectory.open(path), dict[Path, Path]()
+    try:
+        with directory.locked():
+            statuses = directory.statuses()
+            evaluations: dict[Path, PlannedJob] = {}
+            for job in directory.plan.jobs:
+                if statuses[job.directory].state == "succeeded":
+                    found = evaluation_of(directory, job, nonce, again=True)
+                    if found is not None and (nonce is None or _work(found).replays):
+                        evaluations[directory.round_dir(job)] = found
+            if not evaluations:
+                raise RequestError(
+                    f"{path}: no round that succeeded has saved weights{' and pairs' if nonce is not None else ''}; "
+                    "only rounds of training on real data have them"
+                )
+            for evaluation in evaluations.values():
+                checkpoints = (directory.round_dir(evaluation) / evaluation.job.checkpoint_dir).resolve()
+                for name in _work(evaluation).sha256 if checkpoints.is_dir() else ():  # else they are on hosts
+                    if not (checkpoints / name).is_dir():
+                        problem = "the checkpoint was removed, so that nothing can be replayed"
+                        raise RequestError(f"{checkpoints / name}: {problem}")
 
-        async def run_all() -> None:
-            async with create_launcher(directory.plan, directory.path) as launcher:
-                for evaluation in evaluations.values():
-                    await evaluate(directory, evaluation, launcher, fetch, Cancellation(), report)
+            async def run_all() -> None:
+                async with create_launcher(directory.plan, directory.path) as launcher:
+                    for evaluation in evaluations.values():
+                        await evaluate(directory, evaluation, launcher, fetch, Cancellation(), report)
 
-        try:
+            places |= {round_dir: directory.round_dir(evaluation) for round_dir, evaluation in evaluations.items()}
             run_until_signal(run_all())
-        except BaseException:
-            remove_repeated(places)
-            raise
-        return places
-
-
-def remove_repeated(places: Mapping[Path, Path]) -> None:
-    """Remove the evaluation jobs of :func:`evaluate_run` that are not the evaluations of their rounds."""
-    for round_dir, place in places.items():
-        if place != reading.reevaluation_dir(round_dir):
-            shutil.rmtree(place, ignore_errors=True)
+        yield places
+    finally:
+        for round_dir, place in places.items():
+            if place != reading.reevaluation_dir(round_dir):
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def _work(evaluation: PlannedJob) -> EvaluateJob:
