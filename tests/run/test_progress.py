@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from accelmark.cli.main import app
 from accelmark.results.cluster import scaling_curves
 from accelmark.results.schema import AdaptationCost, ReplacedHook, Summary
-from accelmark.run.display.displays import Board, draw, plain_progress
-from accelmark.run.display.progress import DeviceLoad, JobProgress, ProgressReader
+from accelmark.run.display.displays import Board, DeviceLoad, JobProgress, ProgressReader, draw, plain_progress
 from accelmark.run.display.summary import print_status, print_summary, read_status, scaling_lines
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus

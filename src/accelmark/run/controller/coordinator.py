@@ -29,8 +29,7 @@ from accelmark.run.agent.task import STOP_FILES
 from accelmark.run.controller.cancellation import Cancellation
 from accelmark.run.controller.evaluate import evaluate, evaluation_of
 from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job, has_checkpoints
-from accelmark.run.display.displays import RunObserver, display
-from accelmark.run.display.progress import ProgressReader
+from accelmark.run.display.displays import ProgressReader, RunObserver, display
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher

@@ -17,7 +17,7 @@ from accelmark.plan.plan import PlannedJob
 from accelmark.results.read import round_dir as reading
 from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.execution import FetchData, execute_job
-from accelmark.run.display.progress import Tail
+from accelmark.run.display.displays import Tail
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
 from accelmark.run.record.directory import RunDirectory

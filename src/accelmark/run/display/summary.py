@@ -19,8 +19,7 @@ from accelmark.results.read.round_dir import node_dirs, reevaluation_dir, was_ca
 from accelmark.results.schema import CaseResult, Summary, marks_text
 from accelmark.results.store.loaded_run import load_run
 from accelmark.results.tuning import tuned_result
-from accelmark.run.display.displays import SIGNS, job_name, plain_progress, print_hanging
-from accelmark.run.display.progress import JobProgress, ProgressReader
+from accelmark.run.display.displays import SIGNS, JobProgress, ProgressReader, job_name, plain_progress, print_hanging
 from accelmark.run.processes import ProcessId
 from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.states import JobStatus
