@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from accelmark.datasets.spec import dataset_specs
+from accelmark.plan.inference import adapted_server, option_layer
 from accelmark.plan.request import adaptation_files
-from accelmark.plan.serving import adapted_server, option_layer
 from accelmark.plan.training import without_effect
 from accelmark.run.preflight.checks import HostsNotReadyError
 from accelmark.run.record.registry import STATE_VARIABLE

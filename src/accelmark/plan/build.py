@@ -9,10 +9,9 @@ from typing import Any, Final, final
 
 import accelmark
 from accelmark.plan import request as planning
-from accelmark.plan.inference import plan_inference
+from accelmark.plan.inference import plan_inference, plan_serving
 from accelmark.plan.plan import Plan, PlannedJob, PlannedNode
 from accelmark.plan.request import DataDirs, Detected, KeyRequest, PlannedWork, RunRequest
-from accelmark.plan.serving import plan_serving
 from accelmark.plan.training import plan_training
 from accelmark.spec.cluster import CONTAINER_ENGINES, ClusterSpec
 from accelmark.spec.errors import Problem, RequestError, SpecError

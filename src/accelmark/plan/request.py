@@ -27,8 +27,6 @@ from accelmark.spec.settings.inference import BENCHMARK_DATA, BenchmarkSettings
 S = TypeVar("S")
 DataDirs = Callable[[CaseSpec, Path | None], Mapping[str, Path]]
 """(case, data directory of the user or None) -> {data set name: its directory, existing or to be fetched}."""
-REQUIRES: Final = {"scenarios": ("mlcommons-loadgen>=5.1",), "benchmarks": ("lm-eval>=0.4.9", "tenacity", "aiohttp")}
-"""Setting of inference and serving -> the packages that it needs."""
 ENVIRONMENT_FILE: Final = "environment_variables.sh"
 _BUILD_FILES: Final = ("setup.py", "pyproject.toml", "setup.cfg", "MANIFEST.in", "CMakeLists.txt", "README.md")
 _SCALE: Final = re.compile(r".+x\d+x\d+")
