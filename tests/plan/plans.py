@@ -16,27 +16,20 @@ from accelmark.spec.runfile import RunSpec
 
 CPU = Detected("cpu", "CPU", None, None)
 _INFERENCE = """
-data:
-  - {name: pictures, title: P, licence: none, tree: [{path: val}]}
-  - {name: more, title: M, licence: none, tree: [{path: val}]}
-
 infer:
   unit: image
   metric: top1
   tolerance: 0.01
   tolerance_why: made up for tests
-  data: [pictures]
-  optional_data: [more]
-  weights: toy/model.safetensors
   configurations: {batch_size: 4, compiler: eager, flops: 2*3}
-  parameters: {side: 8}
 """
 
 
-def with_inference(plugins: Path) -> Path:
-    """Give the toy case an inference side; returns ``plugins``."""
+def with_inference(plugins: Path, more: str = "") -> Path:
+    """Give the toy case an inference side, of which ``more`` are lines; returns ``plugins``."""
     folder = plugins / "cases" / "toy"
-    (folder / "case.yaml").write_text((folder / "case.yaml").read_text().partition("\ndata:")[0] + _INFERENCE)
+    text = (folder / "case.yaml").read_text().partition("\ninfer:")[0]
+    (folder / "case.yaml").write_text(text + _INFERENCE + more)
     (folder / "infer_pytorch.py").write_text("")
     return plugins
 

@@ -145,7 +145,7 @@ def _place(framework: str, path: Path | None, hosts: Path | None) -> Path:
 
 def _on_hosts(cluster: ClusterSpec, body: Callable[[Launcher, Host, Report], Awaitable[Any]]) -> dict[str, Any]:
     """Run ``body`` on all hosts of a cluster at once with a line of progress each."""
-    from accelmark.run.controller.cancellation import run_until_signal
+    from accelmark.run.controller.execution import run_until_signal
     from accelmark.run.host import HostError
     from accelmark.run.launchers import create_launcher, plan_of_hosts
     from accelmark.run.preflight.checks import HostsNotReadyError

@@ -181,7 +181,7 @@ def preflight(
     as_json: options.AsJson = False,
 ) -> Output:
     """Check all hosts of a cluster file, as before a run. Reports each problem with what to do."""
-    from accelmark.run.controller.cancellation import run_until_signal
+    from accelmark.run.controller.execution import run_until_signal
     from accelmark.run.preflight.hosts import check_cluster
     from accelmark.spec.plugins.launcher import unusable_parts
 

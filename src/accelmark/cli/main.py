@@ -13,10 +13,9 @@ import typer
 
 import accelmark
 from accelmark.cli import options
-from accelmark.cli.acceptance import accept, reproduce
+from accelmark.cli.acceptance import accept, demo, reproduce
 from accelmark.cli.automl import app as automl
 from accelmark.cli.data import app as data
-from accelmark.cli.demo import app as demo
 from accelmark.cli.environments import app as environments
 from accelmark.cli.folders import cases, check, explain, import_files, init, new
 from accelmark.cli.ledger import app as ledger

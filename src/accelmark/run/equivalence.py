@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from accelmark.plan.plan import Plan
 from accelmark.results.read.round_dir import node_dirs
 from accelmark.results.rounds.timeline import read_timeline
-from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.coordinator import PreflightCheck
-from accelmark.run.controller.execution import FetchData, execute_job
+from accelmark.run.controller.execution import Cancellation, FetchData, execute_job, run_until_signal
 from accelmark.run.display.displays import RunObserver
 from accelmark.run.launchers import create_launcher
 from accelmark.run.record.directory import RunDirectory

@@ -35,9 +35,8 @@ from accelmark.results.cluster import (
 )
 from accelmark.results.read.round_dir import node_dirs, read_json
 from accelmark.results.store.files import make_directory, write_atomic
-from accelmark.run.controller.cancellation import Cancellation, run_until_signal
 from accelmark.run.controller.data import DataFetcher
-from accelmark.run.controller.execution import execute_job
+from accelmark.run.controller.execution import Cancellation, execute_job, run_until_signal
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.preflight.hosts import Preflight, missing_here, require_ready, run_preflight
 from accelmark.run.record.directory import RunDirectory, require_empty, safe_name

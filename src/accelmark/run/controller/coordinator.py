@@ -26,9 +26,8 @@ from accelmark.results.store.files import make_directory
 from accelmark.results.store.loaded_run import MANIFEST_FILE, RESULT_FILE, load_round
 from accelmark.results.tuning import is_eligible
 from accelmark.run.agent.task import STOP_FILES
-from accelmark.run.controller.cancellation import Cancellation
 from accelmark.run.controller.evaluate import evaluate, evaluation_of
-from accelmark.run.controller.execution import FetchData, JobEnd, execute_job, follow_job, has_checkpoints
+from accelmark.run.controller.execution import Cancellation, FetchData, JobEnd, execute_job, follow_job, has_checkpoints
 from accelmark.run.display.displays import ProgressReader, RunObserver, display
 from accelmark.run.host import UnreachableError
 from accelmark.run.launchers import create_launcher

@@ -15,8 +15,7 @@ from typing import Final
 
 from accelmark.plan.plan import PlannedJob
 from accelmark.results.read import round_dir as reading
-from accelmark.run.controller.cancellation import Cancellation, run_until_signal
-from accelmark.run.controller.execution import FetchData, execute_job
+from accelmark.run.controller.execution import Cancellation, FetchData, execute_job, run_until_signal
 from accelmark.run.display.displays import Tail
 from accelmark.run.launchers import create_launcher
 from accelmark.run.launchers.launcher import Launcher
