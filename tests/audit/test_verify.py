@@ -1,13 +1,21 @@
-"""Verifying runs and bundles: what follows from the records passes, and an edited byte is found."""
+"""Verifying runs and bundles: what follows from the records passes, an edited byte and contradictions are found.
+
+Signatures and the registry of runs, too.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
+import os
 import shutil
+import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,14 +24,19 @@ from typer.testing import CliRunner
 
 from accelmark.audit.verify import verify_run
 from accelmark.cli.main import app
-from accelmark.results.store.bundle import check_manifest, unpack, write_bundle, write_manifest
+from accelmark.results.schema import CaseResult
+from accelmark.results.store.bundle import Trust, check_manifest, unpack, write_bundle, write_manifest
 from accelmark.run.record.directory import measure_run
+from accelmark.run.record.registry import register, register_end
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError
-from tests.audit.adversary.attack import add_event
-from tests.audit.test_rules import LOG
-from tests.made_run import Made, make_run
+from accelmark.spec.log.records import ClockReading
+from tests.audit.adversary.attack import add_event, edit_events
+from tests.audit.test_rules import LOG, judged
+from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
+from tests.run.fakes import make_plan
 
 pytestmark = pytest.mark.adversary
+runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +62,13 @@ def test_data_of_directories_is_compared_with_the_readers(run: Path, tmp_path: P
     (tmp_path / "images" / "train").mkdir(parents=True)
     (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeg")
     command = ["verify", str(run), "--data", str(tmp_path), "--json"]
-    (nothing,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
+    (nothing,) = json.loads(runner.invoke(app, command).output)["differences"]
     assert nothing.startswith("no round recorded contents of its data")
     add_event(run / LOG, "DATA_READ", {"sample": {"images": {"train/1.jpg@0": hashlib.sha256(b"jpeg").hexdigest()}}})
     write_manifest(run)
-    assert json.loads(CliRunner().invoke(app, command).output)["differences"] == []
+    assert json.loads(runner.invoke(app, command).output)["differences"] == []
     (tmp_path / "images" / "train" / "1.jpg").write_bytes(b"jpeG")
-    (difference,) = json.loads(CliRunner().invoke(app, command).output)["differences"]
+    (difference,) = json.loads(runner.invoke(app, command).output)["differences"]
     assert "train/1.jpg@0" in difference
 
 
@@ -169,3 +182,186 @@ def test_an_entry_that_leads_elsewhere_and_a_link_are_refused(tmp_path: Path, na
     with pytest.raises(RequestError, match="not a plain file" if link else "is a path outside of the run"):
         unpack(tmp_path / "bad.tar", tmp_path / "there")
     assert not (tmp_path / "there").exists()
+
+
+def rules(case: CaseResult) -> set[str]:
+    return {found.rule for found in case.findings if found.severity == "error"}
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", Made(rounds=2))
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "wide", Made(nnodes=2, rounds=1))
+
+
+def edit(path: Path, change: Callable[[Any], object]) -> None:
+    loaded = json.loads(path.read_text())
+    change(loaded)
+    path.write_text(json.dumps(loaded))
+
+
+def test_an_honest_run_of_two_hosts_has_no_contradictions(wide: Path) -> None:
+    contradictions = {"records-disagree", "rounds-not-planned", "clocks-disagree", "plan-not-registered"}
+    assert not rules(judged(wide)) & contradictions
+
+
+def test_swapped_host_directories_are_found(wide: Path) -> None:
+    first, second = sorted(wide.glob("*/round1/*_noderank*"))
+    first.rename(wide / "kept")
+    second.rename(first)
+    (wide / "kept").rename(second)
+    assert "records-disagree" in rules(judged(wide))
+
+
+def test_a_round_that_was_dropped_and_the_rest_renumbered_is_found(fresh: Path) -> None:
+    slug = next(fresh.glob("*/round2")).parent
+    shutil.rmtree(slug / "round1")
+    (slug / "round2").rename(slug / "round1")
+    edit(fresh / "plan.json", lambda plan: plan["jobs"].pop())
+    case = judged(fresh)
+    assert {"records-disagree", "rounds-not-planned"} <= rules(case)
+    assert case.verdict == "INVALID"
+
+
+def test_an_edited_metric_in_finished_is_found(fresh: Path) -> None:
+    edit_events(fresh / LOG, "FINISHED", lambda value: value.update(final_metrics={"accuracy": 0.99}))
+    assert "records-disagree" in rules(judged(fresh))
+
+
+def test_telemetry_of_another_run_is_found(fresh: Path) -> None:
+    path = next(fresh.glob("*/round1/*/telemetry.jsonl"))
+    lines = path.read_text().splitlines()
+    header = json.loads(lines[0])
+    header["header"] |= {"t": BOOT_MS / 1e3, "wall": WALL_MS / 1e3 + 86_400}
+    path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    assert "records-disagree" in rules(judged(fresh))
+
+
+@pytest.mark.parametrize("clock", ["wall", "uptime", "rank"])
+def test_clocks_that_run_apart_are_found_with_their_figures(fresh: Path, clock: str) -> None:
+    log = fresh / LOG
+    events = [json.loads(line.removeprefix("[PerfLog] ")) for line in log.read_text().splitlines()]
+    times = {event["event"]: event["metadata"] for event in events}
+
+    def reading(event: str, factor: float = 1.0) -> dict[str, Any]:
+        mono_s = times["INIT_START"]["mono_ms"] / 1e3
+        passed_s = times[event]["mono_ms"] / 1e3 - mono_s
+        wall, uptime = (factor if clock == name else 1.0 for name in ("wall", "uptime"))
+        seen = factor if clock == "rank" else 1.0
+        return ClockReading(
+            wall_s=1e9 + passed_s * wall * seen, mono_s=mono_s + passed_s * seen, uptime_s=50 + passed_s * uptime * seen
+        ).model_dump()
+
+    def state(factor: float) -> None:
+        clocks = {
+            "began": reading("INIT_START", factor),
+            "ended": reading("FINISHED", factor),
+            "seen": {event: [reading(event, factor)] * 2 for event in ("TRAIN_START", "TRAIN_END")},
+        }
+        edit(log.parent / "exit.json", lambda end: end.update(clocks=clocks))
+
+    state(1.0)
+    assert "clocks-disagree" not in rules(judged(fresh))
+    state(3.0)
+    (found,) = {str(one) for one in judged(fresh).findings if one.rule == "clocks-disagree"}
+    assert " s by " in found
+    if clock == "rank":  # by more than a busy machine explains, and by less than its wall clock may differ
+        trained_s = (times["TRAIN_END"]["mono_ms"] - times["TRAIN_START"]["mono_ms"]) / 1e3
+        state(1 + 0.5 / trained_s)
+        assert {one.severity for one in judged(fresh).findings if one.rule == "clocks-disagree"} == {"open"}
+
+
+def test_a_recomputation_of_an_edited_run_is_refused(fresh: Path) -> None:
+    measure_run(fresh)
+    log = next(fresh.glob("*/round1/*/rank0.out.log"))
+    log.write_text(log.read_text().replace('"wall_ms": 1', '"wall_ms": 0'))
+    done = runner.invoke(app, ["report", str(fresh), "--recompute"])
+    assert "is not recomputed" in str(done.exception)
+    assert log.name in str(done.exception)
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+    monkeypatch.setenv("ACCELMARK_SIGNING_KEY", str(key))
+    return key
+
+
+def test_a_signature_is_checked_against_the_keys_that_the_reader_trusts(
+    fresh: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_run(fresh)
+    assert verify_run(fresh).signature.status == "signed"
+    assert verify_run(fresh, Trust(key=Path(f"{key}.pub"))).signature.status == "trusted"
+    signers = tmp_path / "signers"
+    signers.write_text(f"lab@example.com {Path(f'{key}.pub').read_text()}")
+    assert verify_run(fresh, Trust(allowed_signers=signers)).signature.text == "signed by lab@example.com"
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    found = verify_run(fresh, Trust(key=Path(f"{other}.pub")))
+    assert (found.signature.status, found.is_intact) == ("untrusted", True)
+    done = runner.invoke(app, ["verify", str(fresh), "--key", f"{other}.pub"])
+    assert done.exit_code == 1
+    assert "is not a key that you named" in " ".join(done.stdout.split())
+    assert "no file was changed" in " ".join(done.stdout.split())
+    bundle = tmp_path / "run.accelmark.tar"
+    monkeypatch.delenv("ACCELMARK_SIGNING_KEY")
+    write_bundle(fresh, bundle)
+    unpacked, problems = unpack(bundle, tmp_path / "unpacked")
+    found = verify_run(unpacked, Trust(key=Path(f"{key}.pub")))
+    assert (problems, found.signature.status, found.signature.changed, found.changed) == ([], "trusted", (), ())
+
+
+def test_a_bundle_of_an_edited_signed_run_is_found(
+    fresh: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_run(fresh)
+    signature = (fresh / "MANIFEST.sha256.sig").read_bytes()
+    monkeypatch.delenv("ACCELMARK_SIGNING_KEY")
+    assert "is signed" in str(runner.invoke(app, ["report", str(fresh), "--recompute"]).exception)
+    log = next(fresh.glob("*/round1/*/rank0.out.log"))
+    log.write_text(log.read_text().replace("0", "1"))
+    measure_run(fresh, recompute=True)  # a new manifest over the edited files
+    assert verify_run(fresh).signature.status == "unsigned"
+    (fresh / "MANIFEST.sha256.sig").write_bytes(signature)
+    assert verify_run(fresh).signature.status == "broken"
+    bundle = tmp_path / "run.accelmark.tar"
+    write_bundle(fresh, bundle)
+    done = runner.invoke(app, ["verify", str(bundle)])
+    assert done.exit_code == 1
+    assert "The signature is not of these files" in done.stdout
+
+
+def test_an_unsigned_run_says_so_and_is_refused_where_a_key_is_required(fresh: Path, key: Path) -> None:
+    os.environ.pop("ACCELMARK_SIGNING_KEY")
+    measure_run(fresh)
+    assert "Unsigned." in runner.invoke(app, ["verify", str(fresh)]).stdout
+    refused = runner.invoke(app, ["verify", str(fresh), "--key", f"{key}.pub"])
+    assert refused.exit_code == 1
+    assert f"error: the run is not signed as --key {key}.pub requires" in refused.stderr
+
+
+def test_each_run_is_registered_with_its_number_and_the_earlier_ones_of_the_same_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELMARK_STATE", str(tmp_path / "state"))
+    plan = make_plan(())
+    for number in (1, 2, 3):
+        fresh = make_run(tmp_path / f"run{number}", Made(rounds=1))
+        register(plan, fresh)
+        summary = measure_run(fresh)
+        if number != 2:  # the second run was ended before it had results
+            register_end(fresh, summary)
+    case = judged(fresh)
+    (found,) = [one for one in case.findings if one.rule == "run-registered"]
+    earlier = f"number 1 ({case.verdict}), number 2 (no end)"
+    assert found.actual == f"number 3 in the registry; 2 earlier of the same work, the last: {earlier}"
+    for before, line in itertools.pairwise((tmp_path / "state" / "runs.jsonl").read_bytes().splitlines()):
+        assert json.loads(line)["previous"] == hashlib.sha256(before).hexdigest()
+    edit(fresh / "plan.json", lambda plan: plan.update(name="another"))
+    assert "plan-not-registered" in rules(judged(fresh))
