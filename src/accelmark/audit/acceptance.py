@@ -15,7 +15,6 @@ from accelmark.spec.plugins.catalog import folders, framework_device, frameworks
 
 MIN_REPEATS_S: Final = 600.0
 """Training time of all rounds of a scale."""
-_SLACK: Final = 1.1
 Scale = tuple[int, int]
 """Hosts, and devices on each."""
 
@@ -86,7 +85,7 @@ def rounds_lacking(case: LoadedCase | None) -> int:
     times_s = [each.value_of(FigureName.RAW_TRAIN_TIME) or 0.0 for each in case.succeeded] if case is not None else []
     if not sum(times_s):
         return 1
-    return 0 if sum(times_s) >= MIN_REPEATS_S else math.ceil(_SLACK * MIN_REPEATS_S / fmean(times_s))
+    return 0 if sum(times_s) >= MIN_REPEATS_S else math.ceil(1.1 * MIN_REPEATS_S / fmean(times_s))
 
 
 class Support(NamedTuple):

@@ -21,7 +21,6 @@ from accelmark.spec.plugins.catalog import SKIPPED, files_hash, is_hashed, task_
 from accelmark.spec.secret import LEFT_OUT
 
 _MAX_LISTED: Final = 10
-_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 def source_tree(evidence: Evidence) -> Findings:
@@ -234,7 +233,7 @@ def has_history() -> bool:
 @cache
 def hash_at(commit: str, folder: str = ".", task: str = "") -> str | None:
     """SHA-256 over the files that ``commit`` has in a folder of the package; None where it is not here."""
-    if not _COMMIT.fullmatch(commit):
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         return None
     archived = _git("archive", "--format=tar", commit, "--", folder)
     if archived is None:

@@ -24,10 +24,6 @@ from accelmark.spec.log.records import SOURCE_FILE, SourceRecord
 TOLERANCE: Final = 1e-9
 """Relative difference between two machines' floating-point arithmetic."""
 
-_COMPARED: Final = (
-    "key", "state", "converged", "precision", "marks", "num_steps", "num_samples", "num_devices", "target",
-)  # fmt: skip
-
 
 class Verification(NamedTuple):
     """The result of verifying a run."""
@@ -124,7 +120,8 @@ def verify_run(run_dir: Path, trust: Trust | None = None) -> Verification:
 
 def _round_facts(result: RoundResult) -> dict[str, Any]:
     figures: dict[str, Any] = {name: figure.value for name, figure in result.figures.items()}
-    return figures | {field: getattr(result, field) for field in _COMPARED}
+    facts = ("key", "state", "converged", "precision", "marks", "num_steps", "num_samples", "num_devices", "target")
+    return figures | {fact: getattr(result, fact) for fact in facts}
 
 
 def _finding_counts(result: RoundResult) -> Counter[str]:

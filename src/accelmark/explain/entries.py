@@ -18,7 +18,7 @@ from accelmark.results.schema import VERDICTS
 from accelmark.spec.errors import RequestError, SpecError, closest
 from accelmark.spec.model import Spec, read_yaml
 from accelmark.spec.plugins.case import MUTABLE_GROUPS
-from accelmark.spec.plugins.catalog import EngineSpec, engine_specs, folders, load_server, readable
+from accelmark.spec.plugins.catalog import engine_specs, folders, load_server, readable
 from accelmark.spec.plugins.launcher import launcher_options
 from accelmark.spec.plugins.programs import ServerSpec
 from accelmark.spec.settings.inference import InferSettings
@@ -83,8 +83,15 @@ def settings() -> dict[str, list[DocumentedField]]:
         with contextlib.suppress(SpecError):
             engines |= engine_specs(vendor.path)
     for name, engine in engines.items():
-        if engine.options:
-            fields[f"setting of inference, engine {name}"] = _engine_options(engine)
+        options = []
+        for key, option in engine.options.items():
+            kind = " | ".join(map(as_yaml, option.values)) or "any"
+            if option.least is not None:
+                kind = f"integer of at least {option.least}"
+            what = f"Option of {engine.title}: {option.what}."
+            options.append(DocumentedField(f"engine_options.{key}", kind, "", what))
+        if options:
+            fields[f"setting of inference, engine {name}"] = options
     return fields
 
 
@@ -136,16 +143,6 @@ def _options(server: ServerSpec) -> list[DocumentedField]:
         kind = " | ".join(flag.values) or "any"
         text = f"Option of {server.title}, which gets it as: {'; '.join(passed)}."
         options.append(DocumentedField(f"server_options.{name}", kind, as_yaml(default), text))
-    return options
-
-
-def _engine_options(engine: EngineSpec) -> list[DocumentedField]:
-    options = []
-    for name, option in engine.options.items():
-        kind = " | ".join(map(as_yaml, option.values)) or "any"
-        if option.least is not None:
-            kind = f"integer of at least {option.least}"
-        options.append(DocumentedField(f"engine_options.{name}", kind, "", f"Option of {engine.title}: {option.what}."))
     return options
 
 

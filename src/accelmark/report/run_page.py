@@ -30,8 +30,6 @@ from accelmark.spec.log.inference import TokenScenarioResult
 from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent, quantity, scale_of, subtracted
 
 F = FigureName
-_STAMP: Final = re.compile(r"^\d{8}T\d{6}Z-")
-"""Start of a run's directory name."""
 _NUM_TILES: Final = 6
 _MAX_RANKS: Final = 16
 _MARKS: Final = {
@@ -280,7 +278,7 @@ def render_page(run: LoadedRun, prices: Prices | None = None) -> str:
         _case(f"case-{number}", case, prices, alone=models[case.result.key.model] == 1)
         for number, case in enumerate(listed, start=1)
     ]
-    name = re.sub(r"[-_]+", " ", _STAMP.sub("", run.summary.run)).strip() or run.summary.run
+    name = re.sub(r"[-_]+", " ", re.sub(r"^\d{8}T\d{6}Z-", "", run.summary.run)).strip() or run.summary.run
     day = f", {datetime.fromisoformat(run.summary.started_at):%-d %b %Y}" if run.summary.started_at else ""
     return page(
         "run/run.html", "run/run.js", charts=True, title=f"{name[:1].upper()}{name[1:]}{day}",

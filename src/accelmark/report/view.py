@@ -352,7 +352,6 @@ def _minute(row: Row) -> str:
 
 
 _COOKIE: Final = "accelmark_token"
-_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{20,256}")
 _STATIC: Final = {"page.css": "text/css"} | dict.fromkeys(("theme.js", "charts.js", "run/live.js"), "text/javascript")
 
 
@@ -373,7 +372,7 @@ def read_or_create_token(path: Path) -> str:
         if path.stat().st_mode & 0o077:
             raise RequestError(f"{path}: other users can read or write the token file: run chmod 600 on it")
         token = path.read_text(encoding="ascii").strip()
-    if not _TOKEN.fullmatch(token):
+    if not re.fullmatch(r"[A-Za-z0-9_-]{20,256}", token):
         raise RequestError(f"{path}: a token is one line of 20 to 256 letters, digits, - and _")
     return token
 

@@ -46,7 +46,6 @@ _PROC: Final = Path("/proc")
 _SYS: Final = Path("/sys")
 _MIB: Final = 1024.0 * 1024.0
 _STALLS: Final = ("cpu", "memory", "io")
-_DESCENDANTS_EVERY_S: Final = 5.0
 _CONTAINER_FILES: Final = ("/.dockerenv", "/run/.containerenv")
 _CONTAINER_VARIABLES: Final = ("APPTAINER_CONTAINER", "container")
 """Apptainer's, and that of systemd's container interface."""
@@ -249,7 +248,7 @@ class HostSampler:
     def _rank_rss(self, now_s: float) -> float | None:
         if not self._roots:
             return None
-        if now_s - self._family_at >= _DESCENDANTS_EVERY_S:
+        if now_s - self._family_at >= 5.0:
             # The recorder is a child of the agent too, but not a rank.
             self._family = [process for process in _family(self._roots) if process.pid != os.getpid()]
             self.rank_pids = {process.pid for process in self._family}

@@ -24,7 +24,6 @@ from accelmark.telemetry.record import CONFIG_FILE, RECORD_FILE
 
 PID_FILE: Final = "monitor.json"
 _ERRORS: Final = "monitor.err"
-_START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 15.0
 
 
@@ -102,7 +101,7 @@ def _spawn(log_path: Path, config: Mapping[str, object], output: Path) -> subpro
 
 def _await_first_sample(log_path: Path, recorder: subprocess.Popen[bytes]) -> bool:
     """Wait until a recorder has written a sample; returns whether it has."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
+    deadline = time.monotonic() + 20
     while not _num_samples(log_path) and recorder.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     return _num_samples(log_path) > 0

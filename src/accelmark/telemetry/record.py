@@ -38,9 +38,6 @@ _LOG_INTERVAL_S: Final = 5.0
 """FlagPerf's sampling interval."""
 _STAMP: Final = "%Y-%m-%d-%H:%M:%S"
 _HOST_LOGS: Final = ("cpu", "mem", "pwr")
-_NEGLIGIBLE_AGE_S: Final = 0.02
-_FOREIGN_EVERY_S: Final = 5.0
-_UNRESPONSIVE_S: Final = 5.0
 _PIN_FROM_CPUS: Final = 4
 """Minimum number of usable cores at which the recorder reserves one for itself."""
 
@@ -204,7 +201,7 @@ class Recorder:
                 self._write_header(start, wall)
             if self._held is None:
                 self._logs.unavailable(wall, self._reasons())
-            if t - self._foreign_at >= _FOREIGN_EVERY_S and any(device.pids for device in devices):
+            if t - self._foreign_at >= 5.0 and any(device.pids for device in devices):
                 self._foreign_at = t
                 for process in foreign_processes(devices, (*self._config.pids, os.getpid())):
                     self._note(f"foreign {process}")
@@ -235,14 +232,14 @@ class Recorder:
         reading = self._poller.read(min(0.2 * self._config.interval_s, 0.2))
         if reading is None:
             waited_s = time.monotonic() - (self._poller.requested_at or math.inf)
-            if waited_s > max(_UNRESPONSIVE_S, 3 * self._config.interval_s):
+            if waited_s > max(5.0, 3 * self._config.interval_s):
                 self._note("the device source does not respond")
             return ()
         if reading.problem is not None:
             self._note(reading.problem)
             return ()
         age = t - reading.t
-        if abs(age) < _NEGLIGIBLE_AGE_S:
+        if abs(age) < 0.02:
             return reading.devices
         return tuple(replace(device, age_s=age) for device in reading.devices)
 

@@ -27,7 +27,6 @@ from accelmark.telemetry.forms import FIELD_NAMES, ScriptRule, ToolCommand, Tool
 _SAMPLED: Final = tuple(name.name for name in fields(DeviceSample) if name.name not in ("index", "age_s"))
 MODULE_FILE: Final = "telemetry.py"
 """A vendor's own reader; it defines a class ``Source``, called without arguments."""
-_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d")
 _BLOCK_S: Final = 20.0
 """Longest wait for the next block of a FlagPerf script."""
 _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "power_limit_w")
@@ -199,7 +198,7 @@ class MonitorScript:
                 self._offset += end + 2
                 block = data[:end].decode("utf-8", errors="replace").rpartition("\n\n")[2]
                 timestamp, _, text = block.strip().partition("\n")
-                if not _TIMESTAMP.fullmatch(timestamp.strip()):
+                if not re.fullmatch(r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d", timestamp.strip()):
                     raise SourceError(f"a block of the script's log starts with {timestamp[:40]!r}, not with a time")
                 with raising(SourceError, "the script's log is not readable", SourceError):
                     return forms.parse_output(text, self._form)

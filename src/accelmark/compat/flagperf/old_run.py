@@ -33,7 +33,6 @@ _RATE: Final = re.compile(r"training_(\w+?)s?_per_second")
 _SOURCE: Final = re.compile(r"benchmarks/([^/]+)/([^/]+)/")
 _SCALE: Final = re.compile(r"_([A-Za-z][A-Za-z0-9-]*)_\d+[Xx]\d+$")
 _TASK_LOG: Final = re.compile(r"start_(\w+)_task\.log")
-_HOST_LOGS: Final = {"cpu", "mem", "pwr"}
 _MAX_POINTS: Final = 500
 _UNKNOWN: Final = "FlagPerf's log does not have it"
 
@@ -118,7 +117,7 @@ def _round(folder: Path) -> RoundResult:
     last = steps[-1].value if steps else {}
     what = f"read from FlagPerf's log {folder.parent.name}/{folder.name}: not audited, and its settings are not known"
     monitors = (file.name.removesuffix("_monitor.log") for file in sorted(nodes[0].glob("*_monitor.log")))
-    vendor = next((name for name in monitors if name not in _HOST_LOGS), "unknown")
+    vendor = next((name for name in monitors if name not in ("cpu", "mem", "pwr")), "unknown")
     return RoundResult(
         key=key,
         task="train",
