@@ -18,8 +18,7 @@ from typing import final
 
 from accelmark.run.launchers import create_launcher, plan_of_hosts
 from accelmark.run.launchers.launcher import Launcher
-from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.delivery import put_files
+from accelmark.run.launchers.ssh.connection import SshConnection, put_files
 from accelmark.run.launchers.ssh.launcher import LOGINS_AT_ONCE, POLLS_PER_S, NodeStream, raise_descriptor_limit
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from accelmark.plan.plan import Plan
-from accelmark.run.launchers.ssh.delivery import wheel
+from accelmark.run.launchers.ssh.connection import wheel
 from accelmark.run.record.directory import RunDirectory
 from accelmark.spec.cluster import ClusterSpec
 from accelmark.spec.errors import Problem

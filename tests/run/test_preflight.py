@@ -19,7 +19,7 @@ import yaml
 from accelmark.plan.plan import Plan
 from accelmark.run.host import SubprocessHost
 from accelmark.run.launchers import create_launcher, plan_of_hosts
-from accelmark.run.launchers.ssh.delivery import Wheel, wheel
+from accelmark.run.launchers.ssh.connection import Wheel, wheel
 from accelmark.run.onhost import command
 from accelmark.run.preflight.checks import (
     DeviceFacts,

@@ -26,8 +26,7 @@ from accelmark.automl.model.graph import Network
 from accelmark.automl.records import Message, TrainedWeights, TrialOrder, WorkerLost, WorkerReady
 from accelmark.run.agent.host import source_address
 from accelmark.run.host import Host, HostError, SubprocessHost
-from accelmark.run.launchers.ssh.connection import SshConnection
-from accelmark.run.launchers.ssh.delivery import deliver, wheel
+from accelmark.run.launchers.ssh.connection import SshConnection, deliver, wheel
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.spec.cluster import HostSpec
 from accelmark.spec.errors import RequestError, RunError, raising

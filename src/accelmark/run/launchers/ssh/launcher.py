@@ -26,7 +26,7 @@ from accelmark.run.agent.agent import agent_commands, temporary_directories
 from accelmark.run.agent.task import TASK_FILE, AgentTask, NodeJob
 from accelmark.run.host import HostError, UnreachableError
 from accelmark.run.launchers.launcher import START_TIMEOUT_S, AgentHandle, Launcher
-from accelmark.run.launchers.ssh import delivery
+from accelmark.run.launchers.ssh import connection
 from accelmark.run.launchers.ssh.connection import SshConnection, library
 from accelmark.run.launchers.ssh.options import Options
 from accelmark.run.onhost import command, start_command
@@ -223,7 +223,7 @@ class _SshAgent(AgentHandle):
         """Return the commands over SSH, and those that the agent starts."""
         python, data = self.launcher.python, self._data_command()
         commands = [
-            delivery.delivery_command(python, self.launcher.code),
+            connection.delivery_command(python, self.launcher.code),
             *self.sandbox.image_commands(),
             self.launcher.clear_command(str(self.directory)),
             command(python, "files"),
@@ -243,8 +243,8 @@ class _SshAgent(AgentHandle):
         checkpoints = os.path.relpath(job.checkpoint_dir, self.node.node_dir.parent)
         return job.model_copy(
             update={
-                "case": delivery.on_host(job.case, code),
-                "extern": delivery.on_host(job.extern, code) if job.extern is not None else None,
+                "case": connection.on_host(job.case, code),
+                "extern": connection.on_host(job.extern, code) if job.extern is not None else None,
                 "adaptation": adapted,
                 "checkpoint_dir": Path(self.directory.parent / checkpoints),
             }
@@ -294,7 +294,7 @@ class _SshAgent(AgentHandle):
                 await ensure_image(image, host, self.node.node_dir)
                 launcher.present.add((host.name, image.name))
         task, job = self._task().model_dump_json(indent=2), self._job().model_dump_json(indent=2)
-        await delivery.put_files(host, launcher.python, {self._job_file: job, self.directory / TASK_FILE: task})
+        await connection.put_files(host, launcher.python, {self._job_file: job, self.directory / TASK_FILE: task})
         if launcher.is_shared_run:
             written = hashlib.sha256(task.encode()).hexdigest()
             await wait_until_visible(host.name, self.node.node_dir / TASK_FILE, written)
@@ -418,17 +418,17 @@ class _SshLauncher(Launcher):
 
     @property
     def code(self) -> PurePosixPath:
-        return self._work / "code" / delivery.wheel().directory
+        return self._work / "code" / connection.wheel().directory
 
     @property
     def variables(self) -> Mapping[str, str]:
-        return {"PYTHONPATH": str(self.code), PLUGINS_VARIABLE: str(self.code / delivery.PLUGINS)}
+        return {"PYTHONPATH": str(self.code), PLUGINS_VARIABLE: str(self.code / connection.PLUGINS)}
 
     def host(self, spec: HostSpec) -> SshConnection:
         return self._connections[spec.name]
 
     def path_on_host(self, path: Path) -> Path:
-        return delivery.path_on_host(path, self.code)
+        return connection.path_on_host(path, self.code)
 
     def agents(self, nodes: Sequence[NodeJob]) -> Sequence[_SshAgent]:
         return [_SshAgent(self, node) for node in nodes]
@@ -441,7 +441,7 @@ class _SshLauncher(Launcher):
     async def deliver(self, host: HostSpec) -> None:
         async with self.locks[host.name]:
             if (host.name, "code") not in self.present:
-                await delivery.deliver(self.host(host), self.python, self.code)
+                await connection.deliver(self.host(host), self.python, self.code)
                 self.present.add((host.name, "code"))
 
     async def end_stale_agents(self, specs: Sequence[HostSpec]) -> list[str]:
