@@ -122,6 +122,7 @@ def test_the_character_error_rate_counts_edits_over_characters() -> None:
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
+from types import SimpleNamespace
 from accelmark.frameworks.pytorch.backend import row_metrics
 from accelmark.spec.errors import DataError
 rank = int(sys.argv[1])
@@ -140,9 +141,9 @@ def compute(found):
 def fail(found):
     raise DataError("no clicks")
 
-assert row_metrics(compute, rows, dist.group.WORLD, 1) == {"metric": 0.5}
+assert row_metrics(SimpleNamespace(row_metrics=compute), rows, dist.group.WORLD, 1) == {"metric": 0.5}
 try:
-    row_metrics(fail, rows, dist.group.WORLD, 1)
+    row_metrics(SimpleNamespace(row_metrics=fail), rows, dist.group.WORLD, 1)
 except DataError as error:
     assert str(error) == "no clicks", error
 else:

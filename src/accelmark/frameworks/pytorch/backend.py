@@ -133,24 +133,21 @@ def build_without_weights(case: TrainCase, log: EventLog) -> nn.Module:
 
 
 def row_metrics(
-    compute: Callable[[dict[str, npt.NDArray[np.float64]]], dict[str, float]],
-    rows: dict[str, Tensor],
-    control: dist.ProcessGroup | None,
-    copies: int,
+    case: TrainCase, rows: dict[str, Tensor], control: dist.ProcessGroup | None, copies: int
 ) -> dict[str, float]:
-    """Return the metrics of the rows of all ranks; ``copies`` consecutive ranks hold the same rows.
+    """Return the case's metrics of the rows of all ranks; ``copies`` consecutive ranks hold the same rows.
 
     Rank 0 alone collects the rows, which may be gigabytes, and computes; its DataError is raised on every rank.
     """
     if control is None:
-        return compute(_joined([rows]))
+        return case.row_metrics(_joined([rows]))
     is_first = dist.get_rank() == 0
     collected: list[Any] = [None] * dist.get_world_size(control)
     dist.gather_object(rows, collected if is_first else None, dst=0, group=control)
     result: list[Any] = [None]
     if is_first:
         try:
-            result = [compute(_joined(collected[::copies]))]
+            result = [case.row_metrics(_joined(collected[::copies]))]
         except DataError as error:
             result = [error.args]
     dist.broadcast_object_list(result, src=0, group=control)
@@ -444,7 +441,7 @@ class PyTorchBackend(Backend):
         if not joint:
             raise DataError("the case's eval_batches yielded nothing on any rank; check the evaluation data")
         has_rows = any(each for _, each in of_ranks)
-        return case.metrics(joint) | (row_metrics(case.row_metrics, rows, control, copies) if has_rows else {})
+        return case.metrics(joint) | (row_metrics(case, rows, control, copies) if has_rows else {})
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint and return its name."""

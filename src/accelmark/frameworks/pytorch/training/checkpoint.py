@@ -121,7 +121,7 @@ class Checkpoints:
             if self._settings.has_shards:
                 from accelmark.frameworks.pytorch.training.shards import write_shards
 
-                state = write_shards(beside / _SHARDS, state["model"], state["optimizer"], names, group)
+                state = write_shards(beside / _SHARDS, state, names, group)
             if leads:
                 # On the host: not every device's storages can be serialised.
                 torch.save(tree_map_only(Tensor, lambda tensor: local(tensor).cpu(), state), beside / _WEIGHTS)

@@ -32,21 +32,18 @@ _SCALAR: Final = "scalar."
 
 
 def write_shards(
-    directory: Path,
-    model: Mapping[str, Tensor],
-    optimizer: Mapping[str, Any],
-    names: Sequence[str],
-    group: dist.ProcessGroup | None,
+    directory: Path, state: Mapping[str, Any], names: Sequence[str], group: dist.ProcessGroup | None
 ) -> dict[str, Any]:
-    """Write all tensors, and return the rest, which is the same on every rank.
+    """Write all tensors of the states of ``model`` and ``optimizer``, and return the rest, the same on every rank.
 
-    ``names`` are of the parameters that are numbered in ``optimizer``; ``group`` has the ranks that share the
+    ``names`` are of the parameters that are numbered in the optimizer's state; ``group`` has the ranks that share the
     directory, None: all. Raises RuntimeError: a rank could not write.
     """
+    optimizer = state["optimizer"]
     values = ((names[number], own) for number, own in optimizer["state"].items())
-    state = {f"{_STATE}{own}.{name}": value for name, found in values for own, value in found.items()}
-    state |= {f"{_MODEL}{name}": tensor for name, tensor in model.items()}
-    tensors = {name: each for name, each in state.items() if isinstance(each, Tensor)}
+    written = {f"{_STATE}{own}.{name}": value for name, found in values for own, value in found.items()}
+    written |= {f"{_MODEL}{name}": tensor for name, tensor in state["model"].items()}
+    tensors = {name: each for name, each in written.items() if isinstance(each, Tensor)}
     shards = dict(_writable(name, each) for name, each in tensors.items())
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
     try:
@@ -54,7 +51,7 @@ def write_shards(
         save(shards, storage_writer=writer, process_group=group, planner=None if has_all_ranks else _PartPlanner())
     except CheckpointException as error:
         raise _cause(error) from error
-    rest = {name: each for name, each in state.items() if name not in tensors}
+    rest = {name: each for name, each in written.items() if name not in tensors}
     return {"param_groups": optimizer["param_groups"], **rest}
 
 
