@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -137,7 +136,7 @@ def trained(
     batch_size: int,
     case: str = "llama2_7b",
     data: str = "llama_tokens",
-    own: Mapping[str, Any] = MappingProxyType({}),
+    own: Mapping[str, Any] = {},
     **more: Any,
 ) -> float:
     """Train for six steps, or go on from a checkpoint in ``directory``; return the final loss on held-out tokens."""
