@@ -16,10 +16,9 @@ from accelmark.cli import options
 from accelmark.cli.acceptance import accept, demo, reproduce
 from accelmark.cli.automl import app as automl
 from accelmark.cli.data import app as data
-from accelmark.cli.environments import app as environments
 from accelmark.cli.folders import cases, check, explain, import_files, init, new
 from accelmark.cli.ledger import app as ledger
-from accelmark.cli.machine import doctor, monitor, preflight, probe, vendors
+from accelmark.cli.machine import doctor, env, monitor, preflight, probe, vendors
 from accelmark.cli.options import Verb, Verbs
 from accelmark.cli.results import bundle, compare, evaluate, export, report, results, verify, view
 from accelmark.cli.runs import cluster, infer, resume, run, serve, status, stop, train
@@ -58,7 +57,7 @@ app = typer.Typer(
 
 for _verb in (verb for verbs in _GROUPS.values() for verb in verbs):
     app.command(_verb.__name__.removesuffix("_files"), cls=Verb)(_verb)
-for _group in (automl, ledger, demo, data, environments):
+for _group in (automl, ledger, demo, data, env):
     app.add_typer(_group)
 
 
