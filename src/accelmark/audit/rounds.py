@@ -41,7 +41,6 @@ _SHARES_OF_PEAK: Final = {
     FigureName.DECODE_MBU: "MBU of decoding",
 }  # fmt: skip
 
-_MAX_EARLIER: Final = 5
 _STATES: Final = {"lost": "was lost", "cancelled": "was cancelled", "timed_out": "timed out", "failed": "failed"}
 
 
@@ -101,7 +100,7 @@ def registered(evidence: Evidence) -> Findings:
     if entry.number is None:
         yield finding("info", "run-registered", "", f"the run is in no registry: {entry.reason}")
     elif entry.earlier:
-        listed = ", ".join(f"number {run.number} ({run.ended or 'no end'})" for run in entry.earlier[-_MAX_EARLIER:])
+        listed = ", ".join(f"number {run.number} ({run.ended or 'no end'})" for run in entry.earlier[-5:])
         count = len(entry.earlier)
         actual = f"number {entry.number} in the registry; {count} earlier of the same work, the last: {listed}"
         yield finding("info", "run-registered", "", actual)

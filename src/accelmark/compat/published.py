@@ -31,7 +31,6 @@ _FLAGPERF: Final[dict[str, tuple[str, str, str]]] = {
     "p_infer_core": ("infer", "inference_core", ""),
 }
 """Column of a table -> task, figure, and unit; empty: the case's unit."""
-_PRECISIONS: Final = {"bf16+fp8": "fp8"}
 _WHY: Final = "the source states no spread; cards, clocks and days differ"
 
 
@@ -154,7 +153,7 @@ def _flagperf(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "-".join(("flagperf", *parts, *filter(None, (precision, batch and f"bs{batch}")))), {
             "title": f"{model}, FlagPerf, {label}" + (f", {precision}" if precision else ""),
             "case": covered.case, "task": task, "hardware": hardware, "nnodes": nodes, "nproc": devices,
-            "precision": _PRECISIONS.get(precision, precision) if precision else None,
+            "precision": {"bf16+fp8": "fp8"}.get(precision, precision) if precision else None,
             "figure": figure, "value": number, "unit": unit or f"{part.unit if part else 'sample'}s/s",
             "settings": {"batch_size": int(batch)} if batch and str(batch).isdigit() else {},
             "software": f"{framework} {next(filter(None, environment.groups()))}".strip() if environment else None,

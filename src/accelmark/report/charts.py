@@ -22,8 +22,6 @@ _COLOURS: Final = 6
 """Line colours of the style sheet."""
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _SHARES: Final = ((0.0, "0 %"), (0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"))
-_MIN_RUNS: Final = 4
-"""Number of runs from which levels are drawn: change points need two runs on each side."""
 
 
 class Chart(NamedTuple):
@@ -116,7 +114,7 @@ def trend_chart(
     runs = line(range(len(points)), shown, title, 0, mode="lines+markers", **_texts(texts))
     runs["error_y"] = _interval(shown, _around(shown, halves), _colour(0))
     shapes: list[Json] = []
-    for begin, end, level in segments if len(points) >= _MIN_RUNS else ():
+    for begin, end, level in segments if len(points) >= 4 else ():  # change points need two runs on each side
         height = level / scale.divisor
         span = {"x0": begin - 0.2, "x1": end - 0.8, "y0": height, "y1": height}
         shapes.append({"type": "line", "line": {"color": _colour(1), "width": 2}} | span)

@@ -31,7 +31,6 @@ from accelmark.spec.number_format import NOTHING, digits, limit_percent, percent
 
 F = FigureName
 _NUM_TILES: Final = 6
-_MAX_RANKS: Final = 16
 _MARKS: Final = {
     "open": "open: immutable settings may have been changed",
     "synthetic": "synthetic data",
@@ -180,7 +179,7 @@ def _rank_table(rounds: Sequence[RoundResult]) -> dict[str, Any] | None:
     slow, where = times.straggler, f"Round {number}: " if len(rounds) > 1 else ""
     none = f"no rank costs the others more than {limit_percent(MAX_SHARE)} of a step"
     text = none if slow is None else straggler_text(slow)
-    slowest = sorted(times.ranks, key=lambda rank: rank.busy_ms, reverse=True)[:_MAX_RANKS]
+    slowest = sorted(times.ranks, key=lambda rank: rank.busy_ms, reverse=True)[:16]
     rows = [
         (rank.rank, rank.host, list(map(digits, (rank.data_wait_ms, rank.own_ms, rank.wait_ms, rank.step_ms))))
         for rank in slowest

@@ -110,7 +110,19 @@ def _progress(summary: SearchSummary, time: Scale) -> Iterable[Chart | None]:
 
 def _layer_rows(network: Network) -> list[dict[str, str]]:
     """Return a row for the image and for each layer of the main chain: its shape, and where its skips begin."""
-    shapes, layers = infer_shapes(network), _layers(network)
+    shapes = infer_shapes(network)
+    layers: list[tuple[str, list[str]]] = []  # batch norms and ReLUs are appended to the layer before
+    for name in main_chain(network):
+        layer = network.by_name[name].layer
+        if isinstance(layer, BatchNorm | ReLU) and layers:
+            text, names = layers[-1]
+            layers[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", [*names, name])
+        elif isinstance(layer, Convolution):
+            stride = f" /{layer.stride}" if layer.stride > 1 else ""
+            layers.append((f"conv {layer.kernel}×{layer.kernel} · {layer.filters}{stride}", [name]))
+        else:
+            text = f"dense · {layer.units}" if isinstance(layer, Dense) else layer.kind.replace("_", " ")
+            layers.append((text, [name]))
     row_of = [0, *(row for row, (_, names) in enumerate(layers, start=1) for _ in names)]
     ends: dict[int, list[str]] = defaultdict(list)
     for skip in sorted(skips(network), key=lambda skip: skip.start):
@@ -120,23 +132,6 @@ def _layer_rows(network: Network) -> list[dict[str, str]]:
         {"text": text, "shape": "×".join(map(str, shape)), "skips": ", ".join(ends[number])}
         for number, (text, shape) in enumerate(rows)
     ]
-
-
-def _layers(network: Network) -> list[tuple[str, list[str]]]:
-    """Return the layers of the main chain; batch norms and ReLUs are appended to the layer before."""
-    rows: list[tuple[str, list[str]]] = []
-    for name in main_chain(network):
-        layer = network.by_name[name].layer
-        if isinstance(layer, BatchNorm | ReLU) and rows:
-            text, names = rows[-1]
-            rows[-1] = (f"{text} + {'bn' if isinstance(layer, BatchNorm) else 'relu'}", [*names, name])
-        elif isinstance(layer, Convolution):
-            stride = f" /{layer.stride}" if layer.stride > 1 else ""
-            rows.append((f"conv {layer.kernel}×{layer.kernel} · {layer.filters}{stride}", [name]))
-        else:
-            text = f"dense · {layer.units}" if isinstance(layer, Dense) else layer.kind.replace("_", " ")
-            rows.append((text, [name]))
-    return rows
 
 
 def _family_chart(individuals: Sequence[Individual], values: Mapping[int, float]) -> Chart | None:

@@ -54,8 +54,6 @@ _LAYOUTS: Final[dict[Task, _Layout]] = {
 _STANDARD_LAYERS: Final = ("default", "cases/", "vendors/")
 """Prefixes of layers that belong to a case or vendor; settings of other layers are listed in the table."""
 _OWN_COLUMNS: Final = frozenset({"compiler", "precision", "batch_size", "server"})
-_MAX_FIGURES: Final = 5
-"""Figures of each task in a table."""
 _FACTS: Final = (("Run", "run"), ("Case", "case"), ("Variant", "variant"), ("Role", "role"), ("Chip", "chip"),
                  ("Scale", "scale"), ("Verdict", "verdict"), ("Rounds", "rounds"))  # fmt: skip
 _OPTIONAL: Final = ("variant", "role")
@@ -68,7 +66,7 @@ def shown_figures(rows: Sequence[Row]) -> dict[str, FigureName]:
     shown: set[FigureName] = set()
     for task in _LAYOUTS:
         part = [row for row in rows if row["task"] == task]
-        shown.update([name for name in HEADLINES if any(row[name.value] is not None for row in part)][:_MAX_FIGURES])
+        shown.update([name for name in HEADLINES if any(row[name.value] is not None for row in part)][:5])
     return {_SHORT_TITLES.get(name, title_of(name, "unit")): name for name in HEADLINES if name in shown}
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 from accelmark.spec.model import json_objects
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_TAIL_BYTES: Final = 256 * 1024
 _MIB: Final = 2.0**20
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _INTERVALS: Final = 10
@@ -69,7 +68,7 @@ def last_sample(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(0, file.tell() - 256 * 1024))
             lines = file.read().split(b"\n")[:-1]
     except OSError:
         return None

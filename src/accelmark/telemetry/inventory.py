@@ -24,7 +24,6 @@ from accelmark.telemetry.host import Rapl
 from accelmark.telemetry.sources import device_sources, first_readable
 
 DEVICES: Final = Path("/dev")
-PCI: Final = Path("/sys/bus/pci/devices")
 
 
 @final
@@ -48,7 +47,7 @@ class DetectedVendor:
 def detect(vendors: Iterable[str] | None = None, *, read: bool = True) -> tuple[DetectedVendor, ...]:
     """Return the vendors (by default all known) whose devices are present, accelerators first."""
     pci: set[str] = set()
-    for device in PCI.glob("*"):
+    for device in Path("/sys/bus/pci/devices").glob("*"):
         with contextlib.suppress(OSError):
             pci.add(":".join((device / name).read_text().strip() for name in ("vendor", "class")))
     detected: list[DetectedVendor] = []

@@ -209,10 +209,6 @@ def _reason(problem: Problem) -> str:
     return problem.what + (f" ({problem.hint})" if problem.hint else "")
 
 
-_MOST_HOSTS: Final = 64
-"""Hosts of the largest configuration that is accepted: which ones it is for is not known here."""
-
-
 def is_tree(path: Path) -> bool:
     """Return whether a directory is that of a vendor in FlagPerf: it has ``<model>-<framework>/config/``."""
     return path.is_dir() and any(flagperf.case_of_folder(folder) for folder in path.glob("*-*/config"))
@@ -224,7 +220,8 @@ def convert_tree(path: Path, vendor: str, *, is_open: bool = False) -> tuple[dic
     A vendor that AccelMark does not ship also gets a ``vendor.yaml`` to complete.
     """
     vendor = TABLES["vendors"].get(vendor, vendor)
-    hosts = tuple(HostSpec(address=f"host{number}") for number in range(_MOST_HOSTS))
+    # Which hosts the configurations are for is not known here: as many as the largest that is accepted has.
+    hosts = tuple(HostSpec(address=f"host{number}") for number in range(64))
     cluster = ClusterSpec(vendor=vendor if vendor in folders("vendors") else None, launcher="ssh", hosts=hosts)
     result = Converted(is_open, cluster)
     left_over = result.left_over

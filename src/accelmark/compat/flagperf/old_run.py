@@ -29,11 +29,9 @@ _TIMES: Final = {
     F.THROUGHPUT_CORE: "throughput_pure_compute", F.FINAL_LOSS: "final_loss",
 }  # fmt: skip
 """Figure -> name of the value in FlagPerf's FINISHED."""
-_RATE: Final = re.compile(r"training_(\w+?)s?_per_second")
 _SOURCE: Final = re.compile(r"benchmarks/([^/]+)/([^/]+)/")
 _SCALE: Final = re.compile(r"_([A-Za-z][A-Za-z0-9-]*)_\d+[Xx]\d+$")
 _TASK_LOG: Final = re.compile(r"start_(\w+)_task\.log")
-_MAX_POINTS: Final = 500
 _UNKNOWN: Final = "FlagPerf's log does not have it"
 
 
@@ -105,7 +103,7 @@ def _round(folder: Path) -> RoundResult:
     begin = next((event.time_ms for event in events if event.name == "TRAIN_START"), events[0].time_ms)
     steps = [event for event in events if event.name == "STEP_END" and "global_steps" in event.value]
     train = load_case(key.model).train if key.model in folders("cases") else None
-    rates = {match[1]: name for name in finished if (match := _RATE.fullmatch(name))}
+    rates = {match[1]: name for name in finished if (match := re.fullmatch(r"training_(\w+?)s?_per_second", name))}
     unit = next(({"seq": "sequence"}.get(name, name) for name in rates), train.unit if train is not None else "sample")
     given = {figure: finished.get(name) for figure, name in _TIMES.items()}
     if rates:
@@ -113,7 +111,7 @@ def _round(folder: Path) -> RoundResult:
     metrics = [name for name in finished if name.startswith("final_") and name != "final_loss"]
     if metrics:
         given[F.FINAL_METRIC] = finished[metrics[0]]
-    thinned = steps[:: max(1, len(steps) // _MAX_POINTS)]
+    thinned = steps[:: max(1, len(steps) // 500)]
     last = steps[-1].value if steps else {}
     what = f"read from FlagPerf's log {folder.parent.name}/{folder.name}: not audited, and its settings are not known"
     monitors = (file.name.removesuffix("_monitor.log") for file in sorted(nodes[0].glob("*_monitor.log")))
