@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -155,9 +154,9 @@ class Launch(NamedTuple):
     """The process that starts all ranks of a job on one host, and ends when they have ended."""
 
     command: Sequence[str]
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = {}
     """Variables with values that may not be overridden."""
-    defaults: Mapping[str, str] = MappingProxyType({})
+    defaults: Mapping[str, str] = {}
     """Default values; the cluster file, the vendor and the host may override them."""
 
 
