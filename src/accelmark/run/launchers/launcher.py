@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import make_directory, write_atomic
@@ -183,7 +183,7 @@ class AgentHandle(ABC):
         return end
 
 
-class Launcher(ABC):
+class Launcher(contextlib.AbstractAsyncContextManager["Launcher"]):
     """Starts node agents on the hosts of a plan's cluster, for the run in ``run`` here; its context closes it."""
 
     visible_file: Path | None = None
@@ -249,14 +249,14 @@ class Launcher(ABC):
         """Return the commands that run on this machine before any host is reached."""
         return []
 
-    async def allocate(self) -> None:  # noqa: B027  most hosts need no allocation
+    async def allocate(self) -> None:
         """Ensure that hosts may be used; raises RunError if there is no allocation."""
 
     async def allocation_end(self) -> tuple[NodeState, str] | None:
         """Return the state and the reason of an allocation that ended by itself; None while it lasts."""
         return None
 
-    async def deliver(self, host: HostSpec) -> None:  # noqa: B027  not all hosts need a delivery
+    async def deliver(self, host: HostSpec) -> None:
         """Ensure that AccelMark is on a host; raises HostError if it could not be delivered."""
 
     async def master_address(self, host: HostSpec) -> str:
@@ -275,14 +275,11 @@ class Launcher(ABC):
         """End agents of this run without a coordinator; returns one message for each host that was not reached."""
         return []
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def abort(self) -> None:  # noqa: B027  most launchers hold nothing
+    def abort(self) -> None:
         """Return allocations without waiting: the process is about to exit at once."""
 
-    async def close(self) -> None:  # noqa: B027  nothing to close is the common case
+    async def close(self) -> None:
         """Close connections and return allocations; agents continue."""
