@@ -309,6 +309,7 @@ class Pages:
         if name is not None:
             rows = [row for row in rows if row[name.value] is not None]
             numbers = [float(row[name.value] or 0.0) for row in rows]
+            minutes = [str(row["started_at"])[:16].replace("T", " ") for row in rows]
             changes = change_points(numbers)
             segments, shown_unit = levels(numbers, changes), unit_of(name, unit)
             points = [
@@ -316,11 +317,11 @@ class Pages:
                 for row, number in zip(rows, numbers, strict=True)
             ]
             shifts = [
-                (_minute(rows[begin]), name_of(rows[begin]), quantity(before, shown_unit), quantity(level, shown_unit),
+                (minutes[begin], name_of(rows[begin]), quantity(before, shown_unit), quantity(level, shown_unit),
                  signed_percent(level / before - 1) if before else NOTHING)
                 for (_, _, before), (begin, _, level) in itertools.pairwise(segments)
             ]  # fmt: skip
-            listed = [(name_of(row), _minute(row), figure_cell(row, name), at) for at, row in enumerate(rows)]
+            listed = [(name_of(row), minutes[at], figure_cell(row, name), at) for at, row in enumerate(rows)]
             chart = trend_chart(points, segments, shown_unit, title_of(name, unit))
             drawn = {"chart": chart, "changes": shifts, "rows": listed[::-1], "starts": changes}
         return respond(page(
@@ -345,10 +346,6 @@ class Pages:
             if record.resolve().is_relative_to(path)
         ]
         return respond(expose(recorders, now_s=time.time()), CONTENT_TYPE)
-
-
-def _minute(row: Row) -> str:
-    return str(row["started_at"])[:16].replace("T", " ")
 
 
 _COOKIE: Final = "accelmark_token"
