@@ -31,7 +31,7 @@ from accelmark.run.record.registry import record_start, register_plan
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import NodeExit
 from accelmark.spec.settings.inference import InferSettings
-from tests.plan.test_tuning import planned
+from tests.plan.test_inference import planned
 
 ENDED = JobStatus("succeeded")
 
