@@ -18,8 +18,7 @@ from accelmark.report.run_page import write_page
 from accelmark.run.record.directory import measure_run
 from benchmarks.ledger import made_up
 from tests.made_run import Made, end_round, make_run, measured_run, perflog
-from tests.report.test_page import SETTINGS, STAGES
-from tests.report.test_view import running, serving
+from tests.report.test_page import SETTINGS, STAGES, running, serving
 from tests.served_run import Served, make_served_run
 
 CHROMIUM = Path("/usr/bin/chromium")
