@@ -10,30 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from accelmark.automl.model import graph, morphs
 from accelmark.automl.model.counting import MODES, count
-from accelmark.automl.model.graph import (
-    Add,
-    Convolution,
-    Dense,
-    Flatten,
-    Network,
-    Node,
-    find_problems,
-    infer_shapes,
-    load_network,
-    main_chain,
-    skips,
-)
-from accelmark.automl.model.morphs import (
-    MORPH_KINDS,
-    Morph,
-    MorphChoices,
-    MorphError,
-    MorphKind,
-    apply_morph,
-    with_dropout,
-    with_kernel,
-)
+from accelmark.automl.model.graph import Network, Node, find_problems, infer_shapes
+from accelmark.automl.model.morphs import MORPH_KINDS, Morph, MorphChoices, MorphError, MorphKind, apply_morph
 from accelmark.automl.model.seeds import resnet50, resolve_network, seed_weights, small
 from accelmark.automl.model.weights import Weights, carry_weights, fitted_weights, weight_shapes
 from accelmark.automl.records import OperationCost, Totals
@@ -115,11 +95,11 @@ def test_keras_weights_of_resnet50_compute_the_same(tmp_path: Path) -> None:
 
 def test_all_problems_of_a_network_are_reported_at_once() -> None:
     network = network_of(
-        Node(name="a", layer=Convolution(filters=4, kernel=9), inputs=("input",)),
-        Node(name="b", layer=Convolution(filters=4, kernel=3), inputs=("inptu",)),
-        Node(name="c", layer=Dense(units=5), inputs=("input",)),
-        Node(name="c", layer=Flatten(), inputs=("input",)),
-        Node(name="d", layer=Add(), inputs=("input",)),
+        Node(name="a", layer=graph.Convolution(filters=4, kernel=9), inputs=("input",)),
+        Node(name="b", layer=graph.Convolution(filters=4, kernel=3), inputs=("inptu",)),
+        Node(name="c", layer=graph.Dense(units=5), inputs=("input",)),
+        Node(name="c", layer=graph.Flatten(), inputs=("input",)),
+        Node(name="d", layer=graph.Add(), inputs=("input",)),
     )
     with pytest.raises(SpecError) as caught:
         infer_shapes(network)
@@ -146,7 +126,7 @@ def test_all_problems_of_a_network_are_reported_at_once() -> None:
 def test_a_malformed_file_is_refused_with_the_place(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "net.json").write_text(text)
     with pytest.raises(SpecError, match=message):
-        load_network(tmp_path / "net.json")
+        graph.load_network(tmp_path / "net.json")
 
 
 def test_an_unknown_seed_comes_with_the_nearest_name() -> None:
@@ -156,9 +136,9 @@ def test_an_unknown_seed_comes_with_the_nearest_name() -> None:
 
 def test_the_main_chain_of_resnet50_passes_all_bottlenecks_and_sixteen_skips_leave_it() -> None:
     network = resnet50()
-    chain = main_chain(network)
-    assert len([name for name in chain if isinstance(network.by_name[name].layer, Convolution)]) == 1 + 3 * 16
-    assert len(skips(network)) == 16
+    chain = graph.main_chain(network)
+    assert len([name for name in chain if isinstance(network.by_name[name].layer, graph.Convolution)]) == 1 + 3 * 16
+    assert len(graph.skips(network)) == 16
 
 
 def morphed(kind: MorphKind) -> Iterator[Network]:
@@ -298,18 +278,18 @@ def test_a_morph_that_the_network_does_not_allow_is_refused(morph: Morph) -> Non
 
 def test_a_searched_kernel_is_executed_and_growing_it_keeps_the_function() -> None:
     module = trained_module(QUIET).eval()
-    grown = with_kernel(QUIET, 5)
+    grown = morphs.with_kernel(QUIET, 5)
     child = built(grown, fitted_weights(grown, to_weights(module))).eval()
     assert dict(child.named_parameters())["layers.c2_conv.weight"].shape[-2:] == (5, 5)
     assert dict(child.named_parameters())["layers.c1_conv.weight"].shape[-2:] == (3, 3)
     images = images_for(QUIET)
     torch.testing.assert_close(child(images), module(images), rtol=1e-4, atol=1e-5)
-    assert with_kernel(grown, 3) == QUIET
+    assert morphs.with_kernel(grown, 3) == QUIET
 
 
 @pytest.mark.parametrize("network", [QUIET, resnet50(classes=5, side=33)], ids=lambda network: network.name)
 def test_a_searched_dropout_is_executed(network: Network) -> None:
-    module = GraphModule(with_dropout(network, 0.5))
+    module = GraphModule(morphs.with_dropout(network, 0.5))
     assert [layer.p for layer in module.layers.values() if isinstance(layer, torch.nn.Dropout)] == [0.5]
     images = images_for(network)
     torch.manual_seed(0)
