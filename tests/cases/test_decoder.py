@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -17,6 +15,7 @@ from accelmark.frameworks.pytorch.model.linear import LowRank, adapt
 from accelmark.spec.errors import DataError
 from accelmark.tasks.language.pytorch_decoder import CausalLm, Pretraining, dialogues, documents_of, packed_rows
 from accelmark.tasks.text.pytorch import read_tokenizer
+from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 
 FAMILY = ["llama2_7b", "gpt3_6_7b", "mixtral_8x7b", "gpt_oss_20b", "deepseek_v3"]
@@ -140,23 +139,14 @@ def test_adapted_layers_start_unchanged_and_only_their_changes_are_trained() -> 
     assert other.down is layer.down
 
 
-@pytest.fixture
-def samsum(tmp_path: Path) -> tuple[Path, Path]:
-    words = ["[UNK]", "Summarize", "this", "dialog", ":", "---", "Summary", "a", "b", "</s>"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["</s>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    entries = [{"id": str(index), "dialogue": "a " * index, "summary": "b"} for index in range(1, 6)]
-    (tmp_path / "train.json").write_text(json.dumps(entries), encoding="utf-8")
-    return tmp_path / "train.json", tmp_path / "tokenizer.json"
-
-
-def test_dialogues_are_packed_into_rows_without_padding(samsum: tuple[Path, Path]) -> None:
-    file, tokenizer = samsum[0], read_tokenizer(samsum[1], 10)
+def test_dialogues_are_packed_into_rows_without_padding(tmp_path: Path) -> None:
+    data = tiny_data.samsum(tmp_path)
+    file, path = data["samsum"] / "corpus/train.json", data["llama2_7b_weights"] / "hf/tokenizer.json"
+    tokenizer = read_tokenizer(path, 400)
     rows = packed_rows(dialogues(file), tokenizer, 10, file)
     assert rows.shape[1] == 10
     assert rows.dtype == torch.int32
     flat = rows.flatten().tolist()
-    assert flat.count(9) in {4, 5}, "each of the dialogues but perhaps the last ends with the end token"
+    ends = flat.count(tokenizer.token_to_id("</s>"))
+    assert ends in {39, 40}, "each of the dialogues but perhaps the last ends with the end token"
     assert flat[:10] == packed_rows(dialogues(file), tokenizer, 4, file).flatten().tolist()[:10]

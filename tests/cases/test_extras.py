@@ -15,8 +15,6 @@ from tests.cases.tiny_data import npy, tar
 pytest.importorskip("pyarrow")
 pytest.importorskip("diffusers")
 pytest.importorskip("torch_geometric")
-import pyarrow as pa
-
 from accelmark.cases.graph_mini.pytorch import nearest
 from accelmark.tasks.generation.pytorch import CaptionedLatents, EncodedRows
 from accelmark.tasks.graph.pytorch import Incoming, Relation, sample_neighbourhood, synthetic_trees
@@ -33,29 +31,16 @@ def test_samples_of_all_shards_are_read_in_order(tmp_path: Path) -> None:
     assert [(float(array.mean()), caption) for array, caption in found] == [(1, "a cat"), (2, "two dogs")]
 
 
-ENCODED = {"mean": (2, 4, 4), "clip_encodings": (3,)}
-
-
-def rows(folder: Path, **changed: object) -> Path:
-    arrays = {name: np.arange(np.prod(shape), dtype=np.uint16).reshape(shape) for name, shape in ENCODED.items()}
-    row = {name: npy(array) for name, array in arrays.items()} | {"timestep": 3} | changed
-    for number in (1, 2):
-        table = pa.Table.from_pylist([{name: value for name, value in row.items() if value is not None}] * number)
-        with pa.ipc.new_stream(str(folder / f"data-{number}.arrow"), table.schema) as stream:
-            stream.write_table(table)
-    return folder
-
-
 def test_rows_of_several_arrow_files_are_read_by_their_number(tmp_path: Path) -> None:
-    found = EncodedRows(rows(tmp_path), ENCODED, ("timestep",))
-    assert len(found) == 3
+    folder = tiny_data.flux_encodings(tmp_path)["flux_encodings"] / "val"
+    found = EncodedRows(folder, {"mean": (16, 8, 8), "clip_encodings": (12,)}, ("timestep",))
     if Path("/proc/self/fd").is_dir():
         assert not any(each.resolve().suffix == ".arrow" for each in Path("/proc/self/fd").iterdir())
-    for index in range(3):
-        row = found.read(index)
-        assert row["mean"].shape == (2, 4, 4)
-        assert row["clip_encodings"].tolist() == [0, 1, 2]
-        assert row["timestep"] == 3
+    rows = [found.read(index) for index in range(len(found))]
+    assert [row["timestep"] for row in rows] == list(range(8))
+    for row in rows:
+        assert row["mean"].shape == (16, 8, 8)
+        assert sorted(row["clip_encodings"].tolist()) == [0] * 11 + [0x4080], "4 in bf16"
 
 
 CITES, WRITTEN = Relation("paper", "cites", "paper"), Relation("author", "wrote", "paper")

@@ -222,14 +222,9 @@ BERT: Mapping[str, Any] = {
 }
 
 
-@pytest.fixture
-def imagenet(tmp_path: Path) -> Path:
-    return tiny_data.imagenet(tmp_path)["imagenet"]
-
-
-def test_resnet50_trains_and_evaluates_on_images_in_folders(tmp_path: Path, imagenet: Path) -> None:
+def test_resnet50_trains_and_evaluates_on_images_in_folders(tmp_path: Path) -> None:
     over = {**RESNET, "log_every_steps": 1}
-    events = run(job_of("resnet50", tmp_path / "run", {"imagenet": imagenet}, over))
+    events = run(job_of("resnet50", tmp_path / "run", tiny_data.imagenet(tmp_path), over))
     finished = value_of(events, Event.FINISHED)
     assert finished["state"] == "completed"
     assert finished["num_trained_samples"] == 16
