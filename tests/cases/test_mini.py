@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 from transformers import BertConfig
 
@@ -186,23 +185,20 @@ def test_passages_hold_what_is_spoken_and_nothing_else(plays: Path) -> None:
 
 @pytest.fixture
 def minilm(tmp_path: Path) -> Path:
-    """A tiny encoder with random weights, and a tokenizer that knows the plays' words."""
+    """A tiny encoder with random weights, and a tokenizer of the plays' words."""
     folder = tmp_path / "minilm"
     folder.mkdir()
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    config = BertConfig(**sizes, num_attention_heads=4, vocab_size=16, max_position_embeddings=64)
+    config = BertConfig(**sizes, num_attention_heads=4, vocab_size=100, max_position_embeddings=64)
     torch.manual_seed(0)
     state = Encoder(config).state_dict() | {"pooler.dense.weight": torch.zeros(32, 32)}
     save_file(state, folder / "model.safetensors")
-    words = ["[PAD]", "[UNK]", *" ".join(WORDS.values()).split()]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tiny_data.save_tokenizer(folder / "tokenizer.json", list(WORDS.values()), ["[PAD]"])
     return folder
 
 
 def test_minilm_finetune_learns(tmp_path: Path, plays: Path, minilm: Path) -> None:
-    over = {**DECODER, "model.num_layers": 1, "model.num_heads": 4, "model.vocab_size": 16, "model.max_positions": 64}
+    over = {**DECODER, "model.num_layers": 1, "model.num_heads": 4, "model.vocab_size": 100, "model.max_positions": 64}
     over |= {"model.passage_chars": 100, "end.max_steps": 30, "precision": "fp32", "optimizer.lr": 1e-3}
     finished, _ = trained("minilm_finetune", tmp_path, {"shakespeare": plays, "minilm": minilm}, over)
     assert finished["final_metrics"]["accuracy"] > 0.9, "one word tells the kind"
