@@ -163,7 +163,6 @@ class SampleSource(Protocol):
         """Return sample ``index``; ``random`` is seeded by seed, epoch and index."""
 
 
-@final
 class ReadSamples:
     """A source of ``count`` samples that a function reads by index and generator, as :meth:`SampleSource.read`."""
 
@@ -179,19 +178,15 @@ class ReadSamples:
 
 
 @final
-class FromArrays:
-    """A source of NumPy arrays as a source of tensors."""
+class FromArrays(ReadSamples):
+    """A source of NumPy arrays as a source of tensors, with NumPy's random numbers for a generator's seed."""
 
     def __init__(self, source: ArraySource) -> None:
-        self._source = source
+        def read(index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+            arrays = source.read(index, np.random.default_rng(random.initial_seed()))
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
-        """Return sample ``index``, with NumPy's random numbers for the generator's seed."""
-        arrays = self._source.read(index, np.random.default_rng(random.initial_seed()))
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        super().__init__(len(source), read)
 
 
 @final
