@@ -173,7 +173,6 @@ class ArrayBackend(Backend):
         return Comparison(self)
 
     def device_label(self) -> str:
-        """Return the name of the device in messages."""
         kind, index = self.job.device_type, self.device_index
         return kind if kind == "cpu" or index is None else f"{kind}:{index}"
 
@@ -182,7 +181,6 @@ class ArrayBackend(Backend):
         return nullcontext()
 
     def prepare(self) -> Started:
-        """Open the device, join the ranks, and build data, model and optimizer."""
         job, settings, place, log = self.job, self.settings, self.place, self.log
         base, allowed = self.hooks_module.Hooks, self.hooks_module.ALLOWED_HOOKS
         hooks_class: type[ArrayHooks] = load_hooks(job.extern, base, allowed)
@@ -270,7 +268,6 @@ class ArrayBackend(Backend):
         return loss
 
     def learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
         return self._learning_rate(self.steps_done)
 
     def open_epoch(self, epoch: int, skip_steps: int) -> Iterator[list[Any]]:
@@ -288,7 +285,6 @@ class ArrayBackend(Backend):
             yield ahead
 
     def evaluate_on(self, batches: Batches) -> dict[str, float]:
-        """Return the case's metrics over given data; all ranks take part."""
         sums: dict[str, list[Any]] = {}
         with self.evaluating():
             for batch in islice(batches.epoch(0), self.settings.evaluate.max_batches):
@@ -301,12 +297,10 @@ class ArrayBackend(Backend):
         return self.case.metrics({name: mean * self.world_size for name, mean in zip_strict(names, means)})
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
-        """Start a maximum of each value over all ranks."""
         gathered = self.gather(values)
         return lambda: [float(value) for value in gathered().max(0)]
 
     def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
         if self.world_size == 1 or not values:
             return values
         return [float(value) for value in self.gather(values)().mean(0)]
@@ -370,7 +364,6 @@ class ArrayBackend(Backend):
         return None if num_bytes is None else num_bytes / 2**20
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether the framework could not allocate memory."""
         text = f"{type(error).__name__}: {error}"
         return any(part in text for part in _OUT_OF_MEMORY)
 

@@ -216,11 +216,9 @@ class TrialCase(TrainCase):
         return built
 
     def train_batches(self) -> ImageBatches:
-        """Return this rank's share of the training images."""
         return ImageBatches(self._trial.data.training, self.settings.batch_size, self.place, train=True)
 
     def eval_batches(self) -> ImageBatches:
-        """Return this rank's share of the validation images."""
         return ImageBatches(self._trial.data.validation, self.settings.eval_batch_size, self.place, train=False)
 
     def synthetic_batch(self, size: int) -> Batch:

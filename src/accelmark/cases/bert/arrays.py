@@ -97,7 +97,6 @@ class Case(Classified, ArrayCase):
     }
 
     def build_model(self) -> Any:
-        """Build BERT-large with random weights."""
         return MaskedLm(self.sizes)
 
     def initial_weights(self) -> tuple[Path, dict[str, Any]] | None:
@@ -124,7 +123,6 @@ class Case(Classified, ArrayCase):
         return {**nn.num_correct(*flat, self.accuracies), "loss": loss, "count": nn.num_labels(labels)}
 
     def synthetic_batch(self, size: int) -> Arrays:
-        """Return random tokens, positions and labels."""
         random, vocabulary = self.random, self.number("vocab_size")
         length, predictions = self.number("seq_length"), self.number("max_predictions")
         return {

@@ -25,7 +25,6 @@ class Case(ClassificationCase):
     metric = "mlm_accuracy"
 
     def build_dataloader(self) -> InMemoryBatches:
-        """Read the prepared sequences."""
         path = self.data_dir("sequences", "sequences/sequences.safetensors") / "sequences.safetensors"
         sys.audit("open", str(path), "r", 0)  # the library opens it itself
         with raising(DataError, f"{path}: expected tokens, mask and labels", SafetensorError, *UNREADABLE):
@@ -33,7 +32,6 @@ class Case(ClassificationCase):
         return InMemoryBatches((tokens, mask), labels, self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
-        """Build the network, with the weights from the data directory."""
         config = BertConfig(
             vocab_size=self.number("vocab_size"),
             hidden_size=self.number("hidden_size"),
@@ -50,7 +48,6 @@ class Case(ClassificationCase):
         return swap_neighbours(tokens, movable, generator), mask
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random tokens."""
         length = self.number("seq_length")
         tokens = torch.randint(0, self.number("vocab_size"), (size, length))
         return InferBatch((tokens, torch.ones(size, length, dtype=torch.int64)), None)

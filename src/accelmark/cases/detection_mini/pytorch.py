@@ -197,7 +197,6 @@ class Case(Detection):
     mean, std = (MEAN / 255,) * 3, (STD / 255,) * 3
 
     def network(self) -> Any:
-        """Build the network from random weights."""
         return Points(self.number("hidden_size"), self.number("num_classes"))
 
     def dataset(self, *, train: bool) -> ReadSamples:

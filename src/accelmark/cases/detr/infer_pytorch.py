@@ -74,13 +74,11 @@ class Case(InferCase):
     output_names = ("logits", "boxes")
 
     def create_model(self) -> nn.Module:
-        """Build the network, with weights from the data directory."""
         net = detr(self.number)
         load_given_weights(self, net)
         return _Boxes(net)
 
     def build_dataloader(self) -> InferBatches:
-        """Read images in worker processes."""
         coco = self.data_dir("coco", "coco/val2017 and coco/annotations")
         images = BoxedImages(coco, "val2017", num_classes=self.number("num_classes"), train=False)
         return LoaderBatches(_Images(images, self.number("image_size")), self.settings)

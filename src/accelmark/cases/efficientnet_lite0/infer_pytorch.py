@@ -65,7 +65,6 @@ class Block(nn.Module):
         self._bn2 = _norm(channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         inner = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         inner = F.relu6(self._bn1(self._depthwise_conv(inner)))
         projected: Tensor = self._bn2(self._project_conv(inner))
@@ -135,7 +134,6 @@ class Case(ImageNetCase):
         return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() - mean) / std
 
     def create_model(self) -> nn.Module:
-        """Build the network with its packaged weights."""
         model = EfficientNetLite0(self.number("num_classes"))
         if not self.settings.synthetic:
             path = self.data_dirs["efficientnet_lite0"] / "efficientnet-lite0-57934424.pth"

@@ -64,5 +64,4 @@ class Case(DecoderPretraining):
     feed_matrices = 2
 
     def build_model(self) -> nn.Layer:
-        """Build the decoder with random weights."""
         return Gpt(self.sizes, self.real("norm_eps"))

@@ -56,10 +56,8 @@ class Case(DecoderPretraining):
     }
 
     def build_model(self) -> Any:
-        """Build the decoder with random weights."""
         eps = self.real("rms_norm_eps")
         return Decoder(self.sizes, lambda: LlamaLayer(self.sizes, eps), eps)
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the mean cross entropy of a token, in nats."""
         return model(*nn.neighbours(batch[self.tokens]))

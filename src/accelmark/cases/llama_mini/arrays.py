@@ -48,7 +48,6 @@ class Case(NextToken):
     vocab_size = BYTE_VALUES
 
     def build_model(self) -> Any:
-        """Build the decoder with random weights."""
         hidden, intermediate, heads = map(self.number, ("hidden_size", "intermediate_size", "num_heads"))
         std = STD / math.sqrt(2 * self.number("num_layers"))
         sizes = {**self.sizes, "vocab_size": BYTE_VALUES}

@@ -29,7 +29,6 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scaled input."""
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), _EPS)
 
 
@@ -115,7 +114,6 @@ class Case(NextToken):
     block_class = "Layer"
 
     def build_model(self) -> nn.Module:
-        """Build the decoder with random weights."""
         return LlamaMini(
             vocab=self.vocab_size,
             hidden=self.number("hidden_size"),
@@ -126,7 +124,6 @@ class Case(NextToken):
         )
 
     def pipeline_parts(self) -> PipelineParts:
-        """Return the modules of the decoder."""
         return PipelineParts("embedding", "layers", ("norm", "head"))
 
     def splits_sequences(self) -> bool:

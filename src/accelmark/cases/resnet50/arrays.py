@@ -24,7 +24,6 @@ class ConvNorm(nn.Module):
         self.normalization = nn.BatchNorm(channels_out)
 
     def forward(self, x: Any) -> Any:
-        """Return the normalized convolution."""
         return self.normalization(self.convolution(x))
 
 
@@ -59,7 +58,6 @@ class Stage(nn.Module):
         ])  # fmt: skip
 
     def forward(self, x: Any) -> Any:
-        """Return the output of the last block."""
         for block in self.layers:
             x = block(x)
         return x
@@ -102,7 +100,6 @@ class Case(ImageClassification):
         return [self.number(f"stage{stage}_blocks") for stage in (1, 2, 3, 4)]
 
     def build_model(self) -> Any:
-        """Build ResNet-50."""
         return ResNet50(self.blocks, self.num_classes)
 
     def dataset(self, *, train: bool) -> ArrayImages:

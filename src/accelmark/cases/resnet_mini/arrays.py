@@ -88,7 +88,6 @@ class Case(ImageClassification):
         return {"image": image, "label": label}
 
     def augment(self, batch: Arrays, random: np.random.Generator) -> Arrays:
-        """Flip half of the images."""
         return {**batch, "image": flip(batch["image"], random)}
 
     def flops_per_sample(self) -> float:

@@ -36,21 +36,17 @@ class Case(ClassificationCase):
     input_names = ("image",)
 
     def build_dataloader(self) -> InMemoryBatches:
-        """Read the test split."""
         images, labels = map(torch.from_numpy, read_split(self.data_dirs["fashion_mnist"], "test"))
         return InMemoryBatches(((images.float() - MEAN) / STD,), labels, self.settings.batch_size)
 
     def calibration_batch(self, size: int) -> InferBatch:
-        """Read the first images of the training split."""
         images = torch.from_numpy(read_split(self.data_dirs["fashion_mnist"], "train")[0][:size])
         return InferBatch(((images.float() - MEAN) / STD,), None)
 
     def create_model(self) -> nn.Module:
-        """Build the network with the packaged weights."""
         network = ResNetMini(*(self.number(name) for name in ("width", "num_stages", "blocks_per_stage")))
         load_weights(network, _WEIGHTS)
         return _FromNormalised(network)
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random normalised images."""
         return InferBatch((torch.randn(size, 1, 28, 28),), None)

@@ -68,5 +68,4 @@ class Case(ImageClassification):
         return {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
 
     def augment(self, batch: dict[str, Tensor], random: torch.Generator) -> dict[str, Tensor]:
-        """Flip half of the images."""
         return {**batch, "image": flip(batch["image"], random)}

@@ -112,7 +112,6 @@ class Case(InferCase):
         return _Masks(net)
 
     def build_dataloader(self) -> InferBatches:
-        """Read images in worker processes."""
         coco = self.data_dir("coco", "coco/val2017 and coco/annotations")
         return LoaderBatches(BoxedObjects(coco, self.number("image_size")), self.settings)
 

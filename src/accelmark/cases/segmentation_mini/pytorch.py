@@ -36,7 +36,6 @@ class Case(Segmentation):
     mean, std = (MEAN / 255,) * 3, (STD / 255,) * 3
 
     def network(self) -> Any:
-        """Build the network from random weights."""
         return Pixels(self.number("hidden_size"), self.number("num_classes"))
 
     def dataset(self, *, train: bool) -> ReadSamples:

@@ -180,11 +180,9 @@ class Case(SpeechToLetters):
     block_class = "Block"
 
     def recordings(self, *, train: bool) -> Prompts:
-        """Return the prompts of a split."""
         transcripts = read_transcripts(self.data_dirs["asterisk_transcripts"])
         return Prompts(self.data_dirs["asterisk_prompts"], transcripts, train=train)
 
     def build_model(self) -> nn.Module:
-        """Build the network."""
         sizes = (self.number(name) for name in ("hidden_size", "num_layers", "kernel_size"))
         return Acoustic(*sizes, *(self.real(name) for name in ("dropout", "masked_time", "masked_bands")))

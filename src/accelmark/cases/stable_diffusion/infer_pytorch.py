@@ -51,7 +51,6 @@ class TextToImage(IterativeModel):
         self.register_buffer("empty", torch.tensor(empty)[None], persistent=False)
 
     def parts(self) -> Sequence[nn.Module]:
-        """Return the three networks."""
         return [self.text_encoder, self.unet, self.from_latent]
 
     def forward(
@@ -115,7 +114,6 @@ class Case(InferCase):
         return unet(self.number), encoder, autoencoder(self.number)
 
     def create_model(self) -> nn.Module:
-        """Build the networks, with weights from the data directory."""
         net, encoder, decoder = self.networks()
         self.trained = "weights" in self.data_dirs
         if self.trained:
@@ -154,7 +152,6 @@ class Case(InferCase):
         return {"clip_score": 100 * sums["cosine"] / max(1.0, sums["count"])}
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random captions and noise."""
         side = self.number("latent_size")
         tokens = torch.randint(self.number("vocab_size"), (size, self.number("text_length")))
         return InferBatch((tokens, torch.randn(size, CHANNELS, side, side)), None)

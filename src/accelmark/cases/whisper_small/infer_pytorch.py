@@ -90,13 +90,11 @@ class Case(InferCase):
     _recordings: Recordings
 
     def create_model(self) -> nn.Module:
-        """Build the network, with weights from the data directory."""
         net = WhisperForConditionalGeneration(whisper(self.number))
         load_given_weights(self, net)
         return Transcriber(net, SpeechToText.prompt, self.number("target_length"))
 
     def build_dataloader(self) -> InferBatches:
-        """Read recordings in worker processes."""
         directory = self.data_dir("librispeech", "librispeech/test-clean")
         self._recordings = Recordings(directory, ("test-clean",))
         if "weights" in self.data_dirs:
@@ -111,9 +109,7 @@ class Case(InferCase):
         return SpeechToText.score.sums(texts, [self._recordings.row(index)[0] for index in labels.tolist()])
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the word error rate."""
         return SpeechToText.score.metrics(sums)
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random spectra."""
         return InferBatch((torch.rand(size, BANDS, FRAMES) * 2 - 1,), None)

@@ -235,7 +235,6 @@ class JaxBackend(ArrayBackend):
     hooks_module: ClassVar = hooks
 
     def open_device(self) -> None:
-        """Open the device in the precision of the settings, and join the ranks."""
         # jax.device_get takes 25 us more for each loss.
         self.losses = LossReader(lambda losses: lambda: [float(np.asarray(loss)) for loss in losses])
         device_type, place = self.job.device_type, self.place
@@ -274,18 +273,15 @@ class JaxBackend(ArrayBackend):
         return self._compiled.model_class
 
     def weights(self, *, trained: bool) -> NamedArrays:
-        """Return the arrays of the model's parameters, or of its running statistics."""
         part = _local(self._state.parameters if trained else self._state.rest)
         return {name: array for name, array in _host_arrays(part).items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
     def set_weights(self, arrays: NamedArrays) -> None:
-        """Set parameters and running statistics that have a name in ``arrays``."""
         parts = _local({"parameters": self._state.parameters, "rest": self._state.rest})
         parts = {name: _replaced(part, {**_host_arrays(part), **arrays}) for name, part in parts.items()}
         self._state = self._state._replace(**self._replicated(parts))
 
     def training_outputs(self, batch: Batch) -> Any:
-        """Compute a batch as a training step does."""
         return self._compiled.outputs(*_local((self._state.parameters, self._state.rest)), batch)
 
     def disable_dropout(self) -> None:
@@ -305,7 +301,6 @@ class JaxBackend(ArrayBackend):
         return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._split, array), batch)
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Take one optimizer step without waiting for the device."""
         self._state, loss = self._compiled.take(self._state, np.float32(learning_rate), batches)
         return loss if self.world_size == 1 else loss.addressable_data(0)
 
@@ -316,19 +311,15 @@ class JaxBackend(ArrayBackend):
         return sums
 
     def state(self) -> NamedArrays:
-        """Return the state on the host."""
         return _host_arrays(_local(self._state))
 
     def set_state(self, arrays: NamedArrays) -> None:
-        """Copy the state to every device."""
         self._state = self._replicated(_replaced(self._state, arrays))
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         jax.block_until_ready(self._state)
 
     def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
-        """Start to collect the values of all ranks."""
         with jax.enable_x64(True):
             own = jax.make_array_from_process_local_data(self._split, np.array([values], np.float64))
             joint = jax.jit(lambda array: array, out_shardings=self._whole)(own)
@@ -340,7 +331,6 @@ class JaxBackend(ArrayBackend):
         return float(statistics["peak_bytes_in_use"]) if statistics else None
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group, in step with the other ranks."""
         if together and self.world_size > 1:
             jax.distributed.shutdown()
 

@@ -53,7 +53,6 @@ class MindSporeBackend(ArrayBackend):
     array_of = staticmethod(lambda parameter: parameter.asnumpy().copy())
 
     def open_device(self) -> None:
-        """Open the device in the precision of the settings, and join the ranks."""
         is_cpu = self.immediate = self.job.device_type == "cpu"
         self._scheduler: subprocess.Popen[bytes] | None = None
         index = self.place.local_rank
@@ -95,7 +94,6 @@ class MindSporeBackend(ArrayBackend):
         self._all_reduce = ops.AllReduce("sum", group)
 
     def build_model(self) -> str:
-        """Build the model with the same weights on every rank."""
         ms.set_seed(self.settings.seed % 2**32)
         with layers.building(self.settings.seed):
             self._model = self.case.build_model()
@@ -105,21 +103,17 @@ class MindSporeBackend(ArrayBackend):
         return type(self._model).__name__
 
     def variables(self, *, trained: bool) -> Mapping[str, Any]:
-        """Return the parameters, or the running statistics."""
         chosen = self._model.trainable_params() if trained else self._model.untrainable_params()
         return {parameter.name: parameter for parameter in chosen if parameter.dtype == ms.float32}
 
     def assign(self, variable: Any, array: np.ndarray) -> None:
-        """Set a parameter."""
         ops.assign(variable, Tensor(array))
 
     def training_outputs(self, batch: Batch) -> Any:
-        """Compute a batch as a training step does."""
         outputs = outputs_of_loss(self.case, self._model, self.to_device(dict(batch)))
         return outputs.astype(ms.float32).asnumpy()
 
     def disable_dropout(self) -> None:
-        """Let all values through dropout from now on."""
         for layer in self._dropouts:
             layer.rate = 0.0
 
@@ -207,7 +201,6 @@ class MindSporeBackend(ArrayBackend):
             self._model.set_train()
 
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
-        """Evaluate a batch."""
         names, tensors = tuple(batch), self.to_device(batch).values()
         if names not in self._evaluations:
             case, model = self.case, self._computing
@@ -225,7 +218,6 @@ class MindSporeBackend(ArrayBackend):
         return sums
 
     def state_variables(self) -> Mapping[str, Any]:
-        """Return model, optimizer and loss scale."""
         of_model = {parameter.name: parameter for parameter in self._model.get_parameters()}
         state = {f"model/{name}": parameter for name, parameter in of_model.items()}
         moments = [parameter for parameter in self._optimizer.get_parameters() if parameter.name not in of_model]
@@ -235,20 +227,16 @@ class MindSporeBackend(ArrayBackend):
         return state
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         ms.runtime.synchronize()
 
     def gather(self, values: list[float]) -> Callable[[], np.ndarray]:
-        """Start to collect the values of all ranks."""
         joint = self._all_gather(Tensor(np.array(values, np.float64)))
         return lambda: joint.asnumpy().reshape(self.world_size, -1)
 
     def peak_bytes(self) -> float:
-        """Return the largest allocation."""
         return float(ms.runtime.max_memory_allocated())
 
     def close(self, *, together: bool) -> None:
-        """Leave the group, in step with the other ranks (``together``) unless they may be gone."""
         if not self.is_open:
             return
         if together and self.world_size > 1:

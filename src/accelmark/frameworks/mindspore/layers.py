@@ -111,7 +111,6 @@ class Dropout(Module):
             _dropouts.append(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with the other values scaled."""
         if not (self.training and self.rate):
             return x
         first, second = ops.unstack(self.seed)

@@ -45,7 +45,6 @@ class PaddleBackend(ArrayBackend):
     memory_advice = "activation_checkpointing, or precision bf16"
 
     def open_device(self) -> None:
-        """Open the device in the precision of the settings, and join the ranks."""
         self._device = device = self._own_device()
         paddle.set_device(device)
         core.set_num_threads(self.threads)
@@ -103,7 +102,6 @@ class PaddleBackend(ArrayBackend):
         self._control = group if backend == "gloo" else dist.new_group(backend="gloo")
 
     def build_model(self) -> str:
-        """Build the model with the same weights on every rank."""
         np.random.seed(self.settings.seed % 2**32)
         paddle.seed(self.settings.seed)
         with layers.building(channels_last=self.settings.channels_last):
@@ -126,16 +124,13 @@ class PaddleBackend(ArrayBackend):
         return tensors
 
     def assign(self, variable: Tensor, array: np.ndarray) -> None:
-        """Set a parameter."""
         variable.set_value(array)
 
     def training_outputs(self, batch: Batch) -> Any:
-        """Compute a batch as a training step does."""
         with paddle.no_grad(), self._autocast():
             return outputs_of_loss(self.case, self._model, self.to_device(dict(batch))).astype("float32")
 
     def disable_dropout(self) -> None:
-        """Let all values through dropout from now on."""
         for layer in self._model.sublayers(include_self=True):
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
@@ -164,7 +159,6 @@ class PaddleBackend(ArrayBackend):
         return paddle.amp.auto_cast(level="O1", dtype=TYPE_OF_PRECISION[self.precision])
 
     def compute_type(self) -> str:
-        """Return the type of a matrix product under the driver's autocast."""
         with paddle.no_grad(), self._autocast():
             product = paddle.matmul(paddle.ones([8, 8]), paddle.ones([8, 8]))
         return str(product.dtype).rpartition(".")[2]
@@ -206,12 +200,10 @@ class PaddleBackend(ArrayBackend):
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
-        """Evaluate a batch."""
         with self._autocast():
             return self.case.eval_sums(self._model, self.to_device(batch))
 
     def state(self) -> NamedArrays:
-        """Return model, optimizer and loss scale."""
         weights = {**self.weights(trained=True), **self.weights(trained=False)}
         arrays = {f"model/{name}": array for name, array in weights.items()}
         arrays |= {f"optimizer/{key}": value.numpy() for key, value in self._optimizer.state_dict().items()}
@@ -220,7 +212,6 @@ class PaddleBackend(ArrayBackend):
         return arrays
 
     def set_state(self, arrays: NamedArrays) -> None:
-        """Set model, optimizer and loss scale."""
         for name, tensor in {**self.variables(trained=True), **self.variables(trained=False)}.items():
             array = arrays[f"model/{name}"]
             if list(array.shape) != tensor.shape:
@@ -236,7 +227,6 @@ class PaddleBackend(ArrayBackend):
             self._scaler.load_state_dict({key: value if value.ndim else value.item() for key, value in scaler})
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         if self._device != "cpu":
             paddle.device.synchronize(self._device)
 
@@ -254,7 +244,6 @@ class PaddleBackend(ArrayBackend):
         return read
 
     def peak_bytes(self) -> float:
-        """Return the largest allocation."""
         return float(paddle.device.max_memory_allocated(self._device))
 
     def summary(self, error: BaseException) -> str:
@@ -263,7 +252,6 @@ class PaddleBackend(ArrayBackend):
         return next((line for line in lines if _ERROR_KIND.search(line)), first_line(error))
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
         if self.world_size > 1 and together:
             self.mean([0.0])
             dist.destroy_process_group()

@@ -376,12 +376,10 @@ class PyTorchBackend(Backend):
         return steps_of(batches, accumulation)
 
     def learning_rate(self) -> float:
-        """Return the learning rate of the first parameter group."""
         rate: float = self._training.optimizer.param_groups[0]["lr"]
         return rate
 
     def load(self, checkpoint: Path) -> Progress:
-        """Load a checkpoint, and return the progress of training."""
         return self.checkpoints.load(checkpoint)
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
@@ -444,7 +442,6 @@ class PyTorchBackend(Backend):
         return case.metrics(joint) | (row_metrics(case, rows, control, copies) if has_rows else {})
 
     def save(self, progress: Progress) -> str:
-        """Write a checkpoint and return its name."""
         return self.checkpoints.save(progress)
 
     def finish_save(self) -> float:
@@ -456,7 +453,6 @@ class PyTorchBackend(Backend):
         return Comparison(self._case, self._training, self._device)
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         platform.synchronize(self._device)
 
     def exchange_max(self, values: list[float]) -> Callable[[], list[float]]:
@@ -471,7 +467,6 @@ class PyTorchBackend(Backend):
         return read
 
     def mean(self, values: list[float]) -> list[float]:
-        """Return the mean of each value over all ranks."""
         if self.world_size == 1 or not values:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -493,16 +488,13 @@ class PyTorchBackend(Backend):
             self._compilation.report(self.settings.compile, self.log)
 
     def device_label(self) -> str:
-        """Return the name of the device in messages."""
         return f"{self._device} ({platform.device_name(self._device) or 'host memory'})"
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether an error says that memory of the device or of the host is exhausted."""
         says_so = any(part in str(error) for part in ("can't allocate memory", "not enough memory"))
         return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and says_so)
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group, in step with the other ranks (``together``) unless they may be gone."""
         if self._feed is not None:
             self._feed.close()
             self._feed = None

@@ -149,7 +149,6 @@ class TensorBatches(WholeBatches[Tensor, torch.Generator]):
     permutation, generator = staticmethod(permutation), staticmethod(generator_for_seed)
 
     def chosen(self, indices: Indices) -> dict[str, Tensor]:
-        """Return the samples with these indices."""
         chosen = torch.from_numpy(indices)
         return {name: tensor[chosen.to(tensor.device)] for name, tensor in self._data.items()}
 

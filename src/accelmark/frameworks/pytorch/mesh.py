@@ -113,7 +113,6 @@ class PassThrough(nn.Module):
     """In the place of a module of another stage: returns its first argument."""
 
     def forward(self, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
-        """Return ``tensor``."""
         return tensor
 
 
@@ -295,7 +294,6 @@ class PipelineTraining(Training):
         return None
 
     def broadcast_result(self, value: T) -> T:
-        """Return the value of the last stage."""
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=self.stage.num_stages - 1)
         return values[0]

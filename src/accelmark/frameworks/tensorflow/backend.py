@@ -257,7 +257,6 @@ class TensorFlowBackend(ArrayBackend):
     _ready: Any
 
     def open_device(self) -> None:
-        """Open the device in the precision of the settings, and join the ranks."""
         self.losses = LossReader(lambda losses: lambda: [float(loss) for loss in losses])
         self._ranks = ranks = Ranks(self.job, self.precision, self.threads, self.place)
         if self.place.world_size > 1:
@@ -275,35 +274,28 @@ class TensorFlowBackend(ArrayBackend):
         self._dtype = _COMPUTE_TYPES.get(self.precision, tf.float32)
 
     def build_model(self) -> str:
-        """Build the model with the same weights on every rank."""
         self._step_graph = Step(self.case, self.hooks, self._dtype, self._ranks)
         return type(self._step_graph.model).__name__
 
     def variables(self, *, trained: bool) -> Mapping[str, Any]:
-        """Return the parameters, or the running statistics."""
         variables = self._step_graph.variables.items()
         return {name: variable for name, variable in variables if variable.trainable == trained}
 
     def assign(self, variable: Any, array: np.ndarray) -> None:
-        """Set a variable."""
         variable.assign(array)
 
     def training_outputs(self, batch: Batch) -> Any:
-        """Compute a batch as a training step does."""
         return self._step_graph.outputs(self.to_device(dict(batch)))
 
     def disable_dropout(self) -> None:
-        """Let all values through dropout from now on."""
         for layer in self._step_graph.model.submodules:
             if isinstance(layer, layers.Dropout):
                 layer.rate = 0.0
 
     def build_training(self) -> None:
-        """Build the optimizer."""
         self.timed(Event.CREATE_OPTIMIZER, self._step_graph.build_optimizer)
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Take one optimizer step."""
         seed = seed_of(self.settings.seed, self.place.rank, self.steps_done)
         halves = tf.constant((seed % 2**31, seed // 2**31), tf.int32)
         loss, self._ready = self._step_graph.take(batches, tf.constant(learning_rate, tf.float32), halves)
@@ -318,16 +310,13 @@ class TensorFlowBackend(ArrayBackend):
         yield
 
     def eval_sums(self, batch: Arrays) -> Mapping[str, Any]:
-        """Evaluate a batch."""
         sums: Mapping[str, Any] = self._step_graph.sums(self.to_device(batch))
         return sums
 
     def state_variables(self) -> Mapping[str, Any]:
-        """Return model, optimizer and loss scale."""
         return self._step_graph.state()
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         if not self._ranks.is_cpu:  # on the CPU, a graph is done when its call returns
             with tf.device("GPU:0"):
                 tf.raw_ops.SyncDevice()
@@ -338,11 +327,9 @@ class TensorFlowBackend(ArrayBackend):
         return lambda: joint
 
     def peak_bytes(self) -> float:
-        """Return the largest allocation."""
         return float(tf.config.experimental.get_memory_info("GPU:0")["peak"])
 
     def close(self, *, together: bool) -> None:
-        """Leave the process group, in step with the other ranks."""
         if together:
             self._ranks.leave()
 

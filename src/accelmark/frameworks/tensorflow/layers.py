@@ -85,7 +85,6 @@ class Conv(Module):
         self.kernel = _initial(initial, shape, channels_in * size**2, channels_out * size**2)
 
     def forward(self, x: Any) -> Any:
-        """Return the convolved images."""
         return tf.nn.conv2d(tf.cast(x, self.dtype), tf.cast(self.kernel, self.dtype), self.stride, self.padding)
 
 
@@ -153,7 +152,6 @@ class Dropout(Module):
         self.training, self.rate = True, rate
 
     def forward(self, x: Any) -> Any:
-        """Return ``x`` with the other values scaled."""
         if not (self.training and self.rate):
             return x
         _drawing["count"] += 1

@@ -38,5 +38,4 @@ class Engine(TorchEngine):
             raise self.incompatible(path, error) from error
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Call the package."""
         return as_list(self.run(*inputs))

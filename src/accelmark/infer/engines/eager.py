@@ -38,7 +38,6 @@ class Engine(TorchEngine):
         return load_model(directory, self.dtype, num_devices)
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Call the model."""
         return as_list(self.model(*inputs)) if self.forward is None else self.forward(self.model, inputs)
 
     def generate(self, tokens: Tensor, num_tokens: int) -> Iterator[Tensor]:
@@ -51,6 +50,5 @@ class Engine(TorchEngine):
         return logits
 
     def close(self) -> None:
-        """Release the model, and the device's memory for other processes."""
         del self.model
         release_memory(self.device)

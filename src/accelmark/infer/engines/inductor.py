@@ -61,7 +61,6 @@ class Engine(TorchEngine):
         self.graphs.add(_graph_key(inputs))
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Call the compiled model."""
         return as_list(self.compiled(*inputs))
 
     def describe(self) -> dict[str, str]:

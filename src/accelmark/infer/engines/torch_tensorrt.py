@@ -35,5 +35,4 @@ class Engine(TorchEngine):
         )
 
     def compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Call the compiled module."""
         return as_list(self.compiled(*inputs))

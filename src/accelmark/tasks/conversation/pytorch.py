@@ -199,7 +199,6 @@ class ImageAnswers(TaskFamily):
             compute_buffers(part)
 
     def build_model(self) -> nn.Module:
-        """Build the model."""
         with torch.device("meta"):
             net = LlavaForConditionalGeneration(self.config())
         if torch.get_default_device().type != "meta":

@@ -293,7 +293,6 @@ class Detection(DenseTask):
         return self.number("image_size"), self.number("image_size")
 
     def build_model(self) -> nn.Module:
-        """Build the detector."""
         return Detector(self.network(), self.mean, self.std)
 
     def dataset(self, *, train: bool) -> ReadSamples:

@@ -124,11 +124,9 @@ class VelocityPrediction(TaskFamily):
         return F.mse_loss(predicted.float(), target.float(), reduction="none").mean((1, 2, 3))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean squared error."""
         return self._squared_errors(model, batch).mean()
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Add up the errors of samples."""
         errors = self._squared_errors(model, batch)
         return {"loss": errors.sum(), "count": torch.ones_like(errors).sum()}
 
@@ -251,7 +249,6 @@ class Diffusion(ScaledRate, VelocityPrediction):
         return ReadSamples(len(latents), read)
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random latents, noise, steps and tokens."""
         random, side = generator_for(self.place.seed), self.number("latent_size")
         latent, noise = torch.randn(2, size, CHANNELS, side, side, generator=random)
         shape = size, self.number("text_length")
@@ -263,7 +260,6 @@ class Diffusion(ScaledRate, VelocityPrediction):
         }
 
     def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return predicted and actual velocities."""
         predicted, target = model(batch["latent"], batch["noise"], batch["step"], batch["tokens"])
         return predicted, target
 
@@ -368,7 +364,6 @@ class FlowMatching(VelocityPrediction):
         return FlowMatcher(net)
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the blocks of two streams and of one."""
         return [module for module in model.modules() if type(module).__name__ in _FLUX_BLOCKS]
 
     @property
@@ -393,7 +388,6 @@ class FlowMatching(VelocityPrediction):
         return ReadSamples(len(rows), partial(flow_sample, rows, texts))
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random latents, noise, times and encodings."""
         random, side = generator_for(self.place.seed), self.number("latent_size")
         latent, noise = torch.randn(2, size, FLOW_CHANNELS, side, side, generator=random)
         words, caption = (
@@ -403,5 +397,4 @@ class FlowMatching(VelocityPrediction):
         return {"latent": latent, "noise": noise, "time": time, "words": words, "caption": caption}
 
     def velocities(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return predicted and actual velocities."""
         return model(batch), batch["noise"] - batch["latent"]

@@ -311,7 +311,6 @@ class NodeClassification(Classification):
         return read_array(self.data_dirs[self.samples] / f"{'train' if train else 'val'}_idx.pt")
 
     def build_model(self) -> nn.Module:
-        """Build the network with random weights."""
         sizes = [self.number(name) for name in ("num_features", "hidden_size", "num_classes")]
         return NodeClassifier(self.parsed, self.kind, sizes, self.number("num_heads"), len(self.numbers("fan_out")))
 

@@ -15,13 +15,11 @@ class ImageClassification(Classified, ImageSizes, ArrayCase):
     """One ``label`` for each ``image``: bytes of shape (batch, channels, height, width). The model returns logits."""
 
     def synthetic_batch(self, size: int) -> Arrays:
-        """Return random images and labels."""
         random = self.random
         image = random.integers(0, 256, (size, *self.image_shape), np.uint8)
         return {"image": image, "label": random.integers(0, self.num_classes, size)}
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the mean cross entropy."""
         return nn.cross_entropy(model(batch["image"]), batch["label"])
 
     def eval_sums(self, model: Any, batch: Batch) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class Classification(Classified, TaskFamily):
         return logits
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross entropy."""
         return F.cross_entropy(self._logits(model, batch), batch["label"])
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -57,7 +56,6 @@ class ImageClassification(ImageSizes, Classification):
     """Classification of images as bytes."""
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random images and labels."""
         random = generator_for(self.place.seed)
         return {
             "image": torch.randint(0, 256, (size, *self.image_shape), generator=random, dtype=torch.uint8),

@@ -22,7 +22,6 @@ class NextToken(PredictedTokens, ArrayCase):
     token_type: ClassVar[type[np.integer[Any]]] = np.int64
 
     def synthetic_batch(self, size: int) -> Arrays:
-        """Return random tokens."""
         shape = (size, self.number("seq_length") + 1)
         return {self.tokens: self.random.integers(0, self.vocab_size, shape).astype(self.token_type)}
 
@@ -32,7 +31,6 @@ class NextToken(PredictedTokens, ArrayCase):
         return nn.cross_entropy(model(tokens), labels)
 
     def eval_sums(self, model: Any, batch: Batch) -> dict[str, Any]:
-        """Add up the cross entropies of the tokens."""
         tokens, labels = nn.neighbours(batch[self.tokens])
         return {"loss": nn.cross_entropy(model(tokens), labels, "sum"), "count": labels.shape[0] * labels.shape[1]}
 

@@ -36,7 +36,6 @@ class NextToken(PredictedTokens, TaskFamily):
         return FromArrays(TokenShards(directory, split, row, row - self.shared, self.vocab_size, limit))
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random tokens."""
         shape, random = (size, self.number("seq_length") + 1), generator_for(self.place.seed)
         return {self.tokens: torch.randint(0, self.vocab_size, shape, generator=random, dtype=self.dtype)}
 
@@ -63,5 +62,4 @@ class NextToken(PredictedTokens, TaskFamily):
         return self._loss(model, batch, "mean")
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Add up the cross entropies of the tokens."""
         return {"loss": self._loss(model, batch, "sum"), "count": torch.ones_like(self._labels(batch)).sum()}

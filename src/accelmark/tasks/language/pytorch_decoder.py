@@ -199,11 +199,9 @@ class Pretraining(NextToken):
         return loss
 
     def checkpointed_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the layers of the decoder."""
         return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
 
     def split_layers(self) -> Mapping[str, Split]:
-        """Return the layers of the configuration's family."""
         return _SPLITS.get(self.config_class.model_type, {})
 
     def expert_layers(self, model: nn.Module) -> list[str]:
@@ -217,7 +215,6 @@ class Pretraining(NextToken):
         return self.config_class.model_type in _SPLITS
 
     def pipeline_parts(self) -> PipelineParts | None:
-        """Return the parts of the configuration's family."""
         return _PARTS.get(self.config_class.model_type)
 
 
@@ -301,7 +298,6 @@ class LastWord(Pretraining):
     """
 
     def eval_batches(self) -> Batches:
-        """Return the passages."""
         directory, length = self.data_dirs[self.shards], self.number("eval_length")
         lines = JsonLines(only_file(directory / "val", "*.jsonl"), ["text"])
         tokenizer = read_tokenizer(directory / "tokenizer" / "tokenizer.json", self.vocab_size)

@@ -138,7 +138,6 @@ class MaskedTokens(Classified, TaskFamily):
         return FromArrays(masked_tokens(self.data_dirs[self.shards], "train" if train else "val", *sizes))
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random tokens, positions and labels."""
         random, vocabulary = generator_for(self.place.seed), self.number("vocab_size")
         length, predictions = self.number("seq_length"), self.number("max_predictions")
         return {
@@ -299,7 +298,6 @@ class ChoiceTuning(TaskFamily):
         return FromArrays(Choices(only_file(folder, "*.hdf5"), length, targets, choices))
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random sequences."""
         length, vocabulary = self.number("seq_length"), self.number("vocab_size")
         random = generator_for(self.place.seed)
         choices, targets = (size, self.number("num_choices")), self.number("target_length")

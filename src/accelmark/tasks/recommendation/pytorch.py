@@ -230,7 +230,6 @@ class ClickPrediction(DataSetCase, TrainCase):
         return ClickLog(self.data_dirs[self.samples] / split, self.number("num_dense"), rows, ids, share)
 
     def dataset(self, *, train: bool) -> Clicks:
-        """Return the samples of a split."""
         return self.log(train=train)
 
     def _batches(self, data: Clicks, size: int, *, train: bool) -> ClickBatches:
@@ -247,7 +246,6 @@ class ClickPrediction(DataSetCase, TrainCase):
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean binary cross entropy."""
         return F.binary_cross_entropy_with_logits(model(batch["dense"], batch["ids"]).float(), batch["label"])
 
     def eval_sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

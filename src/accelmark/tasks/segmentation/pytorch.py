@@ -102,7 +102,6 @@ class Segmenter(ByteImageNetwork):
     """A model of transformers for images of bytes."""
 
     def forward(self, image: Tensor, **labels: Any) -> Any:
-        """Return the network's output."""
         return self.net(pixel_values=self.normalised(image), **labels)
 
 
@@ -121,7 +120,6 @@ class Segmentation(DenseTask):
     """Segmentation in ADE20K's layout; ``image_size`` and ``num_classes`` are under ``model``."""
 
     def build_model(self) -> nn.Module:
-        """Build the network."""
         return Segmenter(self.network(), self.mean, self.std)
 
     def dataset(self, *, train: bool) -> ReadSamples:

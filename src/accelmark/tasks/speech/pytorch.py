@@ -336,11 +336,9 @@ class SpeechToText(SequenceToSequence):
     """English, transcribe, no timestamps."""
 
     def network(self) -> PreTrainedModel:
-        """Build Whisper with its weights."""
         return initial_net(WhisperForConditionalGeneration, whisper(self.number), self.data_dirs.get(self.weights))
 
     def dataset(self, *, train: bool) -> ReadSamples:
-        """Return the recordings of the training or the evaluation subsets."""
         recordings = Recordings(self.data_dirs[self.samples], self.subsets if train else self.eval_subsets)
         path = self.data_dirs[self.weights] / "hf" / "tokenizer.json"
         tokenizer = read_tokenizer(path, self.number("vocab_size"))
@@ -358,5 +356,4 @@ class SpeechToText(SequenceToSequence):
         return ReadSamples(len(recordings), read)
 
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
-        """Return random spectra."""
         return torch.rand(size, BANDS, FRAMES, generator=random) * 2 - 1

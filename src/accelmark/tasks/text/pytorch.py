@@ -147,7 +147,6 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(hidden, config.layer_norm_eps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the first hidden states."""
         positions = self.position_embeddings.weight[: tokens.shape[1]]
         summed = self.word_embeddings(tokens) + positions + self.token_type_embeddings.weight[0]
         return F.dropout(self.LayerNorm(summed), DROPOUT, self.training)
@@ -247,7 +246,6 @@ class TextClassification(Classification):
         return ReadSamples(len(table), read)
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return random tokens without padding."""
         random, length = generator_for(self.place.seed), self.number("seq_length")
         return {
             "tokens": torch.randint(1, self.number("vocab_size"), (size, length), generator=random),
@@ -322,11 +320,9 @@ class SequenceToSequence(TaskFamily):
         """Return the encoder's input for ``size`` synthetic samples."""
 
     def build_model(self) -> nn.Module:
-        """Build the encoder and decoder."""
         return EncoderDecoder(self.network())
 
     def synthetic_batch(self, size: int) -> Batch:
-        """Return synthetic sources, and targets without padding."""
         random = generator_for(self.place.seed)
         shape = size, self.number("target_length")
         target = torch.randint(2, self.number("vocab_size"), shape, generator=random)
@@ -409,7 +405,6 @@ class TextToText(SequenceToSequence):
         }
 
     def synthetic_source(self, size: int, random: torch.Generator) -> Tensor:
-        """Return random tokens without padding."""
         shape = size, self.number("source_length")
         return torch.randint(self.pad + 1, self.number("vocab_size"), shape, generator=random)
 
@@ -453,12 +448,10 @@ class Translation(TextToText):
         return MarianMTModel(config)
 
     def pairs(self, *, train: bool) -> Records:
-        """Return the sentences of a split."""
         split = self.data_dirs[self.samples] / ("train" if train else "test")
         return Parallel([split / f"text.{language}" for language in self.languages])
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of both languages."""
         return read_tokenizer(self.data_dirs[self.samples] / "tokenizer" / "tokenizer.json", self.number("vocab_size"))
 
 
@@ -482,10 +475,8 @@ class Summarization(TextToText):
         return initial_net(transformers.T5ForConditionalGeneration, with_padding(config), directory)
 
     def pairs(self, *, train: bool) -> JsonLines:
-        """Return the articles and highlights of a split."""
         path = self.data_dirs[self.samples] / ("train/train.jsonl" if train else "val/val.jsonl")
         return JsonLines(path, ["article", "highlights"])
 
     def tokenizer(self) -> Tokenizer:
-        """Return the checkpoint's tokenizer."""
         return read_tokenizer(self.data_dirs[self.weights] / "hf" / "tokenizer.json", self.number("vocab_size"))

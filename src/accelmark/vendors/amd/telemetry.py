@@ -19,16 +19,13 @@ class Source(LibrarySource):
     error = "AmdSmiException"
 
     def start(self) -> list[Any]:
-        """Initialise amdsmi."""
         self.library.amdsmi_init()
         return list(self.library.amdsmi_get_processor_handles())
 
     def stop(self) -> None:
-        """Shut amdsmi down."""
         self.library.amdsmi_shut_down()
 
     def readers(self, at: int) -> Readers:
-        """Return the readers of a sample."""
         smi, handle = self.library, self.handles[at]
         memory = cache(lambda: smi.amdsmi_get_gpu_vram_usage(handle))
 
@@ -56,7 +53,6 @@ class Source(LibrarySource):
         }
 
     def info(self, at: int, first: DeviceSample, reasons: dict[str, str]) -> DeviceInfo:
-        """Return the properties of a GPU."""
         smi, handle = self.library, self.handles[at]
         readers: Readers = {
             "name": lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),

@@ -29,7 +29,6 @@ class Source(LibrarySource):
     essential = ("utilisation", "memory_used_mib", "temperature_c")
 
     def start(self) -> list[Any]:
-        """Initialise NVML."""
         nvml = self.library
         nvml.nvmlInit()
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
@@ -38,11 +37,9 @@ class Source(LibrarySource):
         return handles
 
     def stop(self) -> None:
-        """Shut NVML down."""
         self.library.nvmlShutdown()
 
     def readers(self, at: int) -> Readers:
-        """Return the readers of a sample."""
         nvml, handle = self.library, self.handles[at]
         memory = cache(lambda: _memory(nvml, handle))
         return {
@@ -78,7 +75,6 @@ class Source(LibrarySource):
         return float(value.value.uiVal) / 1000
 
     def info(self, at: int, first: DeviceSample, reasons: dict[str, str]) -> DeviceInfo:
-        """Return the properties of a GPU."""
         nvml, handle = self.library, self.handles[at]
         properties: Readers = {
             "name": lambda: _text(nvml.nvmlDeviceGetName(handle)),

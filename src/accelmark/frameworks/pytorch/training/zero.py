@@ -68,7 +68,6 @@ class ZeroTraining(Training):
 
     @property
     def module(self) -> nn.Module:
-        """The model inside the engine."""
         engine: Any = self.model
         inner: nn.Module = engine.module
         return inner
@@ -83,7 +82,6 @@ class ZeroTraining(Training):
         return {name: _whole(tensor).cpu().clone() for name, tensor in named if tensor.requires_grad}
 
     def shape_of(self, tensor: Tensor) -> torch.Size:
-        """Return the shape of a whole parameter or buffer, also where ranks hold parts of it."""
         shape: torch.Size = getattr(tensor, "ds_shape", tensor.shape)
         return shape
 
