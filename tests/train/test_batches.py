@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from accelmark.frameworks.pytorch.batches import IndexedBatches, TensorBatches, fetched_ahead, mover
+from accelmark.frameworks.pytorch.batches import IndexedBatches, ReadSamples, TensorBatches, fetched_ahead, mover
 from accelmark.frameworks.pytorch.case import Place
 from accelmark.spec.errors import DataError
 from accelmark.spec.log.events import Event
@@ -126,6 +127,16 @@ def test_a_persistent_worker_follows_the_epoch() -> None:
     epochs = [[batch["x"].tolist() for batch in batches.epoch(number)] for number in (0, 1, 0)]
     assert epochs[0] != epochs[1]
     assert epochs[0] == epochs[2]
+
+
+def test_workers_read_a_source_that_cannot_be_pickled_where_python_would_not_fork() -> None:
+    multiprocessing.set_start_method("forkserver", force=True)  # the default of Python 3.14
+    try:
+        source = ReadSamples(8, lambda index, _: {"x": torch.tensor(index)})
+        batches = IndexedBatches(source, 4, place(), LoaderSettings(num_workers=1), train=False)
+        assert [batch["x"].tolist() for batch in batches.epoch(0)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    finally:
+        multiprocessing.set_start_method(None, force=True)
 
 
 ENDING = """

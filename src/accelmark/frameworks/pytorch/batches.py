@@ -209,12 +209,14 @@ class IndexedBatches:
         self._order = _Order(share)
         workers: dict[str, Any] = {}
         if loader.num_workers:
+            # Forked: a source may hold functions and mapped files, which Python 3.14 would copy to each worker.
             workers = {"prefetch_factor": loader.prefetch, "persistent_workers": train}
+            workers["multiprocessing_context"] = "fork"
         self._samples = _Samples(source, place.shared_seed, augment, self.bad_samples)
         self._loader: DataLoader[_Found] = DataLoader(
             self._samples,
             batch_sampler=self._order,
-            collate_fn=_as_read,
+            collate_fn=lambda batch: batch,
             num_workers=loader.num_workers,
             generator=torch.Generator(),  # else each epoch would draw from the random numbers of dropout
             **workers,
@@ -297,10 +299,6 @@ def collated(samples: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, T
                     batch[name] = rows
                 rows[number] = 0
                 rows[number][tuple(map(slice, part.shape))] = part
-    return batch
-
-
-def _as_read(batch: Any) -> Any:
     return batch
 
 
