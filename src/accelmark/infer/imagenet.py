@@ -41,11 +41,9 @@ class ImageNetCase(ClassificationCase, ImageNetwork):
     """Whether ONNX has attention as products: PyTorch's exporter fails on the fused one of Swin's windows."""
 
     def create_model(self) -> nn.Module:
-        """Build the network, with the weights from the data directory."""
         return pretrained(self, self.network())
 
     def export_model(self, model: nn.Module, example: Sequence[Tensor], path: Path) -> None:
-        """Write the model as ONNX."""
         if not self.exports_products:
             return super().export_model(model, example, path)
         net: Any = model.net
@@ -57,7 +55,6 @@ class ImageNetCase(ClassificationCase, ImageNetwork):
             net.set_attn_implementation(fused)
 
     def build_dataloader(self) -> InferBatches:
-        """Read ``val`` in worker processes."""
         self.data_dir("imagenet", "imagenet/val/<synset>/*.JPEG")
         return LoaderBatches(self._images("val"), self.settings)
 
@@ -82,6 +79,5 @@ class ImageNetCase(ClassificationCase, ImageNetwork):
         return mean, std
 
     def synthetic_batch(self, size: int) -> InferBatch:
-        """Return random normalised images."""
         side = self.number("image_size")
         return InferBatch((torch.randn(size, 3, side, side),), None)

@@ -121,7 +121,6 @@ class LanguageModelCase(InferCase):
         self.directory = model.directory
 
     def build_dataloader(self) -> InMemoryBatches:
-        """Tokenise the text."""
         encode = self.served.tokens
         assert encode is not None  # noqa: S101 - checked at the start
         tokens, length = encode(self.served.prompt_text()), self.number("seq_length")
@@ -133,7 +132,6 @@ class LanguageModelCase(InferCase):
         return InMemoryBatches((windows,), windows[:, 1:].clone(), self.settings.batch_size)
 
     def create_model(self) -> nn.Module:
-        """Load the model."""
         return load_model(self.directory)
 
     def evaluator(self, outputs: Sequence[Tensor], labels: Tensor) -> Mapping[str, float]:

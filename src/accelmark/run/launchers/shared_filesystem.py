@@ -51,15 +51,12 @@ class SharedFilesystemLauncher(Launcher):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Return where this AccelMark is."""
         return {"PYTHONPATH": str(self.code)}
 
     def host(self, spec: HostSpec) -> SubprocessHost:
-        """Return a host whose commands have the prefix."""
         return SubprocessHost(spec, self.prefix)
 
     def agents(self, nodes: Sequence[NodeJob]) -> Sequence[CommandAgent]:
-        """Return the agents of a job on all of its hosts."""
         return [CommandAgent(self, node) for node in nodes]
 
 

@@ -123,7 +123,6 @@ class SshConnection(Host):
         return () if settings.ssh_config is not None and is_default else settings.port_of(self.spec)
 
     async def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float | None = 60.0) -> CommandResult:
-        """Run a command to its end."""
         asyncssh, connection = library(), await self.connect()
         try:
             # Empty input would leave the command's standard input open.
@@ -153,7 +152,6 @@ class SshConnection(Host):
 
     @contextlib.asynccontextmanager
     async def running(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        """Run a command until the context ends."""
         process = await self.open(argv)
         try:
             try:

@@ -220,7 +220,6 @@ class _SshAgent(AgentHandle):
         self._lost_since = -math.inf
 
     def commands(self) -> list[list[str]]:
-        """Return the commands over SSH, and those that the agent starts."""
         python, data = self.launcher.python, self._data_command()
         commands = [
             connection.delivery_command(python, self.launcher.code),
