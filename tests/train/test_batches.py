@@ -132,9 +132,7 @@ def test_a_persistent_worker_follows_the_epoch() -> None:
 def test_workers_read_a_source_that_cannot_be_pickled_where_python_would_not_fork() -> None:
     multiprocessing.set_start_method("forkserver", force=True)  # the default of Python 3.14
     try:
-        source = ReadSamples(8, lambda index, _: {"x": torch.tensor(index)})
-        batches = IndexedBatches(source, 4, place(), LoaderSettings(num_workers=1), train=False)
-        assert [batch["x"].tolist() for batch in batches.epoch(0)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [batch["half"].tolist() for batch in rows(4, train=False).epoch(0)] == [[0, 1], [2, 3]]
     finally:
         multiprocessing.set_start_method(None, force=True)
 
@@ -214,29 +212,21 @@ def test_more_bad_samples_than_tolerated_end_the_epoch_as_any_does_in_evaluation
         assert "3 training samples cannot be read; --tolerate-bad-samples allows 2" in str(caught.value)
 
 
-class Rows(Noisy):
-    """Samples of different sizes that show their index."""
+def rows(total: int, workers: int = 1, *, train: bool) -> IndexedBatches:
+    """Return batches of samples of different sizes that show their index."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-
-    def __len__(self) -> int:
-        return self._total
-
-    def read(self, index: int, random: torch.Generator) -> Mapping[str, Tensor]:
+    def read(index: int, random: torch.Generator) -> Mapping[str, Tensor]:
         return {"x": torch.full((1 + index % 3, 2), index + 1), "half": torch.tensor(index).bfloat16()}
 
-
-def rows(total: int, *, train: bool) -> IndexedBatches:
-    return IndexedBatches(Rows(total), 2, place(), LoaderSettings(num_workers=1, prefetch=2), train=train)
+    loader = LoaderSettings(num_workers=workers, prefetch=2)
+    return IndexedBatches(ReadSamples(total, read), 2, place(), loader, train=train)
 
 
 @pytest.mark.parametrize("train", [True, False])
 def test_batches_of_a_worker_that_are_kept_are_not_written_again(train: bool) -> None:
     """Parts of them, too, and where there are more than the memory has parts."""
     kept = [(batch["x"][1:], batch["half"]) for batch in rows(200, train=train).epoch(0)]
-    alone = IndexedBatches(Rows(200), 2, place(), LoaderSettings(), train=train)
-    expected = [(batch["x"][1:], batch["half"]) for batch in alone.epoch(0)]
+    expected = [(batch["x"][1:], batch["half"]) for batch in rows(200, 0, train=train).epoch(0)]
     assert len(kept) == 100
     assert all(
         torch.equal(one, other) for pair in zip(kept, expected, strict=True) for one, other in zip(*pair, strict=True)

@@ -32,13 +32,17 @@ def launch_ranks(
     *,
     coordinator: str = COORDINATOR,
     defaults: Mapping[str, str] | None = None,
+    interfaces: Sequence[str] = (),
     between_hosts: Mapping[str, str] | None = None,
 ) -> Launch:
     """Return the rank's own command for a single rank, else this launcher around it.
 
-    ``coordinator`` is the variable for ``HOST:PORT`` of rank 0; on a single host, a free port is chosen.
+    ``coordinator`` is the variable for ``HOST:PORT`` of rank 0; on a single host, a free port is chosen. ``interfaces``
+    are variables for the network interface.
     """
     environment, defaults = {coordinator: f"{place.master_address}:{place.master_port}"}, defaults or {}
+    if place.interface is not None:
+        defaults = {**defaults, **dict.fromkeys(interfaces, place.interface)}
     if place.nnodes * place.num_ranks == 1:
         return Launch(place.rank_command, {**environment, **RankPlace().variables()}, defaults)
     command = module_command(place.python, "accelmark.frameworks.process_launcher", "--nproc", str(place.num_ranks))

@@ -31,10 +31,6 @@ from accelmark.train.batches import ArrayPlace, Arrays, ArraySource, Batches, Da
 CaseT = TypeVar("CaseT")
 
 
-ARRAYS: Final = "arrays"
-"""Module of a case that several frameworks share."""
-
-
 def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[CaseT]:
     """Return ``Case`` of ``<framework>.py``, else the class that ``case.yaml`` declares, else that of ``arrays.py``."""
     if not folder.path.is_dir():
@@ -42,7 +38,7 @@ def case_class(folder: FolderRef, framework: str, base: type[CaseT]) -> type[Cas
     is_own = (folder.path / f"{framework}.py").is_file()
     case, where = (None, "") if is_own else declared_class(folder.path, "train", framework, "accelmark.tasks")
     if case is None:
-        module = folder_module(folder, framework if is_own else ARRAYS)
+        module = folder_module(folder, framework if is_own else "arrays")
         case, where = getattr(module, "Case", None), str(module.__file__)
     if not (isinstance(case, type) and issubclass(case, base)):
         raise RequestError(f"{where}: has no class Case({base.__module__}.{base.__qualname__})")

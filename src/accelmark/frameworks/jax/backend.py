@@ -167,7 +167,7 @@ _COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all
 
 @final
 class StepTracer:
-    """Traces steps; see :class:`accelmark.train.loop.contract.StepTracer`."""
+    """Traces steps; see ``tracer`` of :class:`accelmark.train.loop.contract.Backend`."""
 
     def __init__(self, step: Callable[[list[Any]], Any], wait: Callable[[], None], platform: str, log: EventLog):
         """``step`` takes a step without waiting, ``wait`` waits until it is computed."""
@@ -212,12 +212,11 @@ class StepTracer:
                     continue
                 for line in plane.lines:
                     for event in line.events:
-                        if self._name(event).startswith(_COLLECTIVES):
+                        name = event.name
+                        if self._planes != "/host:CPU":  # kernels of devices have names of their own
+                            name = str(dict(event.stats).get("hlo_op", name))
+                        if name.startswith(_COLLECTIVES):
                             yield event.start_ns / 1e6, (event.start_ns + event.duration_ns) / 1e6
-
-    def _name(self, event: Any) -> str:
-        """Return the name of the instruction; kernels of devices have names of their own."""
-        return event.name if self._planes == "/host:CPU" else str(dict(event.stats).get("hlo_op", event.name))
 
 
 _COMPUTE_TYPES: Final = {"bf16": jnp.bfloat16, "fp16": jnp.float16}

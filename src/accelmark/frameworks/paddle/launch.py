@@ -6,22 +6,18 @@ included, into its log directory, kills the other ranks three seconds after one 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from accelmark.frameworks.process_launcher import built_for, launch_ranks
-from accelmark.spec.plugins.framework import DeviceSupport, HostPlace, Launch
+from accelmark.spec.plugins.framework import DeviceSupport
 
 MASTER: Final = "PADDLE_MASTER"
 """Variable with ``HOST:PORT`` of the store through which the ranks find each other; rank 0 opens it."""
-_INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "BKCL_SOCKET_IFNAME")
+_INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "BKCL_SOCKET_IFNAME")
 _BUILDS: Final = {"gpu": ("cuda_version", "hip_version"), "xpu": ("xpu_xre_version",)}
 """Device type -> entries of ``paddle/version``, one of which names a version in a build with that device type."""
-
-
-def launch(place: HostPlace) -> Launch:
-    """Return the rank's own command for a single rank, else AccelMark's process launcher around it."""
-    interfaces = dict.fromkeys(_INTERFACE_VARIABLES, place.interface) if place.interface is not None else {}
-    return launch_ranks(place, coordinator=MASTER, defaults=interfaces)
+launch = partial(launch_ranks, coordinator=MASTER, interfaces=_INTERFACES)
 
 
 def device_support(device_type: str, version: str) -> DeviceSupport:

@@ -39,7 +39,20 @@ class ZeroTraining(Training):
     def open(cls, training: Training, settings: TrainSettings, device: torch.device, num_ranks: int) -> Self:
         """Return ``training`` with an engine around its model. Raises RequestError: DeepSpeed lacks the device."""
         groups = [list(group["params"]) for group in training.optimizer.param_groups if group["params"]]
-        engine = _engine(training, settings, device, num_ranks)
+        # Read when the package is first imported; without it, DeepSpeed looks for devices by itself.
+        os.environ.setdefault("DS_ACCELERATOR", device.type)
+        os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+        with raising(RequestError, f"parallelism deepspeed: DeepSpeed does not support {device.type}", ValueError):
+            import deepspeed
+        if device.type == "cpu":
+            # Else DeepSpeed compiles an exchange through shared memory when it is initialised; ranks have gloo.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        engine, *_ = deepspeed.initialize(
+            model=training.model,
+            optimizer=training.optimizer,
+            config=configuration(settings, num_ranks, is_pinned=device.type != "cpu"),
+            dist_init_required=False,
+        )
         return cls(engine, training.optimizer, None, None, training.autocast, groups)
 
     def take_step(self, case: TrainCase, batches: Sequence[Batch]) -> Tensor:
@@ -167,25 +180,6 @@ class ZeroTraining(Training):
         (number,) = (n for n, group in enumerate(self.groups) if any(each is parameter for each in group))
         flat = zero.single_partition_of_fp32_groups[number]
         return flat
-
-
-def _engine(training: Training, settings: TrainSettings, device: torch.device, num_ranks: int) -> nn.Module:
-    # Read when the package is first imported; without it, DeepSpeed looks for devices by itself.
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    with raising(RequestError, f"parallelism deepspeed: DeepSpeed does not support {device.type}", ValueError):
-        import deepspeed
-    if device.type == "cpu":
-        # Else DeepSpeed compiles an exchange through shared memory when it is initialised; ranks have gloo.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    engine, *_ = deepspeed.initialize(
-        model=training.model,
-        optimizer=training.optimizer,
-        config=configuration(settings, num_ranks, is_pinned=device.type != "cpu"),
-        dist_init_required=False,
-    )
-    typed: nn.Module = engine
-    return typed
 
 
 def configuration(settings: TrainSettings, num_ranks: int, *, is_pinned: bool) -> dict[str, Any]:
