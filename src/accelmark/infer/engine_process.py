@@ -230,7 +230,7 @@ class EngineProcess:
 
     def round_trip_s(self) -> float:
         """Return the median duration of a command that does nothing, and its reply."""
-        return statistics.median(timeit.repeat(lambda: self.call("echo"), number=1, repeat=100))
+        return statistics.median_high(timeit.repeat(lambda: self.call("echo"), number=1, repeat=100))
 
     def usage(self) -> Mapping[str, Any]:
         """Return the largest peak memory of a device, and the sum of the processes' peak resident memory; or None."""

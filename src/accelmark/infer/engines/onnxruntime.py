@@ -76,10 +76,11 @@ class Engine(Base):
         options.log_severity_level = 3
         level = _GRAPH_LEVELS[str(request.options.get("graph_level", "all"))]
         options.graph_optimization_level = getattr(self.ort.GraphOptimizationLevel, level)
-        is_parallel, modes = request.options.get("execution_mode") == "parallel", self.ort.ExecutionMode
-        options.execution_mode = modes.ORT_PARALLEL if is_parallel else modes.ORT_SEQUENTIAL
+        mode = str(request.options.get("execution_mode", "sequential"))
+        modes = self.ort.ExecutionMode
+        options.execution_mode = {"sequential": modes.ORT_SEQUENTIAL, "parallel": modes.ORT_PARALLEL}[mode]
         if inter_op := number_option(request.options, "inter_op_threads", 0):
-            if not is_parallel:
+            if mode != "parallel":
                 raise RequestError("engine_options.inter_op_threads has no effect without execution_mode: parallel")
             options.inter_op_num_threads = inter_op
         # Spinning threads occupy cores: inference on a busy machine becomes ten times slower.
