@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,14 +18,6 @@ from accelmark.infer.engine import ComputeDevice, EngineRequest, InferenceError,
 from accelmark.infer.engine_process import EngineProcess
 from accelmark.infer.language_model import load_model
 
-SHAPES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 251,
-}
 PROMPTS = torch.randint(0, 251, (3, 9), generator=torch.Generator().manual_seed(1))
 
 
@@ -37,7 +28,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(1)
     directory = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(LlamaConfig(**SHAPES, tie_word_embeddings=False)).save_pretrained(directory)
+    shapes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 251}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**shapes, **heads, tie_word_embeddings=False)).save_pretrained(directory)
     return directory
 
 

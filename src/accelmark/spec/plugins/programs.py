@@ -90,11 +90,9 @@ class LogSpec(Spec):
 
     @model_validator(mode="after")
     def _groups_are_known(self) -> LogSpec:
-        groups = re.compile(self.step).groupindex
-        if "step" not in groups:
+        if "step" not in self.step_groups():
             raise ValueError("log.step has no group (?P<step>...)")
-        unknown = sorted(set(groups) - set(STEP_GROUPS))
-        if unknown:
+        if unknown := sorted(self.step_groups().difference(STEP_GROUPS)):
             raise ValueError(f"log.step has unknown groups {', '.join(unknown)} (known: {', '.join(STEP_GROUPS)})")
         return self
 

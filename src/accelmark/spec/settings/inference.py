@@ -323,10 +323,8 @@ def why_skipped(step: InferStep, settings: InferSettings) -> str | None:
 
 def file_at(path: str | None) -> Path | None:
     """Return ``path`` if it is an existing file; FlagPerf also allows strings that are no paths."""
-    if path is None:
-        return None
-    file = Path(path).expanduser()
-    return file if file.is_file() else None
+    file = None if path is None else Path(path).expanduser()
+    return file if file is not None and file.is_file() else None
 
 
 def number_option(options: Mapping[str, EngineOption], name: str, default: int, *, least: int = 0) -> int:

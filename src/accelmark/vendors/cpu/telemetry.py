@@ -24,7 +24,7 @@ class Source:
     def __init__(self, sys_root: Path = _SYS) -> None:
         self._sys = sys_root
         self._clock = sys_root / "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
-        self._temperatures: tuple[Path, ...] = ()
+        self._temperatures: list[Path] = []
         self._rapl: Rapl | None = None
         self._energy: tuple[float, float] | None = None
         self._meter = CpuMeter()
@@ -42,7 +42,13 @@ class Source:
             self._rapl = Rapl(self._sys / "class/powercap")
         except SourceError as error:
             reasons["power_w"] = reasons["energy_j"] = str(error)
-        self._temperatures = _temperature_files(self._sys / "class/hwmon")
+        self._temperatures = []  # of packages: reading a core's sensor would wake the core
+        for chip in sorted((self._sys / "class/hwmon").glob("hwmon*")):
+            if text_of(chip / "name") in _SENSORS:
+                inputs = sorted(chip.glob("temp*_input"))
+                labels = {path: text_of(path.with_name(path.name.replace("_input", "_label"))) or "" for path in inputs}
+                whole = [path for path, label in labels.items() if label.startswith(_PACKAGE_LABELS)]
+                self._temperatures += whole[:1] or inputs[:1]
         if not self._temperatures:
             reasons["temperature_c"] = "no sensor of the CPU can be read"
         if thousandths(self._clock) is None:
@@ -85,16 +91,3 @@ class Source:
         if before is None or now <= before[1]:
             return energy, None
         return energy, (energy - before[0]) / (now - before[1])
-
-
-def _temperature_files(hwmon: Path) -> tuple[Path, ...]:
-    """Return the sensors of packages; reading a core's sensor would wake the core."""
-    found: list[Path] = []
-    for chip in sorted(hwmon.glob("hwmon*")):
-        if text_of(chip / "name") not in _SENSORS:
-            continue
-        inputs = sorted(chip.glob("temp*_input"))
-        labels = {path: text_of(path.with_name(path.name.replace("_input", "_label"))) or "" for path in inputs}
-        whole = [path for path, label in labels.items() if label.startswith(_PACKAGE_LABELS)]
-        found += whole[:1] or inputs[:1]
-    return tuple(found)
