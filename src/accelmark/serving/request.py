@@ -87,7 +87,9 @@ class LoadGenRun:
     """Directory of the tokenizer that counts the tokens of answers; None: the server's count is used."""
 
 
-class Load(NamedTuple):
+@final
+@dataclass(frozen=True)  # pydantic 2.9 cannot read a named tuple whose annotations name what the reader lacks
+class Load:
     """The kind of the stage."""
 
     stage: int
@@ -121,7 +123,7 @@ class Load(NamedTuple):
         client_cpu_share: float = 0.0,
     ) -> LoadStage:
         """Return the stage that began at ``begin_ns`` (``time.monotonic_ns``) as it is logged at its end."""
-        shared = {name: value for name, value in self._asdict().items() if name in LoadStage.model_fields}
+        shared = {name: value for name, value in vars(self).items() if name in LoadStage.model_fields}
         return LoadStage(
             **shared,
             scenario=self.loadgen.scenario if self.loadgen else None,
