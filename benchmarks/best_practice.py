@@ -132,7 +132,7 @@ def variables(candidate: str) -> Mapping[str, str]:
 
 def late_windows_ms(attempt: Attempt) -> list[float]:
     """Return the step time of each window after the first third, which includes autotuning and compilation."""
-    walls_ms, lengths = attempt.windows["wall_ms"], attempt.windows["lengths"]
+    walls_ms, lengths = attempt.windows.wall_ms, attempt.windows.lengths
     steps = [wall_ms / length for wall_ms, length in zip(walls_ms, lengths, strict=True)]
     return steps[max(1, round(len(steps) * WARM)) :]
 

@@ -205,8 +205,9 @@ def test_records_are_only_added(bundles: Path, ledger: Path) -> None:
 
 
 def test_a_result_file_is_marked_as_not_verified(ledger: Path) -> None:
-    path = add_result(ledger, RESULT, by="Alice")
+    path = add_result(ledger, RESULT, by="Alice", note="a laptop")
     (entry,) = read_ledger(ledger).entries
+    assert (entry.record.by, entry.record.note) == ("Alice", "a laptop")
     assert entry.record.evidence.kind == "result file"
     assert "nothing could be verified" in entry.record.cases[0].reasons[0]
     checked = check_ledger(ledger)

@@ -22,7 +22,6 @@ from accelmark.spec.settings.training import Scalar
 
 WARM_STEPS: Final = 5
 """First steps of each attempt whose time ranks are not compared by: they compile, and open libraries."""
-_WINDOW: Final = ("steps", "samples", "end_ms", "wall_ms", "lengths", "num_losses", "cpu_ms", "gc_ms", "retries")
 
 
 class EventTime(NamedTuple):
@@ -42,6 +41,26 @@ def note_time(times: EventTimes, record: PerfLogRecord) -> None:
     times[record.event] = times.get(record.event, (now, now))[0], now
 
 
+class Windows(NamedTuple):
+    """Columns with a number for each window of steps."""
+
+    steps: array[float]
+    """Optimizer steps done at its end, as ``samples``."""
+    samples: array[float]
+    end_ms: array[float]
+    wall_ms: array[float]
+    lengths: array[float]
+    """Number of its steps."""
+    num_losses: array[float]
+    """Of all its steps, or of its last."""
+    cpu_ms: array[float]
+    """CPU time of the rank's process; NaN where it was not logged."""
+    gc_ms: array[float]
+    """Garbage collections while it was open."""
+    retries: array[float]
+    """Times that the device's allocator freed its cache."""
+
+
 @final
 @dataclass
 class Attempt:
@@ -52,11 +71,7 @@ class Attempt:
     last_ms: float
     train_start_ms: float | None = None
     train_end_ms: float | None = None
-    windows: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _WINDOW})
-    """Of each window: optimizer ``steps`` and ``samples`` done at its end (``end_ms``), its duration (``wall_ms``), its
-    number of steps (``lengths``) and of losses (of all its steps, or of its last), CPU time of the rank's process
-    (``cpu_ms``, NaN where it was not logged), time of garbage collections while it was open (``gc_ms``), and
-    ``retries``: times that the device's allocator freed its cache."""
+    windows: Windows = field(default_factory=lambda: Windows(*(array("d") for _ in Windows._fields)))
     losses: array[float] = field(default_factory=lambda: array("d"))
     """Loss of each step, NaN where it is not finite."""
     step_ms: array[float] = field(default_factory=lambda: array("f"))
@@ -85,7 +100,7 @@ class Attempt:
 
     def loss_steps(self) -> Iterator[int]:
         """Yield the optimizer step (from 1) of each loss."""
-        for end, count in zip_strict(self.windows["steps"], self.windows["num_losses"]):
+        for end, count in zip_strict(self.windows.steps, self.windows.num_losses):
             yield from range(int(end) - int(count) + 1, int(end) + 1)
 
     @property
@@ -152,7 +167,7 @@ class TrainLog:
     @property
     def has_windows(self) -> bool:
         """Whether the rank logged windows of steps."""
-        return any(attempt.windows["steps"] for attempt in self.attempts)
+        return any(attempt.windows.steps for attempt in self.attempts)
 
 
 def read_train_log(path: Path, rank: int) -> TrainLog:
@@ -224,7 +239,7 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
     log.step_ms.extend(window.step_ms)
     log.compute_ms += sum(window.step_ms)
     log.data_wait_ms += sum(window.data_wait_ms)
-    skipped = max(0, WARM_STEPS - int(sum(attempt.windows["lengths"][:WARM_STEPS])))
+    skipped = max(0, WARM_STEPS - int(sum(attempt.windows.lengths[:WARM_STEPS])))
     waits, own_ms = window.data_wait_ms[skipped:], window.own_ms[skipped:]
     log.own.num_waits += len(waits)
     log.own.data_wait_ms += sum(waits)
@@ -244,7 +259,7 @@ def _add_window(log: TrainLog, attempt: Attempt, window: StepWindow, mono_ms: fl
     attempt.losses.extend([math.nan if loss is None else loss for loss in window.losses])
     cpu_ms = math.nan if window.cpu_ms is None else window.cpu_ms
     ended = (window.global_steps, window.num_trained_samples, mono_ms, window.wall_ms, count, len(window.losses))
-    for column, number in zip_strict(attempt.windows.values(), (*ended, cpu_ms, window.gc_ms, window.alloc_retries)):
+    for column, number in zip_strict(attempt.windows, (*ended, cpu_ms, window.gc_ms, window.alloc_retries)):
         column.append(number)
 
 

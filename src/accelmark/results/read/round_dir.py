@@ -254,7 +254,7 @@ def read_reevaluation(round_dir: Path, place: Path | None = None) -> Reevaluatio
         for attempt in attempts.get(rank, ()):
             wall, cpu, other_wall, other_cpu = attempt.init_s, attempt.init_cpu_s, other.init_s, other.init_cpu_s
             if wall is not None and other_wall is not None and cpu is not None and other_cpu is not None:
-                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.windows["cpu_ms"]) / 1e3
+                train_s = attempt.train_ms / 1e3 - attempt.eval_s, sum(attempt.windows.cpu_ms) / 1e3
                 starts.append(Start((wall, other_wall), (cpu, other_cpu), train_s))
     evaluations = [evaluation for attempt in lead for _, evaluation in attempt.evaluations]
     weights = list(evaluated.values())

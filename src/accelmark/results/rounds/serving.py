@@ -53,10 +53,9 @@ _ENERGY: Final = {
 
 
 class MeasuredStage(NamedTuple):
-    """A stage with its requests, the figures from telemetry in its window, warnings about them, its output tokens."""
+    """A stage, the figures from telemetry in its window, warnings about them, and its output tokens."""
 
     stage: schema.ServingStage
-    requests: Requests
     used: Figures
     notes: list[str]
     num_tokens: int
@@ -70,8 +69,8 @@ def measured_stages(
     num_devices: int,
     hosts: HostSamples,
     no_telemetry: str,
-) -> Iterator[MeasuredStage]:
-    """Yield the stages of a load, with the energy in their windows."""
+) -> Iterator[tuple[MeasuredStage, Requests]]:
+    """Yield the stages of a load, with the energy in their windows, and their requests, which are large."""
     for ended in loads:
         chosen, begin_s = requests.where(requests.stage == ended.load.stage), ended.load.begin_mono_s
         stage = load.measured_stage(chosen, ended.load, settings, num_devices, ended.mono_s - begin_s)
@@ -83,7 +82,7 @@ def measured_stages(
             of_span = {host: (samples, (span,)) for host, (samples, _) in hosts.items()}
             used, notes = consumption_figures(of_span, tokens, job.device_type, no_telemetry)
         stage = stage.model_copy(update={field: used[name].value for field, name in _ENERGY.items()})
-        yield MeasuredStage(stage, chosen, used, notes, tokens)
+        yield MeasuredStage(stage, used, notes, tokens), chosen
 
 
 def headline_of(stages: Sequence[schema.ServingStage], *, has_slo: bool) -> tuple[int | None, str]:
@@ -179,8 +178,9 @@ def serve_round(round_dir: Path, job: JobSpec, serve: ServeJob, nodes: list[Node
         hosts, no_telemetry = read_telemetry(nodes, {str(node_dir): (span,)} if span else {}, findings)
         no_telemetry = no_telemetry if ended else "no stage of the load was measured"
     num_devices = log.started.num_devices if log.started else job.key.nproc
-    measured = list(measured_stages(job, ended, requests, settings, num_devices, hosts, no_telemetry))
-    stages = [stage for stage, *_ in measured]
+    timed = measured_stages(job, ended, requests, settings, num_devices, hosts, no_telemetry)
+    measured = [one for one, _ in timed]
+    stages = [one.stage for one in measured]
     rate, note = _highest_rate(stages, has_slo=settings.slo.has_limits)
     reported = ("served_model", "command", "start_s", "start", "server_cores", "client_cores", "has_tokenizer")
     unknown: dict[str, Any] = {"served_model": settings.served_model, "has_tokenizer": False}
@@ -340,7 +340,7 @@ def generation_round(
     peaks = (getattr(chip.peaks, precision, None), chip.memory_bandwidth_gb_s) if chip is not None else (None, None)
     peak, bandwidth = (of_one * job.key.nproc if of_one else None for of_one in peaks)
     measured = measured_stages(job, log.loads, requests, settings, job.key.nproc, hosts, no_telemetry)
-    stages = [generation_stage(one.stage, one.requests, details, precision, peak, bandwidth) for one in measured]
+    stages = [generation_stage(one.stage, own, details, precision, peak, bandwidth) for one, own in measured]
     serving = serving_round(
         settings,
         (requests, lines.malformed),

@@ -146,12 +146,14 @@ def read_timeline(logs: Iterable[tuple[int, Path]]) -> Timeline | None:
         if attempt.train_start_ms is not None:
             begun.append((attempt, attempt.train_start_ms, before_ms))
             before_ms += attempt.train_ms
-    windows = {
-        name: np.concatenate([np.zeros(0), *(np.asarray(attempt.windows[name]) for attempt, _, _ in begun)])
-        for name in ("steps", "samples", "lengths", "wall_ms")
+    columns: dict[str, list[Floats]] = {
+        "steps": [np.asarray(attempt.windows.steps) for attempt, _, _ in begun],
+        "samples": [np.asarray(attempt.windows.samples) for attempt, _, _ in begun],
+        "time_s": [(np.asarray(attempt.windows.end_ms) - start + before) / 1e3 for attempt, start, before in begun],
+        "wall_s": [np.asarray(attempt.windows.wall_ms) / 1e3 for attempt, _, _ in begun],
+        "lengths": [np.asarray(attempt.windows.lengths) for attempt, _, _ in begun],
     }
-    ends_s = [(np.asarray(attempt.windows["end_ms"]) - start + before) / 1e3 for attempt, start, before in begun]
-    windows |= {"wall_s": windows.pop("wall_ms") / 1e3, "time_s": np.concatenate([np.zeros(0), *ends_s])}
+    windows = {name: np.concatenate([np.zeros(0), *parts]) for name, parts in columns.items()}
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_losses = loss_sums / num_losses
     nonfinite = np.flatnonzero(~np.isfinite(loss_sums))

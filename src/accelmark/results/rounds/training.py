@@ -305,22 +305,22 @@ def slow_steps(timeline: Timeline, hosts: HostSamples) -> tuple[float, dict[str,
         if len(steps) <= warm.num_steps:
             continue
         usual = float(np.median(steps[warm.num_steps :]))
-        lengths = np.asarray(attempt.windows["lengths"], dtype=np.int64)
+        lengths = np.asarray(attempt.windows.lengths, dtype=np.int64)
         window_of = np.repeat(np.arange(len(lengths)), lengths)
-        first = int(attempt.windows["steps"][0] - lengths[0]) + 1
+        first = int(attempt.windows.steps[0] - lengths[0]) + 1
         total_ms += float(steps[warm.num_steps :].sum())
         for index in np.flatnonzero(steps > _SLOW * usual):
             if index < warm.num_steps:
                 continue
             excess, window = float(steps[index]) - usual, int(window_of[index])
             lost_ms += excess
-            end_s = attempt.windows["end_ms"][window] / 1e3
+            end_s = attempt.windows.end_ms[window] / 1e3
             seen = {
                 "wait for data": waits[index] >= excess / 2,
-                "garbage collection": attempt.windows["gc_ms"][window] >= excess / 2,
+                "garbage collection": attempt.windows.gc_ms[window] >= excess / 2,
                 "checkpoint": first + int(index) - 1 in attempt.saved_steps,
-                "allocator freed its cache": attempt.windows["retries"][window] > 0,
-                "lower clock": _has_lower_clock(hosts, end_s - attempt.windows["wall_ms"][window] / 1e3, end_s),
+                "allocator freed its cache": attempt.windows.retries[window] > 0,
+                "lower clock": _has_lower_clock(hosts, end_s - attempt.windows.wall_ms[window] / 1e3, end_s),
             }
             causes[next((cause for cause, is_seen in seen.items() if is_seen), "unknown")] += 1
     return lost_ms / total_ms if total_ms else 0.0, dict(causes)
