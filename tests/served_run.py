@@ -125,7 +125,6 @@ class Served:
     start: StartTimes | None = None
     device_type: str = "acme"
     lag_p99_ms: float = 0.01
-    warm_up: int = 4
     scores: tuple[BenchmarkScore, ...] = ()
     published: dict[Benchmark, Reference] = field(default_factory=dict)
 
@@ -147,7 +146,7 @@ def make_served_run(run_dir: Path, served: Served, change: Change = list) -> Pat
     records: list[RequestRecord] = []
     clock_s = (BOOT_MS + INIT_MS) / 1e3
     lines = [perflog("INIT_START", {}, BOOT_MS, 0), perflog("INIT_END", _started(served), BOOT_MS + INIT_MS - 1, 0)]
-    warm_up = Stage(served.stages[0].queue, served.warm_up, concurrency=1) if served.stages else None
+    warm_up = Stage(served.stages[0].queue, 4, concurrency=1) if served.stages else None
     stages = enumerate((warm_up, *served.stages) if warm_up else (), start=-1)
     for number, stage in stages:
         made = simulate(stage, number, seed=number + 7, first_prompt=100_000 * (number + 1))

@@ -238,7 +238,7 @@ class LowRankTuning(Pretraining):
     """Training of low-rank changes of a checkpoint's linear layers; all other weights are frozen.
 
     Samples are packed rows of ``seq_length + 1`` tokens, one after another. The settings ``lora_rank``, ``lora_alpha``
-    and ``lora_dropout`` under ``model`` are those of :class:`accelmark.frameworks.pytorch.model.low_rank.LowRank`.
+    and ``lora_dropout`` under ``model`` are those of :class:`accelmark.frameworks.pytorch.model.linear.LowRank`.
     """
 
     adapted: ClassVar[Sequence[Sequence[str]]]
