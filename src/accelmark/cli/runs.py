@@ -310,7 +310,7 @@ def status(run: options.RunPath = options.LATEST, as_json: options.AsJson = Fals
         return Output(content, lambda: options.echo_wrapped(f"{run}: {job.state}"))
     current = read_status(options.own_run(run))
     jobs = {
-        name: asdict(state) | {"progress": asdict(current.progress[name]) if name in current.progress else None}
+        name: state._asdict() | {"progress": asdict(current.progress[name]) if name in current.progress else None}
         for name, state in current.statuses.items()
     }
     process = current.coordinator

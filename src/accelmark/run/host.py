@@ -7,9 +7,8 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, NamedTuple, final
 
 from accelmark.run.agent.rank_exit import advice_for
 from accelmark.spec.cluster import HostSpec
@@ -51,9 +50,7 @@ class ConnectionLostError(UnreachableError):
     """The connection to a host was lost."""
 
 
-@final
-@dataclass(frozen=True)
-class CommandResult:
+class CommandResult(NamedTuple):
     """Exit code and output of a command on a host."""
 
     code: int

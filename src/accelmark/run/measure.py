@@ -10,10 +10,9 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -159,9 +158,7 @@ def _plan(vendor: VendorSpec, hardware: str, nproc: int, probe: ProbeJob, cluste
 _CANCELLED: Final = "the measurement was cancelled"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ClusterRequest:
+class ClusterRequest(NamedTuple):
     """What is measured on a cluster."""
 
     scaling: Plan

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, final
 
@@ -363,7 +362,7 @@ class Agent:
     def _rank_exits(self, exit_code: int | None) -> tuple[RankExit, ...]:
         """Classify every rank by its exit code, where the launch recorded it, else by the launch's."""
         logs = {rank: rank_exit.read_log_end(rank_log(self._dir, rank)) for rank in self._task.ranks}
-        launch = replace(rank_exit.read_log_end(self._dir / self._launcher_log), state=None)
+        launch = rank_exit.read_log_end(self._dir / self._launcher_log)._replace(state=None)
         logs = {rank: log if log.cause or log.lines else launch for rank, log in logs.items()}
         errors = load_framework(self._job.framework).connection_errors
         record = LaunchRecord.stored(self._dir / RANKS_FILE)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, NamedTuple
 
 from accelmark.spec.job import NodeExit, RankExit, RankState
 from accelmark.spec.log.events import Event
@@ -93,9 +92,7 @@ def cause_among(lines: Iterable[str]) -> str | None:
     return next(causes, None)
 
 
-@final
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(NamedTuple):
     """The end of a rank's log."""
 
     lines: tuple[str, ...]
@@ -107,9 +104,7 @@ class LogEnd:
     """The step of inference that did not end, and its engine or framework."""
 
 
-@final
-@dataclass(frozen=True)
-class Termination:
+class Termination(NamedTuple):
     """Why the node agent terminated the ranks."""
 
     rank_state: Literal["timed_out", "stalled", "cancelled", "failed", "lost"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -104,9 +103,7 @@ class AgentTask(Spec):
         return range(self.noderank * self.num_ranks, (self.noderank + 1) * self.num_ranks)
 
 
-@final
-@dataclass(frozen=True)
-class NodeJob:
+class NodeJob(NamedTuple):
     """A job on one of its hosts, as the coordinator passes it to a launcher."""
 
     host: HostSpec

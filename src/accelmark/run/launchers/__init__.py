@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import Folder, find, folder_module, folders
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
     from accelmark.spec.cluster import ClusterSpec
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class SubmittedJob:
+class SubmittedJob(NamedTuple):
     """The batch job of a run that has no directory (yet)."""
 
     number: str

@@ -9,7 +9,6 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -145,8 +144,7 @@ class AgentHandle(ABC):
     def clean_up(self) -> list[str]:
         """The command on the host that ends the processes of a dead agent, and may print their number."""
         launcher = self.launcher
-        ending = replace(
-            self.module,
+        ending = self.module._replace(
             module="accelmark.run.processes",
             arguments=(str(self.directory),),
             environment=launcher.variables,
@@ -162,7 +160,7 @@ class AgentHandle(ABC):
         """Return the command that runs a module of AccelMark in the sandbox of the job, before its files exist."""
         agent, data = self.module, self.node.job.data_dirs.values()
         readable = [path for path in agent.readable if path.is_dir() and path not in data]
-        command = replace(agent, module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable)
+        command = agent._replace(module=module, arguments=arguments, name=f"{agent.name}-preflight", readable=readable)
         return self.sandbox.command(self.launcher.python, command)
 
     def record(self, state: Literal["lost", "failed", "cancelled"], reason: str) -> NodeExit:

@@ -350,7 +350,7 @@ async def preflight_commands(plan: Plan, launcher: Launcher) -> dict[str, list[l
             pythons = map(launcher.python_of, checks.packages_of(here))
             commands_of[name] += [command(ranks_python, "packages") for ranks_python in pythons]
         for recipe in _pulled_images(plan, here):
-            commands_of[name] += [recipe.present, recipe.look_up]
+            commands_of[name] += [recipe.present, [*recipe.look_up]]
         if _has_devices(plan.vendor):
             commands_of[name].append(launcher.native_command(_DEVICES_MODULE, plan.vendor))
     for master, others in _masters(plan, plan.jobs).items():

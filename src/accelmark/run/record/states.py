@@ -6,10 +6,9 @@ import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal, NamedTuple, final
 
 from pydantic import ValidationError
 
@@ -42,9 +41,7 @@ class RunEvent(Spec):
     """Increased each time the job is queued again."""
 
 
-@final
-@dataclass(frozen=True)
-class JobStatus:
+class JobStatus(NamedTuple):
     """The current state of a job."""
 
     state: JobState = "queued"

@@ -9,9 +9,9 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final, final
+from typing import Final, NamedTuple, final
 from urllib.parse import urlsplit
 
 from accelmark.plan.plan import Plan
@@ -37,9 +37,7 @@ _DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
 """Where the host's drop_caches file is mounted: the container's own is read-only."""
 
 
-@final
-@dataclass(frozen=True)
-class ImageRecipe:
+class ImageRecipe(NamedTuple):
     """How to obtain an image on a host."""
 
     name: str
@@ -49,7 +47,7 @@ class ImageRecipe:
     """The command that builds, loads or pulls it; empty where it is a file that must exist."""
     archive: Path | None = None
     """The file that it is loaded from; None: it is built or pulled."""
-    look_up: list[str] = field(default_factory=list)
+    look_up: Sequence[str] = ()
     """The command that looks for it in the registry; empty where it is not pulled."""
 
     @property
@@ -127,9 +125,7 @@ async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None
         raise RunError(f"{host.name}: {recipe.archive} contains {loaded}, not {recipe.name} (container.image)")
 
 
-@final
-@dataclass(frozen=True)
-class ModuleCommand:
+class ModuleCommand(NamedTuple):
     """A module of AccelMark to run in a sandbox, and its needs there."""
 
     module: str

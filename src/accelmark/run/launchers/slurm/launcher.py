@@ -13,9 +13,8 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic, write_errors
@@ -52,9 +51,7 @@ _ENDS: Final[dict[str, tuple[NodeState, str]]] = {
 """Slurm's state of a job -> the state of the jobs that ran in it, and the cause."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _SlurmJob:
+class _SlurmJob(NamedTuple):
     """A job as ``scontrol show job`` reports it."""
 
     job_id: str

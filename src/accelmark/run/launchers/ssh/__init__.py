@@ -1,1 +1,1 @@
-"""Launch over SSH. Usable without a plan: ``connection`` runs commands on a host, ``delivery`` delivers AccelMark."""
+"""Launch over SSH. Usable without a plan: ``connection`` runs commands on a host, and delivers AccelMark."""

@@ -15,7 +15,7 @@ import re
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -269,8 +269,7 @@ class _SshAgent(AgentHandle):
         if not dirs:
             return None
         places = [path.parent if plan.cluster.container is not None or not path.is_dir() else path for path in dirs]
-        inside = replace(
-            self.module,
+        inside = self.module._replace(
             module="accelmark.run.controller.data",
             arguments=(str(self._job_file), *(("--offline",) if plan.offline else ())),
             name=f"{self.module.name}-data",
