@@ -26,7 +26,6 @@ RUN_MARKER: Final = "ACCELMARK_RUN"
 NODE_MARKER: Final = "ACCELMARK_NODE_DIR"
 """Environment variable that every process of one job on one host inherits."""
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_SWEEP_S: Final = 5.0
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
 """Another text after each boot."""
@@ -127,7 +126,7 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 def sweep(node_dir: Path) -> int:
     """Kill the processes that a killed agent of the job in ``node_dir`` left, by their marker; returns their number."""
     swept: set[int] = set()
-    deadline = time.monotonic() + _SWEEP_S
+    deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         left = []
         for process in psutil.process_iter():

@@ -36,8 +36,6 @@ _BUILD_FILES: Final = ("setup.py", "pyproject.toml")
 _SCRIPT: Final = 'set -a; source "$1" 1>&2 || exit 1; exec env -0'
 """The shell's program; the file's path is its argument."""
 _PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
-_SHELL_TIMEOUT_S: Final = 120.0
-_BUILD_TIMEOUT_S: Final = 3600.0
 _NOISE: Final = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV"})
 _LIBRARY: Final = sysconfig.get_path("stdlib")
 _STANDARD: Final = getattr(sys, "stdlib_module_names", None) or {  # since Python 3.10
@@ -146,7 +144,7 @@ def _source(
     """Source ``script`` in a shell without start-up files; returns the resulting environment and the differences."""
     command = ["bash", "--noprofile", "--norc", "-c", _SCRIPT, "accelmark", str(script)]
     problem = f"{script}: cannot be sourced"
-    output = _run(command, problem, node_dir, environment, cwd=node_dir, timeout_s=_SHELL_TIMEOUT_S, capture=True)
+    output = _run(command, problem, node_dir, environment, cwd=node_dir, timeout_s=120.0, capture=True)
     ours = {*RANK_VARIABLES, *reserved}
     pairs = (entry.partition(b"=") for entry in output.split(b"\0") if entry)
     after = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
@@ -188,7 +186,7 @@ def _run(
     environment: Mapping[str, str],
     *,
     cwd: Path,
-    timeout_s: float = _BUILD_TIMEOUT_S,
+    timeout_s: float = 3600.0,
     capture: bool = False,
 ) -> bytes:
     """Run a command with its output in the log; with ``capture`` return standard output instead.

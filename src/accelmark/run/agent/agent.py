@@ -40,15 +40,9 @@ from accelmark.spec.plugins.catalog import load_framework, load_launch
 from accelmark.spec.plugins.framework import HostPlace, Launch, LaunchRecord, module_command
 
 _RECORDER_MODULE: Final = "accelmark.telemetry.record"
-_FIRST_SAMPLE_S: Final = 5.0
-"""Longest time to wait for the first sample when a job ends immediately."""
 _RECORDER_END_S: Final = 10.0
-_MAX_RECORDERS: Final = 3
-_ORPHAN_GRACE_S: Final = 1.0
 _PEERS_S: Final = 10.0
 """Time for which stalled ranks are kept, until the agents of all hosts have noticed the stall."""
-_RESERVE_BYTES: Final = 512 * 1024
-"""Reserved on disk from the start, so that ``exit.json`` can be written when the disk is full."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,7 +55,7 @@ def main(arguments: list[str]) -> int:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     write_atomic(node_dir / IDENTITY_FILE, processes.ProcessId.own().model_dump_json())
     reserve = node_dir / ".reserve"
-    reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+    reserve.write_bytes(os.urandom(512 * 1024))  # so that exit.json can be written when the disk is full
     ended = agent.run()
     reserve.unlink(missing_ok=True)
     write_atomic(node_dir / EXIT_FILE, ended.model_dump_json(indent=2))
@@ -93,7 +87,7 @@ class _RecorderProcess:
         code = self.process.poll() if self.process is not None else None
         if code is None:
             return
-        again = self._num_starts < _MAX_RECORDERS
+        again = self._num_starts < 3
         action = "" if again else "not "
         self._warn(f"the telemetry recorder ended with exit code {code}; it was {action}started again")
         self.process = None
@@ -104,7 +98,7 @@ class _RecorderProcess:
         """End the recorder, once it has recorded anything; ``wait(seconds)`` returns True to end it at once."""
         if self.process is None:
             return
-        deadline = time.monotonic() + _FIRST_SAMPLE_S
+        deadline = time.monotonic() + 5.0  # a job may end before the first sample
         while not size_of(self._dir / "telemetry.jsonl") and self.process.poll() is None:
             if wait(0.05) or time.monotonic() > deadline:
                 break
@@ -333,7 +327,7 @@ class Agent:
 
     def _end_everything(self) -> None:
         """End processes left behind by the ranks, then the recorder, then all remaining descendants."""
-        deadline = time.monotonic() + _ORPHAN_GRACE_S
+        deadline = time.monotonic() + 1.0
         if self._ending is None and (left := self._rank_tree()):
             self._warnings.append(f"the ranks left processes running, which were ended: {processes.named(left)}")
         while left := self._rank_tree():

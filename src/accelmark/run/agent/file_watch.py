@@ -27,9 +27,7 @@ _IN_MOVE_SELF: Final = 0x00000800
 """A file or directory was renamed."""
 _EVENT_HEADER: Final = struct.Struct("iIII")
 """Watch, mask, cookie, and length of the name that follows."""
-_INOTIFY_BYTES: Final = 2**16
 _LOG_BYTES: Final = 2**20
-_MAX_LATE_S: Final = 5.0
 _BYTECODE_HEADER: Final = 16
 _HASH_BASED: Final = 0b01
 _CHECKED: Final = 0b10
@@ -154,7 +152,7 @@ class _Inotify:
         parsed: list[tuple[int, int]] = []
         while self.descriptor is not None:
             try:
-                raw = os.read(self.descriptor, _INOTIFY_BYTES)
+                raw = os.read(self.descriptor, 2**16)
             except BlockingIOError:
                 break
             offset = 0
@@ -204,7 +202,7 @@ class LogEvents:
         self._read_bytes += end or (len(added) if len(added) == _LOG_BYTES else 0)
         now = ClockReading.now()
         # On a busy machine the agent may read late; the kernel records when the rank wrote.
-        at = now.earlier(min(max(0.0, now.wall_s - written_s), _MAX_LATE_S))
+        at = now.earlier(min(max(0.0, now.wall_s - written_s), 5.0))
         for name in event_names(added[:end]):
             first, _ = self.seen.get(name, (at, at))
             self.seen[name] = first, at

@@ -39,16 +39,10 @@ DROP_CACHES_VARIABLE: Final = "ACCELMARK_DROP_CACHES"
 """Path of the host's drop_caches file inside a container."""
 _REPORTED_PREFIXES: Final = ("OMP_", "MKL_", "KMP_", "ACCELMARK_", "LD_PRELOAD")
 """Prefixes of variables that change how any job runs; others may hold secrets and are not recorded."""
-_LONGEST_ADDRESS: Final = 100
-"""Bytes of the lock's address, in which the name of the run is abridged."""
-_NOT_BUSY: Final = ("idle", "iowait", "steal", "guest", "guest_nice")
-"""Not time of this machine's processes, or included in another counter (guests in user and nice)."""
 CODE_DIRECTORY: Final = "code"
 """Directory of the node directory with a link to the agent's AccelMark, where that is next to other packages."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
 _PRELOAD_FILE: Final = Path("/etc/ld.so.preload")
-_SYSTEM_LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
-_START_MODULES: Final = ("sitecustomize", "usercustomize")
 _RUNS_CODE: Final = re.compile(r"^import[ \t]", re.MULTILINE)
 _DISTUTILS: Final = (
     "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, '{}') == 'local'; "
@@ -93,7 +87,7 @@ def host_lock(run: str, wait: Callable[[], bool]) -> Iterator[None]:
                 if not wait():
                     who = holder() or "another run"
                     raise HostInUseError(f"the host is in use by {who}: wait until it ends, or stop it") from error
-        whole_letters = f"{HOST_LOCK}/{run}".encode()[: _LONGEST_ADDRESS - 1].decode(errors="ignore")
+        whole_letters = f"{HOST_LOCK}/{run}".encode()[:99].decode(errors="ignore")  # with NUL, 100 bytes
         name.bind(f"\0{whole_letters}")
         yield
 
@@ -175,7 +169,9 @@ def others_cpu_s() -> float | None:
         return None
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return float(sum(spent for name, spent in times.items() if name not in _NOT_BUSY)) - own_s
+    # Not of this machine's processes, or included in another counter (guests in user and nice).
+    others = ("idle", "iowait", "steal", "guest", "guest_nice")
+    return float(sum(spent for name, spent in times.items() if name not in others)) - own_s
 
 
 def environment_record(
@@ -239,7 +235,7 @@ def _shadowing_entries(library_path: str, node_dir: Path) -> list[str]:
     """Return the entries of ``LD_LIBRARY_PATH`` that replace a library which every Python process loads."""
     mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     names = set(re.findall(r"/(lib[^/\s]+\.so)[.\d]*$", mapped, re.MULTILINE))  # versions of files and names differ
-    own = [*map(Path, _SYSTEM_LIBRARIES), Path(sys.base_prefix, "lib")]
+    own = [*map(Path, ("/lib", "/lib64", "/usr/lib", "/usr/lib64")), Path(sys.base_prefix, "lib")]
     entries = [node_dir / entry for entry in library_path.split(os.pathsep)]
     foreign = [entry for entry in entries if not any(entry.resolve().is_relative_to(place) for place in own)]
     return [str(entry) for entry in foreign if any(any(entry.glob(f"{name}*")) for name in names)]
@@ -289,7 +285,7 @@ def start_files(python: Path | None = None) -> Iterator[str]:
             if _RUNS_CODE.search(content.decode(errors="replace")) and not _is_packaged(path, content):
                 yield str(path)
     stdlib = Path(sysconfig.get_path("stdlib"))
-    for name in _START_MODULES:
+    for name in ("sitecustomize", "usercustomize"):
         found = PathFinder.find_spec(name, sys.path if python is None else places)
         if found is not None and found.origin is not None and Path(found.origin).parent != stdlib:
             yield found.origin

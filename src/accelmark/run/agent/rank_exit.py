@@ -63,7 +63,6 @@ _GENERIC: Final = re.compile(
     r"|Failed to build|command .* failed with exit",
     re.IGNORECASE,
 )
-_NUM_ERROR_LINES: Final = 3
 _MAX_ERROR_LENGTH: Final = 300
 _CONNECTION_ERRORS: Final = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout")
 """Errors of any framework that ranks raise after another rank has died."""
@@ -168,7 +167,7 @@ def error_lines(text: str) -> str:
     named = [line for line in lines if _COMPILER_ERROR.search(line)]
     named = named or [line for line in lines if _ERROR.search(line) and not _GENERIC.search(line)]
     named = named or lines[-1:]
-    return "; ".join(without_userinfo(line)[:_MAX_ERROR_LENGTH] for line in dict.fromkeys(named[:_NUM_ERROR_LINES]))
+    return "; ".join(without_userinfo(line)[:_MAX_ERROR_LENGTH] for line in dict.fromkeys(named[:3]))
 
 
 def signal_name(exit_code: int) -> str | None:

@@ -30,10 +30,7 @@ from accelmark.spec.plugins.framework import STACKS_SIGNAL, collectives_address
 
 _PROC: Final = Path("/proc")
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the workers of data loaders write there
-_LEAST_FREE: Final = 0.01
 _STACKS_TIMEOUT_S: Final = 3.0
-_MAX_FRAMES: Final = 30
-_MAX_MESSAGES: Final = 20
 _UNRESPONSIVE: Final = ("T", "t", "Z")
 """States of stopped processes and zombies."""
 _EVENT: Final = PERFLOG_PREFIX.encode()
@@ -77,10 +74,10 @@ def diagnose(node_dir: Path, pids: Iterable[int], silent_s: Mapping[int, float],
     for place in (_SHARED_MEMORY, Path(tempfile.gettempdir()), node_dir):
         with contextlib.suppress(OSError):
             usage = shutil.disk_usage(place)
-            if usage.free < _LEAST_FREE * usage.total:
+            if usage.free < 0.01 * usage.total:
                 full.append(f"{place} is full ({usage.free / 2**20:.1f} of {usage.total / 2**20:.0f} MiB free)")
     messages, problem = kernel_messages(since_s, _TELLING)
-    shown = tuple(map(escaped_line, messages[-_MAX_MESSAGES:]))
+    shown = tuple(map(escaped_line, messages[-20:]))
     return StallRecord(ranks=ranks, full_file_systems=tuple(full), kernel_messages=shown, kernel_problem=problem)
 
 
@@ -115,7 +112,7 @@ def _stacks(node_dir: Path, processes: Mapping[int, int]) -> dict[int, tuple[str
                 if text and text == written[rank]:  # complete: it no longer grows
                     main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]  # the last thread
                     frames = [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in _FRAME.finditer(main)]
-                    stacks[rank] = tuple(map(escaped_line, frames[:_MAX_FRAMES]))
+                    stacks[rank] = tuple(map(escaped_line, frames[:30]))
                 written[rank] = text
     return stacks
 

@@ -50,13 +50,10 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _KERNEL_LOG = "/dev/kmsg"
 _TYPES = ["eval_type_backport"] if sys.version_info < (3, 10) else []
 """pydantic reads types of Python 3.10 with this module."""
-_CONNECT_S = 10.0
-"""Time for a connection to a service of a job."""
 REFUSED = 5
 """Exit code where content is damaged, or another coordinator follows a job."""
 _CLEAR_TIMEOUT_S = 60.0
 _SETTLE_S = 0.3
-_HEARTBEAT_TIMEOUT_S = 45.0
 _CHUNK = 1 << 18
 _GROWING = (".log", ".jsonl")
 _HEARTBEAT = "coordinator.heartbeat"
@@ -131,7 +128,7 @@ def _refusal(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname or "", port), _CONNECT_S).close()
+        socket.create_connection((parts.hostname or "", port), 10.0).close()
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error)
     return None
@@ -518,7 +515,7 @@ def _follow(directory: str, owner: str) -> None:
         if _listen(directory, request["poll_s"]):
             last_heartbeat = time.monotonic()
             _emit({"heard": True})
-        elif time.monotonic() - last_heartbeat > _HEARTBEAT_TIMEOUT_S:
+        elif time.monotonic() - last_heartbeat > 45.0:
             return
 
 

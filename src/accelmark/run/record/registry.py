@@ -41,8 +41,6 @@ from accelmark.spec.plugins.catalog import case_hash, files_hash, find, tree_fil
 
 STATE_VARIABLE: Final = "ACCELMARK_STATE"
 _LOG_FILE: Final = "runs.jsonl"
-_MAX_EARLIER: Final = 50
-_GIT_TIMEOUT_S: Final = 20.0
 
 
 def registry_file() -> Path:
@@ -77,7 +75,7 @@ def register(plan: Plan, run_dir: Path) -> None:
         same = [line for line in starts if line.get("work_sha256") == fields["work_sha256"]]
         earlier = tuple(
             EarlierRun(number=line["number"], at=line["at"], ended=ends.get(line["nonce"], {}).get("verdicts"))
-            for line in same[-_MAX_EARLIER:]
+            for line in same[-50:]
         )
         first = _sha256(json.dumps(starts[0]).encode())[:16] if starts else None
         registration = Registration(**fields, log=first, number=number, previous=previous, earlier=earlier)
@@ -214,7 +212,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
     """Return git's output; None where there is no git or no checkout."""
     command = ["git", "-C", str(directory), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20.0, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -30,7 +30,6 @@ from accelmark.spec.secret import secrets_in, shown
 _IMAGE_LOG: Final = "image.log"
 """Output of the engine while it obtained the image, in the directory of the first job that needed it."""
 _LOADED: Final = re.compile(r"^Loaded image[^:]*: *(.+)$", re.MULTILINE)
-_IMAGE_TIMEOUT_S: Final = 4 * 3600.0
 _ENTER: Final = "accelmark/run/sandboxes/enter.sh"
 """Installs the packages that the agent lacks before it starts; relative to the code."""
 _DROP_CACHES_INSIDE: Final = "/run/accelmark-drop-caches"
@@ -110,7 +109,7 @@ async def ensure_image(recipe: ImageRecipe, host: Host, directory: Path) -> None
         return
     if not recipe.make:
         raise RunError(f"{host.name}: the image {recipe.name} is missing: copy it there, or correct image_file")
-    made = await host.run(recipe.make, timeout_s=_IMAGE_TIMEOUT_S)
+    made = await host.run(recipe.make, timeout_s=4 * 3600.0)
     make_directory(directory)
     with write_errors(directory / _IMAGE_LOG):
         (directory / _IMAGE_LOG).write_text(made.output, encoding="utf-8", errors="replace")

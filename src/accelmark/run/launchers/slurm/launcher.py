@@ -147,8 +147,6 @@ async def _slurm(*argv: str) -> CommandResult:
 _SCRIPT_FILE: Final = "step.sh"
 _LOG_FILE: Final = "step.log"
 """In the directory of a job's first host: the script that ``srun`` runs on every host, and its output."""
-_CHECKS_PER_S: Final = 256
-"""Most hosts that are looked at in a second, over all hosts of a job."""
 _END_S: Final = 60.0
 """Longest time from the end of all agents to the end of ``srun``: longer than Slurm's KillWait (30 s)."""
 _SCRIPT: Final = """\
@@ -242,7 +240,7 @@ class _StepAgent(CommandAgent):
             await super().wait_for_end()
             return
         while not await asyncio.to_thread(self._has_ended):
-            await asyncio.sleep(max(POLL_S, len(self.step.agents) / _CHECKS_PER_S))
+            await asyncio.sleep(max(POLL_S, len(self.step.agents) / 256))  # at most 256 hosts are looked at in a second
         await self.step.left_by_one()
 
     def _has_ended(self) -> bool:
@@ -261,8 +259,6 @@ ALLOCATION_FILE: Final = "slurm.job"
 _JOB_VARIABLE: Final = "SLURM_JOB_ID"
 _POLL_S: Final = (0.2, 10.0)
 """First and longest pause between two queries of a job that waits in the queue."""
-_COMPLETING_S: Final = 90.0
-"""Longest time that an allocation's end is waited for: longer than Slurm's KillWait (30 s)."""
 
 
 @final
@@ -354,7 +350,7 @@ class _SlurmLauncher(SharedFilesystemLauncher):
     async def allocation_end(self) -> tuple[NodeState, str] | None:
         if self._job_id is None:
             return None
-        give_up = time.monotonic() + _COMPLETING_S
+        give_up = time.monotonic() + 90.0  # longer than Slurm's KillWait (30 s)
         # Slurm hides the state until all processes have ended. Inside the allocation, this process is one of them.
         while (job := await show_job(self._job_id)) is not None and job.state == "COMPLETING" and self._is_own:
             if time.monotonic() > give_up:

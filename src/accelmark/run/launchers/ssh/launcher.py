@@ -305,7 +305,7 @@ class _SshAgent(AgentHandle):
         if self.launcher.plan.cluster.container is not None:
             places = (str(path.parent) for path in self.node.job.data_dirs.values())
             await host.run(["mkdir", "-p", "--", *places])
-        output = await host.require(argv, "its data is not available", timeout_s=_DATA_TIMEOUT_S)
+        output = await host.require(argv, "its data is not available", timeout_s=4 * 3600.0)
         records = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
         path = self.node.node_dir.parent / DATA_FILE
         content = json.dumps({name: {**record, "sample": {}} for name, record in records.items()})  # each draws its own
@@ -375,10 +375,7 @@ LOGINS_AT_ONCE: Final = 64
 _POLL_S: Final = 0.3
 POLLS_PER_S: Final = 512
 """Interval at which each host sends new bytes of files, and the most that all hosts together send in a second."""
-_DESCRIPTORS: Final = 256
-"""Open files of the coordinator besides one connection for each host; twice as many connections are allowed."""
 _CLEAR_TIMEOUT_S: Final = 90.0
-_DATA_TIMEOUT_S: Final = 4 * 3600.0
 
 
 @final
@@ -487,7 +484,7 @@ class _SshLauncher(Launcher):
 
 def raise_descriptor_limit(num_hosts: int) -> None:
     """Raise this process's limit of open files to connect to all hosts. Raises RequestError: it may not be raised."""
-    needed = _DESCRIPTORS + 2 * num_hosts
+    needed = 256 + 2 * num_hosts  # twice as many connections as hosts, and other files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         problem = f"{num_hosts} hosts need {needed} open files, this machine allows {hard}"
