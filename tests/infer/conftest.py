@@ -103,10 +103,8 @@ def forked_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_engines(monkeypatch)
 
 
-Take = Callable[..., Ran]
 MakeJob = Callable[..., JobSpec]
 Start = Callable[[JobSpec], tuple[subprocess.Popen[bytes], Path]]
-InProcess = Callable[..., tuple[int, list[dict[str, Any]], str]]
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ def make_job(tmp_path: Path) -> MakeJob:
 
 
 @pytest.fixture
-def take(tmp_path: Path) -> Take:
+def take(tmp_path: Path) -> Callable[..., Ran]:
     """Return a function that takes the seven steps of the tiny case in this process."""
 
     def steps(job: JobSpec | None = None, **settings: Any) -> Ran:
@@ -208,7 +206,7 @@ def start(tmp_path: Path) -> Start:
 
 
 @pytest.fixture
-def in_a_process(start: Start) -> InProcess:
+def in_a_process(start: Start) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
     """Return a function that runs a job in a process of its own: exit code, events, the rank's log."""
 
     def process(job: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
