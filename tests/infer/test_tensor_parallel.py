@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,9 +29,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(1)
     directory = tmp_path_factory.mktemp("llama")
-    shapes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 251}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    LlamaForCausalLM(LlamaConfig(**shapes, **heads, tie_word_embeddings=False)).save_pretrained(directory)
+    shapes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 251}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    LlamaForCausalLM(LlamaConfig(**shapes, **heads)).save_pretrained(directory)
     return directory
 
 
