@@ -71,6 +71,7 @@ class Made:
     telemetry: bool = True
     rapl: bool = False
     model: str = "toy"
+    case_version: int = 1
     reference_loss: ReferenceLoss | None = None
     rules: RunRules | None = None
 
@@ -231,8 +232,8 @@ def _job(made: Made, number: int) -> JobSpec:
     return JobSpec(
         key=made.key, round=number,
         case=FolderRef(name=made.model, path=Path("cases") / made.model, sha256=hashlib.sha256(b"case").hexdigest()),
-        case_version=1, vendor="nvidia", device_type=made.device_type, framework_module=None, collective_backend="gloo",
-        chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
+        case_version=made.case_version, vendor="nvidia", device_type=made.device_type, framework_module=None,
+        collective_backend="gloo", chip=made.chip, data_dirs={}, checkpoint_dir=Path("checkpoints"), open=made.is_open,
         work=TrainJob(unit="token", units_per_sample=made.units_per_sample, target=made.target,
                        reference_loss=made.reference_loss, min_repeats=made.min_rounds,
                        settings=settings).for_round(number),

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, final
 from urllib.parse import quote
@@ -61,7 +61,12 @@ def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
     """Write the hashes of ``values`` to a file that only its owner can read. Raises RunError if that fails."""
     salt = secrets.token_hex(16)
     hidden: list[SecretHash] = []
-    for form in sorted({form for value in values for form in _forms(value)}):
+    forms: set[str] = set()  # of a secret in text: each line, JSON-escaped, and URL-quoted
+    for line in (line for value in values for line in value.splitlines()):
+        if len(line) >= MIN_SECRET_LENGTH and is_searchable(line):
+            escaped = (json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1])
+            forms.update((line, *escaped, quote(line, safe="")))
+    for form in sorted(forms):
         whole = form.encode()
         if (run := max(_RUN.finditer(whole), key=lambda found: len(found[0]), default=None)) is not None:
             entry = SecretHash(
@@ -70,13 +75,6 @@ def write_secret_hashes(path: Path, values: Iterable[str]) -> None:
             )  # fmt: skip
             hidden.append(entry)
     write_atomic(path, SecretList(salt=salt, hidden=tuple(hidden)).model_dump_json(indent=2) + "\n", private=True)
-
-
-def _forms(value: str) -> Iterator[str]:
-    """Yield the forms of a secret in text: each line, JSON-escaped, and URL-quoted."""
-    for line in value.splitlines():
-        if len(line) >= MIN_SECRET_LENGTH and is_searchable(line):
-            yield from {line, json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1], quote(line, safe="")}
 
 
 def _hash(value: bytes, salt: str) -> str:
