@@ -67,7 +67,16 @@ def train(
             options.warn(f"{file}: not written: the run was not completed, or is INVALID")
         raise
     if file is not None and directory is not None:
-        _write_reference(directory, plan, file, as_json=as_json)
+        import yaml
+
+        from accelmark.results.rounds.training import reference_of
+
+        curve = reference_of(directory / plan.jobs[0].directory, accelmark.__version__)
+        head = f"# Written by 'accelmark train {plan.jobs[0].job.key} --write-reference'.\n"
+        text = yaml.safe_dump(curve.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+        write_atomic(file, head + text)
+        if not as_json:
+            options.echo_wrapped(f"reference loss: {len(curve.steps)} steps up to {curve.steps[-1]}, written to {file}")
 
 
 def _reference_file(plan: Plan, given: Path | None) -> Path:
@@ -88,19 +97,6 @@ def _reference_file(plan: Plan, given: Path | None) -> Path:
         what = "exists already" if path.exists() else f"{path.parent} is not a directory that can be written to"
         raise RequestError(f"{path}: {what}; name another file with --reference-file")
     return path
-
-
-def _write_reference(run: Path, plan: Plan, path: Path, *, as_json: bool) -> None:
-    import yaml
-
-    from accelmark.results.rounds.training import reference_of
-
-    curve = reference_of(run / plan.jobs[0].directory, accelmark.__version__)
-    head = f"# Written by 'accelmark train {plan.jobs[0].job.key} --write-reference'.\n"
-    text = yaml.safe_dump(curve.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
-    write_atomic(path, head + text)
-    if not as_json:
-        options.echo_wrapped(f"reference loss: {len(curve.steps)} steps up to {curve.steps[-1]}, written to {path}")
 
 
 def infer(
