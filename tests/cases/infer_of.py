@@ -13,7 +13,7 @@ from accelmark.infer.case import InferCase
 from accelmark.infer.run import InferenceRun, build_case
 from accelmark.spec.job import InferJob, JobSpec
 from accelmark.spec.log.events import Event
-from accelmark.spec.log.inference import InferFinished, ScenarioResult, StageEnd
+from accelmark.spec.log.inference import AnswerCheck, InferFinished, ScenarioResult, StageEnd
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
 from tests.cases.job_of import job_on_cpu
@@ -26,6 +26,7 @@ class Inferred:
     finished: InferFinished
     stages: dict[str, StageEnd]
     scenarios: list[ScenarioResult]
+    answers: list[AnswerCheck]
 
     def detail(self, step: str, name: str) -> object:
         return self.stages[step].details[name]
@@ -89,15 +90,18 @@ def infer(
     job = job_of(name, directory, data_dirs, parameters, **over)
     stages: dict[str, StageEnd] = {}
     scenarios: list[ScenarioResult] = []
+    answers: list[AnswerCheck] = []
 
     def emit(event: Event, value: Any) -> None:
         if event is Event.STAGE_END:
             stages[value.step] = value
         elif event is Event.SCENARIO:
             scenarios.append(value)
+        elif event is Event.ANSWER_CHECK:
+            answers.append(value)
 
     assert isinstance(job.work, InferJob)
-    return Inferred(InferenceRun(job, job.work, directory, emit, 0.0).run(), stages, scenarios)
+    return Inferred(InferenceRun(job, job.work, directory, emit, 0.0).run(), stages, scenarios, answers)
 
 
 def accuracies(ran: Inferred) -> tuple[float, float]:

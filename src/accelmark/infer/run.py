@@ -285,7 +285,8 @@ class InferenceRun:
         if self.job.key.nproc > 1 or request.model_dir is not None or not request.gives_model(facts.reads):
             request = replace(request, model=None)
         module = f"infer_{self.job.key.framework}"
-        modules = [(self.job.case, module)] if (self.job.case.path / f"{module}.py").is_file() else []
+        has_own = not self.infer.generates and (self.job.case.path / f"{module}.py").is_file()
+        modules = [(self.job.case, module)] if has_own else []
         self.details |= process.compile(request, modules)
         self.unhashed = True
 
