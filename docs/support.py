@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from accelmark.spec.plugins.catalog import (
     folders,
@@ -25,7 +25,6 @@ _HOST: Final = "CPU"
 """Hardware in the keys of runs on the host's own processor."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CaseSupport:
     """A case's task in one framework."""

@@ -19,7 +19,7 @@ import threading
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import asyncssh
 
@@ -107,7 +107,6 @@ def _raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-@final
 class _Most:
     """The largest number of open descriptors of this process, looked at 50 times a second."""
 

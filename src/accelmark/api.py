@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from accelmark.results.comparison import RunComparison
 from accelmark.results.comparison import compare as _compare
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Run", "compare", "frame", "load", "load_all", "run"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Run:
     """The results of one run, search or bundle."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from accelmark.datasets.spec import dataset_specs
 from accelmark.plan.inference import adapted_server, option_layer
@@ -50,7 +50,6 @@ _EXPECTED: Final = frozenset(
 State = Literal["good", "missing", "advice"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Check:
     """The result of one check."""

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import yaml
 
@@ -60,7 +60,6 @@ Judge = Callable[[RoundResult, Path], tuple[bool, str]]
 """Whether a round in its run directory is what the fault must lead to, and what AccelMark reports of it."""
 
 
-@final
 @dataclass(frozen=True)
 class Fault:
     """A fault of the stand-in, and how a run with it must end."""
@@ -73,7 +72,6 @@ class Fault:
     num_devices: int = 1
 
 
-@final
 @dataclass(frozen=True)
 class Outcome:
     """What AccelMark reported of a run with a fault."""

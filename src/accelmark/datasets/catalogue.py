@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal
 
 from accelmark.datasets.ensure import cached_path
 from accelmark.datasets.prepare.preparation import Preparation
@@ -16,7 +16,6 @@ from accelmark.spec.plugins.catalog import folders, load_case
 Obtained = Literal["cached", "fetched when needed", "prepared from archives", "by hand"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Known:
     """A data set with the cases that use it."""

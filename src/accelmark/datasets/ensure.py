@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Final, Literal, Optional, final
+from typing import IO, Final, Literal, Optional
 from urllib.parse import quote, urlsplit
 
 from accelmark.datasets.spec import DatasetSpec, DebianSource, FileSpec, PackageSource, RegistrySource, UrlSource
@@ -277,7 +277,6 @@ def _fetch_url(spec: DatasetSpec, source: UrlSource, into: Path, progress: Progr
             raise FetchError(f"{url} ended after {done:,} of {promised} bytes")
 
 
-@final
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self,

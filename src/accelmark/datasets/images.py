@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Union, final
+from typing import IO, TYPE_CHECKING, Any, Final, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,6 @@ class LabelledImages(ABC):
         """Open an image; raises DataError where it cannot be read."""
 
 
-@final
 class ClassFolders(LabelledImages):
     """``<class>/*.JPEG``; the class of an image is the index of its folder in sorted order."""
 
@@ -88,7 +87,6 @@ class ClassFolders(LabelledImages):
         return opened_image(self._folder / self.classes[self.labels[index]] / os.fsdecode(self._names[index]))
 
 
-@final
 class ShardedImages(LabelledImages):
     """Images in shards, read by offset; names of classes are the first parts of those of ImageNet's training images."""
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Optional, final
+from typing import Any, Final, Optional
 
 from accelmark.datasets.shards import shard_images, shards_in
 from accelmark.datasets.spec import DatasetSpec, TreePart
@@ -28,7 +28,6 @@ _SAMPLED: Final = 64
 """Places whose contents are hashed: where 5 % of the files have other contents, 96 % of samples show it."""
 
 
-@final
 class ProgressMeter:
     """Counts bytes and reports them ten times a second, and at the end."""
 
@@ -118,7 +117,6 @@ def fingerprint(spec: DatasetSpec, path: Path, progress: Progress | None = None)
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-@final
 class DataReads:
     """The files below directories of data that this process and its forks open, by Python's audit events.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -51,7 +51,6 @@ def all_terms() -> dict[str, dict[str, Term]]:
     return {"verdict": verdicts, **others}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An explanation."""

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -368,7 +368,6 @@ class ArrayBackend(Backend):
         return any(part in text for part in _OUT_OF_MEMORY)
 
 
-@final
 class Comparison:
     """See :class:`accelmark.train.loop.comparison.Comparison`."""
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, final
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,6 @@ class InferBatches(Protocol):
         """Start a pass over the data, in the same order each time."""
 
 
-@final
 class InMemoryBatches:
     """A data set in memory, as tensors."""
 
@@ -66,7 +65,6 @@ class InMemoryBatches:
             yield InferBatch(tuple(tensor[part].clone() for tensor in self.inputs), self.labels[part])
 
 
-@final
 class LoaderBatches:
     """A data set of (input, ..., label), read item by item, in worker processes if ``num_workers`` is positive."""
 
@@ -91,7 +89,6 @@ def _collate(samples: Sequence[tuple[Any, ...]]) -> InferBatch:
     )
 
 
-@final
 @dataclass(frozen=True)
 class DerivedBatches:
     """Batches that a function yields at each pass."""

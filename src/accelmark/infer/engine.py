@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,6 @@ GRAPH_DEVICE_TYPES: Final = frozenset({"cuda"})
 """Device types of PyTorch that have CUDA graphs; AMD devices are of type cuda, too."""
 
 
-@final
 class GraphCalls:
     """A computation whose calls are replayed as CUDA graphs; the outputs of a call are overwritten by the next.
 
@@ -98,7 +97,6 @@ class GraphCalls:
         return graph, copies, outputs
 
 
-@final
 @dataclass
 class ComputeDevice:
     """The device of this process; creating it does not open the device."""
@@ -166,7 +164,6 @@ class ComputeDevice:
             lock_pages(self.device, memory)
 
 
-@final
 @dataclass(frozen=True)
 class EngineRequest:
     """The arguments of an engine."""
@@ -587,7 +584,6 @@ class Slots(NamedTuple):
         return tensors
 
 
-@final
 class InferenceError(RunError):
     """An inference run ended early; the message has the cause and the remedy."""
 
@@ -596,7 +592,6 @@ class InferenceError(RunError):
         self.end_reason: InferEndReason = end_reason
 
 
-@final
 class EngineExceptionError(Exception):
     """An exception of the engine's process, as ``Type: message``."""
 

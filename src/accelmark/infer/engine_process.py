@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from typing import Any, Final, NamedTuple, NoReturn, final
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -63,7 +63,6 @@ class _Child(NamedTuple):
     name: str
 
 
-@final
 class EngineProcess:
     """An engine in its own process; with several devices, in a process for each device, the ranks of a process group.
 

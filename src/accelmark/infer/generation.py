@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from random import SystemRandom
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,6 @@ class _Batch(NamedTuple):
     num_tokens: int
 
 
-@final
 @dataclass(frozen=True)
 class EngineClient:
     """Sends batches to an engine; times are on the clock of this process, where tokens arrive."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from accelmark.tasks.images.data import MEAN, STD
 from accelmark.tasks.images.pytorch_imagenet import ImageFolder, ImageNetwork
 
 
-@final
 class _Images(Dataset[tuple[Tensor, int]]):
     def __init__(self, folder: ImageFolder, mean: Tensor, std: Tensor) -> None:
         self.folder, self.mean, self.std = folder, mean, std

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +96,6 @@ def load_model(directory: Path, dtype: torch.dtype = torch.float32, num_devices:
     return CausalModel(AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype, **options))
 
 
-@final
 class LanguageModelCase(InferCase):
     """A language model: the case of every ``case.yaml`` that says ``generates``.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, reduce
 from itertools import chain, groupby, islice, permutations
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,6 @@ class Measured(NamedTuple):
     metrics: Mapping[str, float | None]
 
 
-@final
 class Score:
     """The case's metrics over outputs, compared with labels unless the data is synthetic or the model untrained."""
 
@@ -186,7 +185,6 @@ class _Chunk(NamedTuple):
             begin += size
 
 
-@final
 @dataclass
 class CheckedPass:
     """The measured passes of an engine over changed and reordered inputs."""
@@ -456,7 +454,6 @@ _LEVELS: Final = {1: Fraction(16, 10000), 2: Fraction(4, 10000)}
 """Significance level of each test: the first call against the others, the first two against the others."""
 
 
-@final
 class Answers:
     """The comparison of all answers so far.
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,6 @@ def run_inference(job: JobSpec, log: EventLog, process_start: float, stop: StopR
     return {"completed": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}[finished.state]
 
 
-@final
 class InferenceRun:
     """One inference run in this process; ``started`` is its start on the clock of ``time.monotonic``."""
 

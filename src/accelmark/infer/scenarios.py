@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, TypeVar, final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ Look = Callable[[Sequence[int], Sequence[Tensor]], None]
 """Gets the indices and outputs of a call."""
 
 
-@final
 @dataclass
 class Scenarios:
     """Runs the scenarios of the settings with the engine of ``checked``."""
@@ -186,7 +185,6 @@ class Scenarios:
         )
 
 
-@final
 class Library:
     """Up to 1,024 perturbed items in the first slot, followed by room for items that are new to the engine."""
 
@@ -259,7 +257,6 @@ class Library:
         return (time.perf_counter() - began) * 1000
 
 
-@final
 class AnswerSamples:
     """Answers of a random share of the calls and of the first call of each size, for comparison after the test."""
 
@@ -293,7 +290,6 @@ class AnswerSamples:
         return answers.result(num_not_compared=self.num_not_compared)
 
 
-@final
 @dataclass
 class RequestQueue:
     """A thread that runs the waiting queries through the engine, up to a batch at a time.

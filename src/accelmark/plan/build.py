@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import accelmark
 from accelmark.plan import request as planning
@@ -103,7 +103,6 @@ def build_plan(
     )
 
 
-@final
 @dataclass(slots=True)
 class _Planner:
     """Plans keys one by one and collects their problems."""

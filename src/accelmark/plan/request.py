@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from accelmark.plan.plan import LayerFile
 from accelmark.spec.cluster import ClusterSpec
@@ -118,7 +118,6 @@ def vendor_layers(
     return [Layer.of(file.file, read_yaml(path)) for _, file, path in used], tuple(file for _, file, _ in files)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Detected:
     """Properties of the machine under test, detected without a framework."""
@@ -248,7 +247,6 @@ class KeyRequest(NamedTuple):
         return dirs
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PlannedWork:
     """The work of the first round of a key."""

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -58,7 +58,6 @@ class Snapshot(NamedTuple):
     rows: list[Row]
 
 
-@final
 class RunIndex:
     """Finds the runs below a directory. Runs are looked up by name in it, so that no name leads to other paths."""
 
@@ -207,7 +206,6 @@ def message(title: str, text: str, status: int) -> Response:
     return respond(page("message.html", served=True, title=title, text=text), status=status)
 
 
-@final
 class Pages:
     """All pages over the runs of one index."""
 

@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple, final
+from typing import ClassVar, Final, NamedTuple
 
 from accelmark.run.agent.rank_exit import advice_for
 from accelmark.spec.cluster import HostSpec
@@ -109,7 +109,6 @@ class Host(ABC):
         """
 
 
-@final
 class SubprocessHost(Host):
     """A host whose commands are child processes of this one; ``prefix`` has the arguments before each (``srun``)."""
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import psutil
 from typing_extensions import Self
@@ -31,7 +31,6 @@ _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
 """Another text after each boot."""
 
 
-@final
 class ProcessId(Spec):
     """A unique process identity: process ID, start time and boot, so that a reused process ID differs."""
 

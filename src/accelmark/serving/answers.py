@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from accelmark.serving.request import PlannedRequest, Watch
 from accelmark.serving.server_process import run_reporting
@@ -38,7 +38,6 @@ _HARNESS_LOG: Final = "harness.log"
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}
 
 
-@final
 class AnswerSample:
     """A uniform sample of the answers of a run (reservoir sampling, Vitter 1985, algorithm R)."""
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 import datasets
 import lm_eval
@@ -79,7 +79,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-@final
 class EngineModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
     """An engine's language model, with the tokens and truncation of the harness's ``hf``.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Optional, final
+from typing import Any, Final, NamedTuple, Optional
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
@@ -35,7 +35,6 @@ _MOST_END: Final = 8
 """Most tokens at the end of a prompt that come from a second place in the text."""
 
 
-@final
 class ServedModel:
     """The model that a case serves; ``directory`` is None where the case has no weights (an endpoint)."""
 
@@ -121,7 +120,6 @@ def draw_length(lengths: Lengths, rng: np.random.Generator, most: int | None = N
     return min(limit for limit in (drawn, lengths.max, most) if limit is not None)
 
 
-@final
 class TextPrompts:
     """Windows of a text, at random places; with a tokenizer each has exactly the drawn number of tokens.
 
@@ -209,7 +207,6 @@ class _Entry(NamedTuple):
     input_tokens: int | None
 
 
-@final
 class FilePrompts:
     """Prompts of a file, in their order."""
 
@@ -421,7 +418,6 @@ _MIN_REQUESTS: Final = 10
 """Requests that a step of the search has on average at least; fewer do not show whether an objective is met."""
 
 
-@final
 class LoadPlan:
     """The load of a run, drawn from a seed that the server or engine, in another process, does not know."""
 

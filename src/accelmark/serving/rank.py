@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
-from typing import Final, final
+from typing import Final
 
 from accelmark.serving.answers import AnswerSample, compare_answers, run_benchmarks
 from accelmark.serving.client.client import Client
@@ -81,7 +81,6 @@ def run_serving(job: JobSpec, log: EventLog, process_start: float, stop: StopReq
     return {"completed": EXIT_OK, "cancelled": EXIT_CANCELLED}.get(reason, EXIT_FAILED)
 
 
-@final
 @dataclass
 class _ServingRun:
     job: JobSpec

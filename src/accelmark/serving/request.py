@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from accelmark.spec.errors import RequestError, RunError, raising
@@ -22,7 +22,6 @@ Message = Mapping[str, Any]
 """A message of a chat: ``role`` and ``content``."""
 
 
-@final
 class ServeError(RunError):
     """A server or endpoint failed."""
 
@@ -53,7 +52,6 @@ Record = Callable[[PlannedRequest, RequestRecord, str], object]
 """Gets each request that ended with its record and the text of its answer."""
 
 
-@final
 @dataclass(frozen=True)
 class LoadGenSettings:
     """Settings of one LoadGen run."""
@@ -75,7 +73,6 @@ class LoadGenSettings:
     """Share of the queries of the Server scenario with token latencies that must hold the limits."""
 
 
-@final
 @dataclass(frozen=True)
 class LoadGenRun:
     """A run of a scenario with token latencies, whose queries are the requests of a stage of the load."""
@@ -87,7 +84,6 @@ class LoadGenRun:
     """Directory of the tokenizer that counts the tokens of answers; None: the server's count is used."""
 
 
-@final
 @dataclass(frozen=True)  # pydantic 2.9 cannot read a named tuple whose annotations name what the reader lacks
 class Load:
     """The kind of the stage."""
@@ -136,7 +132,6 @@ class Load:
         )
 
 
-@final
 @dataclass(frozen=True)
 class Endpoint:
     """A service with the OpenAI-compatible API."""

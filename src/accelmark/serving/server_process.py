@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -57,7 +57,6 @@ _REPORT_S: Final = 1.0
 _STOP_S: Final = 20.0
 
 
-@final
 class ServerProcess:
     """A running server."""
 

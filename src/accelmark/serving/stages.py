@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol, final
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 from accelmark.results.rounds.load import Requests, RequestTable
 from accelmark.serving.answers import AnswerSample
@@ -28,7 +28,6 @@ _OVERDUE: Final = 0.99
 """Share of a load that takes longer than planned."""
 
 
-@final
 class LoadReporter:
     """Reports the completed share and the remaining time of a load, whose parts have planned durations.
 
@@ -87,7 +86,6 @@ class StageClient(Protocol):
         """Run one stage; call ``record`` with each request that ended, and ``watch`` at times."""
 
 
-@final
 @dataclass
 class Stages:
     """The stages of a run so far."""
@@ -160,7 +158,6 @@ class _Run(NamedTuple):
         return self.log.bound_met and not self.num_failed
 
 
-@final
 @dataclass
 class TokenScenarios:
     """Runs the scenarios of the settings, with the stages of a load."""

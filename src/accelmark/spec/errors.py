@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -58,7 +58,6 @@ class WriteError(RunError):
     """A file on this machine cannot be written."""
 
 
-@final
 @dataclass(frozen=True)
 class Problem:
     """One problem in a file that a user wrote, or on a host."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, Generic, NamedTuple, TypeVar, final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -51,7 +51,6 @@ class Layer(NamedTuple):
         return cls(name, flatten(nested))
 
 
-@final
 @dataclass(frozen=True)
 class Resolved(Generic[S]):
     """Merged settings, the provenance of each (by dotted key), and notes for the user."""

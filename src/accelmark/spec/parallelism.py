@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Annotated, Any, Final, Literal, Union, final
+from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt
 from typing_extensions import Self
@@ -14,7 +14,6 @@ from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import nearest
 
 
-@final
 @dataclass(frozen=True)
 class Mesh:
     """Degrees of parallelism. Of ranks, ``tp`` is the fastest axis, then cp, fsdp, pp, dp; ``ep`` divides dp, fsdp."""

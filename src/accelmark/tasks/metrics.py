@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any, ClassVar, Literal, Union, final
+from typing import Any, ClassVar, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,6 @@ class PredictedTokens(ModelSettings):
         return {name: values[source] for name, source in self.reported.items()}
 
 
-@final
 @dataclass(frozen=True)
 class Bleu:
     """Corpus BLEU in per cent (Papineni et al. 2002), computed by sacrebleu with its defaults (tokens ``13a``)."""
@@ -92,7 +91,6 @@ class Bleu:
         return {"bleu": float(BLEU.compute_bleu(matching, total, *lengths).score)}
 
 
-@final
 class Rouge1:
     """Mean F-measure of ROUGE-1 in per cent (Lin 2004), with Porter's stemmer, as rouge-score computes it."""
 
@@ -110,7 +108,6 @@ class Rouge1:
         return {"rouge1": sums["rouge1"] / sums["samples"]}
 
 
-@final
 @dataclass(frozen=True)
 class ErrorRate:
     """Substituted, deleted and inserted words or characters over those of the references.

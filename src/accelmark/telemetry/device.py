@@ -7,7 +7,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, final, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from accelmark.spec.errors import raising
 
@@ -16,7 +16,6 @@ class SourceError(Exception):
     """The devices cannot be read; the message is the reason that is recorded."""
 
 
-@final
 @dataclass(frozen=True)
 class DeviceInfo:
     """Properties of a device that do not change while it is recorded."""
@@ -40,7 +39,6 @@ class DeviceInfo:
         return None if self.memory_total_mib is None else self.memory_total_mib / 1024
 
 
-@final
 @dataclass(frozen=True)
 class DeviceSample:
     """One sample of one device; a value that was not read is None."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 import psutil
 
@@ -53,7 +53,6 @@ _CONTAINER_VARIABLES: Final = ("APPTAINER_CONTAINER", "container")
 T = TypeVar("T")
 
 
-@final
 class Rapl:
     """The energy counters of all CPU packages, summed: ``psys`` and ``dram`` would count parts twice.
 
@@ -116,7 +115,6 @@ def _read_ipmi_power_w() -> float:
     raise SourceError("; ".join(problems))
 
 
-@final
 @dataclass(frozen=True)
 class HostSample:
     """One sample of a host; rates are since the previous sample. A value that was not read is None."""
@@ -142,7 +140,6 @@ class HostSample:
     rank_rss_mib: float | None = None
 
 
-@final
 class CpuMeter:
     """The share of all cores that was busy since the previous reading."""
 
@@ -165,7 +162,6 @@ class CpuMeter:
         return min(1.0, max(0.0, 1.0 - float(idled / elapsed)))
 
 
-@final
 class HostSampler:
     """Reads the host, and the memory of ``pids`` and their descendants; ``reasons`` has what cannot be read."""
 

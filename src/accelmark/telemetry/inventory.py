@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import AccelmarkError, RequestError
@@ -26,7 +26,6 @@ from accelmark.telemetry.sources import device_sources, first_readable
 DEVICES: Final = Path("/dev")
 
 
-@final
 @dataclass(frozen=True)
 class DetectedVendor:
     """One vendor's devices on this machine."""
@@ -109,7 +108,6 @@ def _hint(rule: Detect) -> str | None:
     return missing and f"{missing} is not on the PATH; install the driver"
 
 
-@final
 @dataclass(frozen=True)
 class Installed:
     """A framework or engine."""
@@ -120,7 +118,6 @@ class Installed:
     options: tuple[str, ...] = ()
 
 
-@final
 @dataclass(frozen=True)
 class Support:
     """Whether something works here, and the version or reason."""
@@ -130,7 +127,6 @@ class Support:
     why: str
 
 
-@final
 @dataclass(frozen=True)
 class Inventory:
     """The report of ``accelmark doctor``."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, final
+from typing import Any, Final
 
 from pydantic import PositiveFloat
 
@@ -42,7 +42,6 @@ _PIN_FROM_CPUS: Final = 4
 """Minimum number of usable cores at which the recorder reserves one for itself."""
 
 
-@final
 class LineFile:
     """Appends each line with one write, so that readers never read partial lines; counts lines that are lost."""
 
@@ -74,7 +73,6 @@ class LineFile:
         os.close(self._fd)
 
 
-@final
 class MonitorLogs:
     """FlagPerf's monitor logs of one host; ``vendor`` is None if the vendor's own script writes that log."""
 
@@ -142,7 +140,6 @@ class RecorderConfig(Spec):
     """Continue after the process that started it has ended (``accelmark monitor start``)."""
 
 
-@final
 class Recorder:
     """Samples a host and its devices at absolute deadlines until it is stopped."""
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import raising
@@ -34,7 +34,6 @@ _PROPERTIES: Final = ("name", "uuid", "bus_id", "driver", "memory_total_mib", "p
 T = TypeVar("T")
 
 
-@final
 class ToolSource:
     """Runs the tool once for every sample and parses its output by the first form that matches."""
 
@@ -131,7 +130,6 @@ def run_command(command: Sequence[str], timeout_s: float) -> str:
     return output.decode("utf-8", errors="replace")
 
 
-@final
 class MonitorScript:
     """Runs FlagPerf's ``<vendor>_monitor.py -o start -l DIR``, follows the log that it writes, stops it when closed.
 
@@ -258,7 +256,6 @@ class Reading(NamedTuple):
     problem: str | None = None
 
 
-@final
 class Poller:
     """Opens the first source that works and reads it once per request."""
 

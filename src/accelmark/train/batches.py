@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, Union, final
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,6 @@ class DataSetCase:
         raise NotImplementedError
 
 
-@final
 @dataclass(frozen=True)
 class Share:
     """One rank's share of the samples of an epoch.
@@ -195,7 +194,6 @@ _STEPS_IN_EPOCH: Final = 100
 """Optimizer steps in an epoch of synthetic data where the settings bound neither steps nor samples."""
 
 
-@final
 class SyntheticBatches(Generic[T]):
     """One synthetic batch, repeated, for measuring speed only; an epoch suffices for a bound on steps or samples."""
 
@@ -220,7 +218,6 @@ EVALUATION_EPOCH: Final = -1
 """Epoch number for evaluation samples, so that they are the same at every evaluation."""
 
 
-@final
 class BadSamples:
     """Training samples that cannot be read; at most ``limit`` are replaced, each by the next readable sample."""
 
@@ -281,7 +278,6 @@ class ArraySource(Protocol):
         """Return sample ``index``; ``random`` is seeded by seed, epoch and index."""
 
 
-@final
 class SampleBatches:
     """A rank's batches of an :class:`ArraySource`; each of ``loader.num_workers`` threads reads ``prefetch`` ahead."""
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 from accelmark.spec.errors import RequestError, nearest
 from accelmark.spec.plugins.catalog import FolderRef, file_module
@@ -44,7 +44,6 @@ _HIDING: Final = frozenset({
 """Methods with which a class could hide its replacements; hooks do not need them."""
 
 
-@final
 @dataclass(frozen=True)
 class HookRecord:
     """The location and length of a vendor's hook."""

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -162,7 +162,6 @@ def channel_statistics(module: GraphModule, images: Tensor, name: str) -> tuple[
     return mean.cpu().numpy(), variance.cpu().numpy()
 
 
-@final
 class ImageBatches:
     """One rank's share of a set of images; training images are augmented."""
 
@@ -181,7 +180,6 @@ class ImageBatches:
                 yield {"images": torch.from_numpy(pixels), "labels": torch.from_numpy(self._images.labels[indices])}
 
 
-@final
 class TrialCase(TrainCase):
     """One trial's network. Images are scaled on the device, so that they are transferred as bytes."""
 
@@ -258,7 +256,6 @@ class TrialCase(TrainCase):
         return (images.float() / 255 - self._mean.to(images.device)) / self._deviation.to(images.device)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RankContext:
     """This process's rank for all its trials; ``threads`` None is its share of the cores."""
@@ -302,7 +299,6 @@ def run_trial(
     return _Trial(data, place, order, weights, listener, work).run()
 
 
-@final
 @dataclass
 class _Trial:
     """Receives the driver's events, reports epochs, and requests the end; decides equally on all ranks."""

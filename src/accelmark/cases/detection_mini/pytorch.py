@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ BACKGROUND: Final = NUM_CLASSES + 1
 """Class of the pixels outside items; classes of items start at 1."""
 
 
-@final
 class Canvases:
     """Canvases of ``side`` x ``side`` pixels with one to ``most`` items each, the same in every run.
 

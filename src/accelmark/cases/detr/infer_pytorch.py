@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,6 @@ class _Boxes(nn.Module):
         return outputs.logits, outputs.pred_boxes
 
 
-@final
 class _Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
     """``val2017`` with a longer side of ``side`` pixels, filled up with zeros at the right and at the bottom."""
 

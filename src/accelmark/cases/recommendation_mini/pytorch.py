@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ _WIDTH = 4
 """Of the hidden vectors of ids and dense features."""
 
 
-@final
 class MadeUpClicks:
     """Samples that are drawn from a factorization machine (Rendle 2010, equation 1), the same in every run.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ _REDUCED = 4
 """Pixels of the image to a pixel of the mask."""
 
 
-@final
 class BoxedObjects(Dataset[tuple[Tensor, Tensor, Tensor]]):
     """The largest object of each image in ``val2017`` that is not a crowd.
 

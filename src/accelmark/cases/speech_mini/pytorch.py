@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,6 @@ def read_transcripts(directory: Path) -> Mapping[str, str]:
     return {name: text for name, text in transcripts.items() if text}
 
 
-@final
 class Prompts(Recordings):
     """The prompts of a split that have recordings, sorted.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -23,7 +23,6 @@ from accelmark.tasks.images.data import CLIP_MEAN, CLIP_STD
 from accelmark.tasks.text.pytorch import read_tokenizer
 
 
-@final
 class TextToImage(IterativeModel):
     """Deterministic denoising (DDIM, Song et al. 2020, arXiv:2010.02502) of a network that predicts the noise.
 
@@ -74,7 +73,6 @@ class TextToImage(IterativeModel):
         return outputs, self.from_latent((latent / SCALE).to(noise.dtype))
 
 
-@final
 class Captions(Dataset[tuple[Tensor, Tensor, int]]):
     """The first caption of each of the first ``count`` images of ``val2017``, by the images' numbers, with noise."""
 

@@ -6,7 +6,7 @@ import gettext
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -20,7 +20,6 @@ _HELD_OUT: Final = 8
 _SPECIAL: Final = ("<pad>", "<end>", "<unknown>")
 
 
-@final
 class Names(list[tuple[str, str]]):
     """Pairs of a name in both languages, sorted; see :class:`accelmark.tasks.text.pytorch.Records`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,7 +21,6 @@ _COMPARED: Final = 8
 """Transcripts whose logits, of a whole vocabulary for each token, are in memory at the same time."""
 
 
-@final
 class _LargestLogits(LogitsProcessor):
     """Keeps the largest logit of each step, which is that of the token that greedy decoding chooses."""
 
@@ -34,7 +33,6 @@ class _LargestLogits(LogitsProcessor):
         return scores
 
 
-@final
 class Transcriber(IterativeModel):
     """Whisper with transformers' greedy decoding; ``length`` is the largest number of tokens."""
 

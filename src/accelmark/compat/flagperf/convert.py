@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from accelmark.compat.flagperf import settings as flagperf
 from accelmark.compat.flagperf.parse import TABLES, Given, Values, equivalent, parse_file
@@ -25,7 +25,6 @@ from accelmark.spec.settings.inference import InferSettings
 RUN_FILE: Final = "run.yaml"
 
 
-@final
 @dataclass(slots=True)
 class Converted:
     """The converted files, and the settings of cases on their way to them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from accelmark.spec.errors import Problem, SpecError
 from accelmark.spec.model import load_yaml, read_text, read_yaml
@@ -27,7 +27,6 @@ TABLES: Final = read_yaml(Path(__file__).with_name("settings.yaml"))
 """FlagPerf's settings and what AccelMark has in their place."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """A model of FlagPerf and its equivalent."""
@@ -86,7 +85,6 @@ class Given(NamedTuple):
             raise SpecError([self.left(f"{error}, found {self.value!r}")]) from error
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """The settings of one file, and its other statements."""

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, final
+from typing import Any, Final, NamedTuple, Self
 
 from accelmark.compat.flagperf.parse import TABLES, Given, Parsed, Task, Values, case_of_model, equivalent, parse_file
 from accelmark.datasets.spec import dataset_specs
@@ -187,7 +187,6 @@ def _target(mount: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).rstrip("/")
 
 
-@final
 @dataclass(slots=True)
 class Entry:
     """A key of ``CASES``, and the entry of the run file that it becomes."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Literal, NamedTuple, final
+from typing import IO, Final, Literal, NamedTuple
 
 from accelmark.datasets.ensure import DAMAGE, ArchiveKind, archive_members
 from accelmark.datasets.shards import PACKAGE, write_tar, write_tfrecord
@@ -35,7 +35,6 @@ class Archive(NamedTuple):
     """Whether the data set cannot be prepared without it."""
 
 
-@final
 class Archives:
     """The published files on this machine, by name. Reading their members reports the progress."""
 
@@ -98,7 +97,6 @@ class Part(NamedTuple):
     """Writes into the directory given, which may have files of an interrupted preparation and is next to the others."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """How a data set is made from its archives."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import flax
 import jax
@@ -45,7 +45,6 @@ class State(NamedTuple):
     scaler: DynamicScale | None
 
 
-@final
 class Step:
     """Compiled functions of a case's model and optimizer; nothing is computed on the host."""
 
@@ -165,7 +164,6 @@ def _is_key(leaf: Any) -> bool:
 _COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-@final
 class StepTracer:
     """Traces steps; see ``tracer`` of :class:`accelmark.train.loop.contract.Backend`."""
 
@@ -223,7 +221,6 @@ _COMPUTE_TYPES: Final = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 _MATRIX_PRECISION: Final = {"fp32": "float32", "tf32": "tensorfloat32"}
 
 
-@final
 class JaxBackend(ArrayBackend):
     """One rank's training in JAX."""
 

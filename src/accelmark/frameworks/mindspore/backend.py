@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import mindspore as ms
 import numpy as np
@@ -41,7 +41,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jit
 
 
-@final
 class MindSporeBackend(ArrayBackend):
     """One rank's training in MindSpore."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
@@ -15,7 +15,6 @@ from accelmark.train.hooks import ArrayHooks
 ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
 
 
-@final
 class Lamb(optim.Optimizer):
     """LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2) with bias correction; MindSpore's has another formula."""
 

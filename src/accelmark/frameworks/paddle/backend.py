@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import paddle
@@ -31,7 +31,6 @@ _ERROR_KIND: Final = re.compile(r"\(\w+\) \S")
 """The kind of a Paddle error (``(InvalidArgument)``), and a message in the same line."""
 
 
-@final
 class PaddleBackend(ArrayBackend):
     """One rank's training in Paddle."""
 

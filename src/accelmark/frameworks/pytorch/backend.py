@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,6 @@ from accelmark.train.loop.contract import Backend, DeviceClock, HostClock, OwnPa
 from accelmark.train.loop.ends import EpochSize, repeat_steps
 
 
-@final
 class Comparison:
     """See :class:`accelmark.train.loop.comparison.Comparison`: the names and layout of PyTorch are the reference's."""
 
@@ -184,7 +183,6 @@ def _in_step(
         yield (filler, False) if batch is None else (batch, True)
 
 
-@final
 @dataclass(frozen=True)
 class InProcess:
     """Settings that a process provides for each of its jobs, as a search does for its trials."""
@@ -195,7 +193,6 @@ class InProcess:
     """The gloo group of the ranks, which outlives the job; None for a single rank."""
 
 
-@final
 class PyTorchBackend(Backend):
     """One rank's training in PyTorch; see :class:`accelmark.train.loop.contract.Backend`."""
 

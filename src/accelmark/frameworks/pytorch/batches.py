@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Final, Protocol, TypeVar, Union, final
+from typing import Any, Final, Protocol, TypeVar, Union
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ _ALIGNMENT: Final = 64
 _reference: Any = StorageWeakRef  # which is untyped, as is share_memory_
 
 
-@final
 @dataclass(frozen=True)
 class StoredBatch:
     """A batch in a part of the memory of a worker."""
@@ -53,7 +52,6 @@ class StoredBatch:
     """Name, type, shape and first byte of each tensor."""
 
 
-@final
 class BatchMemory:
     """Shared memory of the workers of a loader; a part is used again when the reading process has freed its batch.
 
@@ -142,7 +140,6 @@ def permutation(seed: int, count: int) -> Permutation:
     return order
 
 
-@final
 class TensorBatches(WholeBatches[Tensor, torch.Generator]):
     """Batches cut from tensors, on the CPU or on the device."""
 
@@ -176,7 +173,6 @@ class ReadSamples:
         return self._read(index, random)
 
 
-@final
 class FromArrays(ReadSamples):
     """A source of NumPy arrays as a source of tensors, with NumPy's random numbers for a generator's seed."""
 
@@ -188,7 +184,6 @@ class FromArrays(ReadSamples):
         super().__init__(len(source), read)
 
 
-@final
 class IndexedBatches:
     """Batches of a :class:`SampleSource`, read ahead by ``loader.num_workers`` processes (0: by this one)."""
 
@@ -337,7 +332,6 @@ def pinned(batch: Batch) -> Batch:
     return {name: tensor if tensor.device.type != "cpu" else tensor.pin_memory() for name, tensor in batch.items()}
 
 
-@final
 class CopyStream:
     """A stream on which batches are made and copied to a device while it computes."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ Split = Literal["columns", "rows"]
 outputs of all ranks are added up."""
 
 
-@final
 @dataclass(frozen=True)
 class PipelineParts:
     """Modules of a model that the stages of a pipeline divide, by name; all others are in every stage."""
@@ -46,7 +45,6 @@ Batches = BatchSource[Batch]
 """A rank's share of a data set, in batches on the CPU (or already on the device, for small sets)."""
 
 
-@final
 @dataclass(frozen=True)
 class Place(ArrayPlace):
     """The position of this process among those with samples of their own; ranks that share samples are one."""

@@ -7,7 +7,6 @@ no rule for the attention kernels of CPUs, so that it could not be compared with
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
 
 import torch
 import torch.distributed as dist
@@ -29,7 +28,6 @@ def causal_end(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return mixed
 
 
-@final
 class SequencePart:
     """The part of each sequence that a rank has.
 

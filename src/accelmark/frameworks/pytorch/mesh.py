@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,6 @@ def _scatter(model: nn.Module, whole: dict[str, Tensor], device: torch.device) -
         dist.broadcast(buffer, src=0)
 
 
-@final
 class PassThrough(nn.Module):
     """In the place of a module of another stage: returns its first argument."""
 
@@ -116,7 +115,6 @@ class PassThrough(nn.Module):
         return tensor
 
 
-@final
 class Received(nn.Module):
     """In the place of the embedding: returns the states received from the stage before."""
 
@@ -182,7 +180,6 @@ def _enter(mesh: DeviceMesh, _module: nn.Module, inputs: tuple[Any, ...]) -> tup
     return tuple(DTensor.from_local(each, mesh, [Replicate()]) if isinstance(each, Tensor) else each for each in inputs)
 
 
-@final
 class _Stage(nn.Module):
     """This rank's stage, as a schedule calls it for each microbatch."""
 
@@ -207,7 +204,6 @@ class _Stage(nn.Module):
             return last(self._model, batch) if self.is_last else self._model(self._case.model_input(batch))
 
 
-@final
 @dataclass
 class PipelineTraining(Training):
     """Training of this rank's stage. Every stage has the batches, and the last one the results."""
@@ -310,7 +306,6 @@ class PipelineTraining(Training):
                 yield name, value
 
 
-@final
 class ShardExchange:
     """The collectives of FSDP2 and the exchanges of embedding tables, marked in the streams that they run in.
 
@@ -356,7 +351,6 @@ class ShardExchange:
         return marks
 
 
-@final
 class _Timed:
     """A collective as FSDP2 calls it (``torch.distributed.fsdp``, ``AllGather`` and ``ReduceScatter``).
 

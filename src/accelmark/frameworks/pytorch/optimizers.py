@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,6 @@ def with_own_rate(
     return optimizer
 
 
-@final
 class RowAdagrad(torch.optim.Adagrad):
     """Adagrad (Duchi et al. 2011, JMLR 12); of tables whose rows ranks share, it updates the rank's ``own_rows``."""
 
@@ -92,7 +91,6 @@ def _shared_rows(group: dict[str, Any]) -> list[tuple[Tensor, Any]]:
     return [(parameter, rows) for parameter, rows in pairs if rows is not None and rows.grad is not None]
 
 
-@final
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al., 2020, arXiv:1904.00962, algorithm 2) with decoupled weight decay and bias correction.
 

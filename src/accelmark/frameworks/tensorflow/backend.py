@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +37,6 @@ _GROWTH_STEPS: Final = 2000
 _KINDS: Final = {"ring": "RING", "nccl": "NCCL"}
 
 
-@final
 class Ranks:
     """One device of each rank; several ranks are the workers of a ``MultiWorkerMirroredStrategy``."""
 
@@ -158,7 +157,6 @@ def _graph(function: Callable[..., Any]) -> Any:
     return tf.function(function, autograph=False)
 
 
-@final
 class Step:
     """A case's model with its optimizer; gradients are averaged over the ranks."""
 
@@ -243,7 +241,6 @@ class Step:
         return outputs_of_loss(self._case, self.model, batch)
 
 
-@final
 class TensorFlowBackend(ArrayBackend):
     """One rank's training in TensorFlow."""
 

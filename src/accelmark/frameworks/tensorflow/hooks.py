@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, final
+from typing import Any, Final
 
 import tensorflow as tf
 
@@ -13,7 +13,6 @@ from accelmark.train.hooks import ArrayHooks
 ALLOWED_HOOKS: Final = ("convert_model", "create_optimizer", "train_step")
 
 
-@final
 class Optimizer:
     """SGD and Adam add weight decay to the gradient; AdamW and LAMB to the step."""
 

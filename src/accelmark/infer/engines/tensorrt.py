@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -110,7 +110,6 @@ class Engine(Base):
         return super().describe() | {"activation_memory_mib": f"{size:.1f}"}
 
 
-@final
 class _Context:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar, final
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -61,7 +61,6 @@ class Windows(NamedTuple):
     """Times that the device's allocator freed its cache."""
 
 
-@final
 @dataclass
 class Attempt:
     """One process of a rank; a resumed round has several in one log. Times are monotonic milliseconds."""
@@ -109,7 +108,6 @@ class Attempt:
         return sum(evaluation.duration_s for _, evaluation in self.evaluations)
 
 
-@final
 @dataclass
 class RankEnd:
     """The parts of a rank's log that are not merged with other ranks."""
@@ -127,7 +125,6 @@ class RankEnd:
     truncated: bool = False
 
 
-@final
 @dataclass
 class OwnTime:
     """Sums over the steps of a rank, without the first of each attempt, in milliseconds."""
@@ -145,7 +142,6 @@ class OwnTime:
     """The longest own part, or wait for data, of one step."""
 
 
-@final
 @dataclass
 class TrainLog:
     """The data of one rank that figures are computed from."""
@@ -298,7 +294,6 @@ class ProcessLog:
             self.warnings.append(warning_text(record.value))
 
 
-@final
 @dataclass
 class InferLog(ProcessLog):
     """The data of the rank of an inference that figures are computed from."""
@@ -345,7 +340,6 @@ class InferLog(ProcessLog):
         return stage.details.get(detail) if stage is not None else None
 
 
-@final
 @dataclass
 class ServeLog(ProcessLog):
     """The events of the rank that loads the server."""

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.errors import RunError, raising
@@ -19,7 +19,6 @@ _FEWEST_READINGS: Final = 6
 """Equal readings of power from which they are taken for a constant."""
 
 
-@final
 @dataclass
 class Samples:
     """The samples of one host, in columns of the length of ``t``; NaN where a value is missing."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,6 @@ _FLOATS: Final = (
 )  # fmt: skip
 
 
-@final
 @dataclass
 class LinesReport:
     """Lines of a file of records that could not be read."""
@@ -52,7 +51,6 @@ class LinesReport:
     """Line number and cause."""
 
 
-@final
 @dataclass(frozen=True)
 class Requests:
     """Requests as columns, as in ``requests.jsonl``; NaN: null. Times are seconds since the request's stage began."""
@@ -104,7 +102,6 @@ def read_requests(path: Path) -> tuple[Requests, LinesReport]:
     return RequestTable(_lines(path, RequestRecord, report)).requests(), report
 
 
-@final
 class RequestTable:
     """Collects records as columns, which take a small part of the memory of records."""
 

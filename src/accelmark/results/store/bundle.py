@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal, NamedTuple, final
+from typing import Final, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -210,7 +210,6 @@ def unpack(bundle: Path, into: Path) -> tuple[Path, list[str]]:
     return into / run, [] if pack(run, files) == raw else [edited]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class BundleFiles(RunFiles):
     """The files of a run in a bundle, read without unpacking it."""

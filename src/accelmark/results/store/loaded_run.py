@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -104,7 +104,6 @@ class RunFiles:
         return str(self.path / name)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
     """One run, from its directory or from a bundle."""

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 from urllib.parse import quote
 
 from pydantic import Field
@@ -81,7 +81,6 @@ def _hash(value: bytes, salt: str) -> str:
     return hashlib.sha256(salt.encode() + value).hexdigest()
 
 
-@final
 class SecretFinder:
     """Finds and redacts the secrets of a run in its files, by the ``secrets.json`` of its hosts that are readable."""
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import accelmark
 from accelmark.results.store.files import write_atomic
@@ -62,7 +62,6 @@ def main(arguments: list[str]) -> int:
     return 0 if ended.state == "succeeded" else 1
 
 
-@final
 class _RecorderProcess:
     """The telemetry recorder of a host; ``warn`` receives its failures."""
 
@@ -122,7 +121,6 @@ class _RecorderProcess:
         return {self.process.pid, *(process.pid for process in processes.descendants(self.process.pid))}
 
 
-@final
 class Agent:
     """Supervises the ranks of one job on this host."""
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib.machinery import BYTECODE_SUFFIXES
 from pathlib import Path
 from threading import Thread
-from typing import Final, final
+from typing import Final
 
 from accelmark.spec.log.perflog import event_names
 from accelmark.spec.log.records import ClockReading
@@ -36,7 +36,6 @@ _Identity = tuple[int, int, int, int, int]
 """Device, inode, bytes, and the times of the last change of content and of the inode, which no program can set."""
 
 
-@final
 class FileWatch:
     """The files of some directories when it was created, which is before any code of a vendor runs on the host.
 
@@ -73,7 +72,6 @@ class FileWatch:
         return (*paths[:_MAX_LISTED], *more)
 
 
-@final
 class _Scan:
     """Files and links below some directories, with the links on the way to them, and all directories on that way."""
 
@@ -127,7 +125,6 @@ def _identity(state: os.stat_result) -> _Identity:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
-@final
 class _Inotify:
     """Watches paths; ``descriptor`` becomes readable when something happens, and is None where the kernel has none."""
 
@@ -170,7 +167,6 @@ class _Inotify:
     __del__ = close  # a user has few descriptors
 
 
-@final
 class LogEvents:
     """Records when events appear in a rank's log; ``descriptor`` becomes readable when a file next to it grows."""
 
@@ -208,7 +204,6 @@ class LogEvents:
             self.seen[name] = first, at
 
 
-@final
 class BytecodeCheck:
     """Bytecode below ``folders`` that this Python would load though it is not of its source.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -156,7 +156,6 @@ def rank_log(node_dir: Path, rank: int) -> Path:
     return node_dir / f"rank{rank}.out.log"
 
 
-@final
 @dataclass
 class _Activity:
     since: float
@@ -166,7 +165,6 @@ class _Activity:
     """Whether it has written an event; after the first, only events count as activity."""
 
 
-@final
 @dataclass
 class LimitChecker:
     """Checks the limits of one job against the files in its node directory."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.audit.verdict import audit_case
 from accelmark.plan.plan import Plan, PlannedJob
@@ -137,7 +137,6 @@ def _library_log(path: Path, level: str) -> Iterator[None]:
         handler.close()
 
 
-@final
 class Coordinator:
     """Carries out the plan of a run directory that the caller has locked."""
 

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
 
 from accelmark.datasets.ensure import ensure, locate
 from accelmark.datasets.spec import DatasetSpec, dataset_specs
@@ -45,7 +44,6 @@ def datasets_of(job: JobSpec) -> Iterator[tuple[DatasetSpec, Path]]:
             yield spec.for_inference() if isinstance(job.work, InferJob) else spec, place
 
 
-@final
 @dataclass(frozen=True)
 class DataFetcher:
     """Fetches missing data into the cache, and verifies every file once per run, and again where one was changed.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 from accelmark.plan.plan import PlannedJob
 from accelmark.plan.request import requirements_file
@@ -54,7 +54,6 @@ _COMMUNICATES: Final = re.compile(
 """In the frames of a rank that waits for others."""
 
 
-@final
 class Cancellation:
     """Counts requests to cancel a run: the first stops it cleanly, the second at once."""
 

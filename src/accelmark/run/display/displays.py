@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, Self, final, get_args
+from typing import Any, Final, Self, get_args
 
 from pydantic import ValidationError
 from rich.console import Console, Group, RenderableType
@@ -63,7 +63,6 @@ _MOST_BYTES: Final = 4 * 2**20
 """Bytes read at once; a longer backlog takes several reads."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
     """The last telemetry sample of rank 0's host; null where a value cannot be read."""
@@ -79,7 +78,6 @@ class DeviceLoad:
     """Resident memory of the host's ranks."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class JobProgress:
     """The progress of a job at one time."""
@@ -122,7 +120,6 @@ def metric_text(metric: float, framework: float | None) -> str:
     return f"{engine}, framework {other} on the same inputs"
 
 
-@final
 class Tail:
     """Reads complete lines appended to a file since the last read."""
 
@@ -144,7 +141,6 @@ class Tail:
         return [line.decode("utf-8", errors="backslashreplace") for line in whole]
 
 
-@final
 class ProgressReader:
     """Follows one job; each :meth:`read` reads only what was appended.
 
@@ -368,7 +364,6 @@ def headline(result: RoundResult) -> str:
     return ", ".join(parts)
 
 
-@final
 class _LiveDisplay(RunObserver):
     """Draws a few lines at the bottom of a terminal, about once a second."""
 
@@ -438,7 +433,6 @@ class _LiveDisplay(RunObserver):
         self._live.update(draw(self._board, self._console.width - 1), refresh=True)
 
 
-@final
 class _PlainDisplay(RunObserver):
     """Prints a line for each change of state, and while a job runs about every ten seconds."""
 
@@ -519,7 +513,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
-@final
 class _JsonDisplay(RunObserver):
     def __init__(self, run: str) -> None:
         self._run = run
@@ -554,7 +547,6 @@ class _JsonDisplay(RunObserver):
         print(json.dumps({"at": utc_now(), "event": event, **value}), flush=True)
 
 
-@final
 @dataclass(slots=True)
 class Board:
     """The state of the live display."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from accelmark.datasets.ensure import cache_directory
@@ -138,7 +138,6 @@ def with_environments(plan: Plan) -> Plan:
     return plan.model_copy(update={"cluster": cluster.model_copy(update={"environments": paths})})
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """The content of an environment, and the source of its packages."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from pydantic import Field, ValidationError
 
@@ -125,7 +125,6 @@ class PackageFacts(Spec):
     """Installed module or package that cannot be imported -> the last line of the error."""
 
 
-@final
 @dataclass(slots=True)
 class HostState:
     """Facts about a host, and the run's needs there."""

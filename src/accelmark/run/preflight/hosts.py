@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -93,7 +93,6 @@ def require_ready(problems: Sequence[Problem], plan: Plan) -> None:
         raise checks.HostsNotReadyError(problems, strict=plan.strict)
 
 
-@final
 @dataclass
 class Preflight:
     """Checks the hosts that jobs of a run are about to be started on; without jobs, all hosts of the cluster."""

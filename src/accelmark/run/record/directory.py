@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, Self
 
 from pydantic import ValidationError
 
@@ -38,7 +38,6 @@ def require_empty(path: Path) -> None:
         raise RequestError(f"{path}: {what} choose another directory with --out")
 
 
-@final
 class RunDirectory:
     """The directory of one run."""
 

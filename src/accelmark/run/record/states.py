@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, final
+from typing import Final, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -88,7 +88,6 @@ def statuses(jobs: Iterable[str], events: Iterable[RunEvent]) -> dict[str, JobSt
     return current
 
 
-@final
 class RunEventLog:
     """The event log opened for writing: each state change is written before it takes effect."""
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from accelmark.plan.plan import Plan
@@ -225,7 +225,6 @@ class _ContainerSandbox(Sandbox):
         return [self.spec.engine, "rm", "--force", ending.name]
 
 
-@final
 class _ApptainerSandbox(_ContainerSandbox):
     """Runs commands in an image file by Apptainer, without the host's environment and home directory."""
 
@@ -237,7 +236,6 @@ class _ApptainerSandbox(_ContainerSandbox):
         return [*command, str(self.spec.image_file), *self.with_variables(inside)]
 
 
-@final
 class _EnrootSandbox(_ContainerSandbox):
     """Runs commands in an image file by Enroot, whose changes stay in memory, without the host's environment and home.
 
@@ -256,7 +254,6 @@ class _EnrootSandbox(_ContainerSandbox):
         return [*command, str(self.spec.image_file), *arguments]
 
 
-@final
 class _PyxisSandbox(_ContainerSandbox):
     """Commands of a step of Slurm whose container Pyxis makes, by Enroot, before the step starts."""
 

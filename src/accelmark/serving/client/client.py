@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import IO, Final, cast, final
+from typing import IO, Final, cast
 
 from accelmark.serving.client.stage import FROM_CLIENT, Done, Ended, FromClient, Request, StageOrder, line
 from accelmark.serving.request import Endpoint, Load, PlannedRequest, Record, Watch
@@ -30,7 +30,6 @@ _END_S: Final = 10.0
 _NO_MORE: Final = b"null\n"
 
 
-@final
 class Client(contextlib.AbstractContextManager["Client"]):
     """Processes that send requests to one service; a context manager, which ends them."""
 

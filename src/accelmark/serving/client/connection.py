@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -35,7 +35,6 @@ _REASONING: Final = ("reasoning_content", "reasoning")
 """Keys of the text that a model writes before its answer."""
 
 
-@final
 @dataclass
 class Stream:
     """Content of a stream of completions."""
@@ -192,7 +191,6 @@ _AWAKE_S: Final = 0.0003
 """Time before a timer is due from which the process waits without sleeping: longer than most wake-ups take."""
 
 
-@final
 class WakeSelector(selectors.EpollSelector):
     """epoll that waits to the microsecond, notes when it returned, and calls the readers of streams itself.
 
@@ -251,7 +249,6 @@ _LATEST_NS: Final = 1_000_000_000
 """Greatest age of a time of the kernel; others are of a clock that was set meanwhile."""
 
 
-@final
 @dataclass
 class Response:
     """The data that arrived for a request. Times are of ``time.monotonic_ns``."""
@@ -273,7 +270,6 @@ class Response:
     error: str | None = None
 
 
-@final
 class Connection(asyncio.BufferedProtocol):
     """A connection; the parser calls its ``on_`` methods. Without TLS it reads its socket itself (``WakeSelector``)."""
 
@@ -435,7 +431,6 @@ def _arrival_ns(stamps: Sequence[tuple[int, int, bytes]], woke_ns: int) -> int:
     return woke_ns
 
 
-@final
 class Connections:
     """Connections to one URL; idle connections are used again, the latest first."""
 

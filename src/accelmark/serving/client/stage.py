@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal, NamedTuple, Union, final
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union
 
 from pydantic import Field, TypeAdapter
 
@@ -110,7 +110,6 @@ class Exchange(NamedTuple):
     query: int | None = None
 
 
-@final
 class StageRunner:
     """Sends the requests of a stage and gives the record of each to ``emit`` when it ended."""
 
@@ -377,7 +376,6 @@ class _Output(asyncio.BaseProtocol):
         self.closed.set_result(None)
 
 
-@final
 class _Client:
     def __init__(self, url: str, selector: WakeSelector) -> None:
         self._connections = Connections(url, selector, os.environ.get(API_KEY_VARIABLE))

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, final
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from pydantic_core import from_json
 
@@ -39,7 +39,6 @@ class EventLog(Protocol):
         ...
 
 
-@final
 class PerfLogWriter:
     """Writes the events of one rank to a file descriptor, each line in one system call."""
 
@@ -141,7 +140,6 @@ def _decode(text: bytes) -> PerfLogRecord | None:
         return None
 
 
-@final
 class PerfLogReader:
     """Iterates once over the records of a log that also has other output, and then has its counts."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, ClassVar, Final, Optional, final
+from typing import Any, ClassVar, Final, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,6 @@ def element_places(path: Path) -> npt.NDArray[np.int64]:
     return np.frombuffer(places, np.int64).reshape(-1, 2)
 
 
-@final
 class Conversations:
     """The samples of the JSON file in ``conversations``; ``image`` is a path in ``images``, absent where there is none.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,6 @@ _OVERLAPS: Final = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _TRIES: Final = 40
 
 
-@final
 @dataclass(frozen=True)
 class Scene:
     """An image with ``n`` boxes."""
@@ -162,7 +161,6 @@ _OUTSIDE_PX: Final = 5.0
 """Boxes of COCO reach over the edge by fractions of a pixel, which is cut off; more than this is an error."""
 
 
-@final
 class BoxedImages:
     """The images of a split with their boxes.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ from accelmark.train.batches import Arrays
 _SUFFIXES: Final = ("npy", "txt")
 
 
-@final
 class CaptionedLatents:
     """The moments of images' latents (means, then logarithms of variances) with captions, read by offset."""
 
@@ -74,7 +73,6 @@ def _places(path: Path, number: int) -> npt.NDArray[np.int64]:
     return np.array(rows, np.int64).reshape(-1, 5)
 
 
-@final
 class EncodedRows:
     """The rows of all ``*.arrow`` below a directory, memory-mapped; arrays are ``.npy`` files of bf16 as uint16."""
 

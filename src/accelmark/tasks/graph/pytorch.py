@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,6 @@ def kinds_of(relations: Iterable[Relation]) -> list[str]:
     return sorted({end for relation in relations for end in (relation.source, relation.target)})
 
 
-@final
 @dataclass(frozen=True)
 class Incoming:
     """The edges of a relation by target: those into node i come from ``sources[starts[i]:starts[i + 1]]``."""
@@ -71,7 +70,6 @@ class Incoming:
         return self.sources[begin[rows] + chosen[rows, columns]].astype(np.int64), rows
 
 
-@final
 @dataclass(frozen=True)
 class Neighbourhood:
     """Sampled nodes and edges around seeds, by hop.
@@ -206,7 +204,6 @@ class NodeClassifier(nn.Module):
         return logits
 
 
-@final
 @dataclass(frozen=True)
 class LabelledGraph:
     """Edges, features of each type's nodes, and the classes of the nodes of one type; arrays may be memory-mapped."""
@@ -231,7 +228,6 @@ class LabelledGraph:
         return {**found, **trees.edge_arrays(), "label": labels.astype(np.int64)}
 
 
-@final
 class NeighbourhoodBatches:
     """Batches of seeds with their neighbourhoods; ``loader.num_workers`` threads read them ahead."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 from PIL import Image
@@ -66,7 +66,6 @@ class FolderImages:
         }
 
 
-@final
 class ArrayImages(FolderImages):
     """Images as NumPy arrays; see :class:`accelmark.train.batches.ArraySource`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +14,6 @@ from accelmark.frameworks.pytorch.case import Batch
 from accelmark.tasks.metrics import Classified, ImageSizes
 
 
-@final
 class Logits(nn.Module):
     """A classifier of transformers for images, or for tokens with a padding mask, that returns its logits."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -79,7 +79,6 @@ class DenseTask(TaskFamily):
         return with_own_rate(optimizer, model, *self.own_rate)
 
 
-@final
 class FullPrecision(nn.Module):
     """A function of tensors that computes in fp32 within autocast, too: boxes in half precision are off by pixels."""
 
@@ -208,7 +207,6 @@ def _span(size: int, part: float, draws: np.random.Generator) -> slice:
     return slice(max(0, centre - half), min(size, centre + half))
 
 
-@final
 class ImageFolder(FolderImages):
     """The images of one split, with random numbers of PyTorch; in training also with RandAugment and random erasing."""
 

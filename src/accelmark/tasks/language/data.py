@@ -13,7 +13,7 @@ import sys
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from accelmark.tasks.metrics import IGNORED
 from accelmark.train.batches import Arrays, ArraySource
 
 
-@final
 class TokenShards:
     """Windows of ``length`` tokens of a split, ``stride`` apart; only the first ``limit`` of them if that is given."""
 
@@ -98,7 +97,6 @@ _SPECIAL: Final = (0, CLS, SEP, MASK)
 _MASKED_SHARE: Final = 0.15
 
 
-@final
 class MaskedWindows:
     """``[CLS] window [SEP]`` with 15 % of the window's tokens to predict, at most ``max_predictions`` of them.
 
@@ -127,7 +125,6 @@ class MaskedWindows:
         return {"tokens": tokens, "positions": np.pad(chosen, spare), "labels": labels}
 
 
-@final
 class MaskedSamples:
     """Samples of MLPerf's BERT in ``*.hdf5``, which were masked when the files were written.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -167,7 +167,6 @@ _MATRICES: Final = ("text", "position", "mask", "target", "logit_mask", "choice_
 _ANSWERS: Final = ("answer_start_end", "answer_idx")
 
 
-@final
 class Choices:
     """Queries, each with one sequence of ``length`` tokens for each choice.
 

@@ -7,7 +7,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, final
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ _LOCAL_HEADER: Final = struct.Struct("<26xHH")
 """Lengths of name and extra field in the header that a ZIP archive has before each member."""
 
 
-@final
 class ClickLog:
     """The samples of all days in a directory, in the order of the days' numbers, memory-mapped.
 
@@ -176,7 +175,6 @@ class Clicks(Protocol):
         """Return ``dense``, ``ids`` and ``label`` of the samples from ``start`` to before ``stop``."""
 
 
-@final
 class ClickBatches:
     """Batches of consecutive samples, in the order of the log; ``loader.num_workers`` threads read them ahead."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,7 +24,6 @@ _EPSILON: Final = 1e-4
 """Added to the standard deviation of a group's rewards; a group of equal rewards has advantages of 0."""
 
 
-@final
 @dataclass(frozen=True)
 class Rollouts:
     """Answers of the policy, group after group; tensors have the shape (answers, answer length) unless stated."""
@@ -188,7 +187,6 @@ def divergence(log: Tensor, reference: Tensor) -> Tensor:
     return gap.exp() - gap - 1
 
 
-@final
 class _Parts:
     """Batches of whole rollouts, each repeated once per part with the part's number."""
 

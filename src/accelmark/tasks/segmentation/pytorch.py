@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ Segments = npt.NDArray[np.uint8]
 """Classes from 1; 0: not counted. Of shape (height, width)."""
 
 
-@final
 class SegmentedImages:
     """The images ``images/<split>/*.jpg`` with their classes ``annotations/<split>/*.png``."""
 

@@ -7,7 +7,7 @@ import wave
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast, final
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -289,7 +289,6 @@ FRAMES: Final = 3000
 """Bands of a spectrum, and frames in 30 s."""
 
 
-@final
 class Spectra(Dataset[tuple[Tensor, int]]):
     """Log-mel spectra of 30 s with their numbers; longer recordings are cut off."""
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, cast, final
+from typing import Any, ClassVar, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -76,7 +76,6 @@ class Lines:
             return line.decode("utf-8").rstrip("\r\n")
 
 
-@final
 class Parallel:
     """Parallel text files: line N of one belongs to line N of the others. Raises DataError: one has fewer lines."""
 
@@ -95,7 +94,6 @@ class Parallel:
         return tuple(file.text(index) for file in self._files)
 
 
-@final
 class JsonLines(Lines):
     """Some keys of a file with a JSON object in each line."""
 
@@ -114,7 +112,6 @@ class JsonLines(Lines):
         return tuple(entry[key] for key in self._keys)
 
 
-@final
 class Table(Lines):
     """Some columns of a file with tabs between columns, whose first line has their names (the layout of GLUE)."""
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import TextIOWrapper
-from typing import Final, final
+from typing import Final
 
 from accelmark.spec.errors import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, RequestError, raising
 from accelmark.spec.job import ExternalJob, JobSpec
@@ -41,7 +41,6 @@ class _UnreadableError(Exception):
     """A line matches a pattern, but a group in it is not a number."""
 
 
-@final
 class LogTranslator:
     """Translates matching lines into events as they arrive.
 
@@ -276,7 +275,6 @@ def trainer_command(job: JobSpec, work: ExternalJob, place: RankPlace) -> list[s
         raise RequestError(f"{problem}{hint}") from error
 
 
-@final
 @dataclass
 class _Trainer:
     """The trainer's process, and the thread that reads its output; without a translator, that output does not count."""

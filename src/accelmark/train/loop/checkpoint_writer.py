@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from accelmark.spec.errors import RunError
 from accelmark.spec.job import TrainJob
@@ -34,7 +34,6 @@ ExchangeMax = Callable[[list[float]], Callable[[], list[float]]]
 """Starts a maximum of each value over all ranks; the returned function waits for it."""
 
 
-@final
 class CheckpointDirectory:
     """Checkpoints are written to a temporary directory and renamed: a killed process leaves complete ones only."""
 
@@ -139,7 +138,6 @@ _FEWEST: Final = 4
 """Distances into which training is divided at least, however short it is."""
 
 
-@final
 class CheckpointWriter:
     """Writes the checkpoints of a rank's training, and removes those that are no longer needed.
 

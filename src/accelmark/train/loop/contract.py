@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Union, final
+from typing import Any, ClassVar, Final, NamedTuple, Union
 
 from accelmark.spec.errors import AccelmarkError, RequestError, RunError, first_line
 from accelmark.spec.job import JobSpec, TrainJob
@@ -21,7 +21,6 @@ Mark = Any
 """A point in the device's time: an event, or nanoseconds."""
 
 
-@final
 @dataclass
 class Progress:
     """Progress of training: everything in a checkpoint except tensors."""
@@ -47,7 +46,6 @@ class ForeignStateError(RunError):
     """A checkpoint's optimizer state is that of another implementation, so that no steps can be replayed from it."""
 
 
-@final
 @dataclass
 class Replay:
     """Optimizer steps that were repeated from a checkpoint or from the initial weights."""
@@ -60,7 +58,6 @@ class Replay:
     """Of the other values at the end: ``buffers``, and each kind of the optimizer's state by its name."""
 
 
-@final
 class HostClock:
     """The monotonic clock, for devices whose work is done when a call returns (the CPU)."""
 
@@ -74,7 +71,6 @@ class HostClock:
         """Do nothing: marks are numbers."""
 
 
-@final
 class DeviceClock:
     """Device events, recorded in the current stream and reused after they are read.
 
@@ -121,7 +117,6 @@ Watch = Callable[[Callable[[Any], None]], Any]
 """Has a function called with each gradient of a parameter before its exchange; ``remove()`` of the result ends that."""
 
 
-@final
 class OwnPart:
     """Marks the last gradient of each backward pass, before its exchange: the first pass shows whose is the last."""
 

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Optional, final
+from typing import Any, Final, Optional
 
 from accelmark.spec.errors import RunError, nearest
 from accelmark.spec.job import TrainJob
@@ -27,7 +27,6 @@ Observer = Callable[[Evaluation], Optional[End]]
 """Observes every evaluation; may return an end, the same on every rank. Its time counts for no window or evaluation."""
 
 
-@final
 class Driver:
     """Trains to an end; totals go to ``totals``, windows of steps to the log of ``backend``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import islice
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 from accelmark.spec.errors import DataError, RequestError
 from accelmark.spec.log.events import EndReason
@@ -78,7 +78,6 @@ class Vote(NamedTuple):
         return cls(int(_LATE - late) if late else None, bool(cancelled), bool(overtime), step_s, trace_s)
 
 
-@final
 class Agreement:
     """Polls the ranks about every second: votes are sent at one poll and read at the next, when they have arrived."""
 

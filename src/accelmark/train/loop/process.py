@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final, Protocol, final
+from typing import Final, Protocol
 
 GRACE_S: Final = 20.0
 """Longest that a step may take after a signal; the launcher kills after 30 s."""
@@ -57,7 +57,6 @@ class Stop(Protocol):
         """The source of the request, for the message of the end; None without a request."""
 
 
-@final
 class StopRequest:
     """A request to stop this process, by a signal.
 
@@ -127,7 +126,6 @@ def _watch(reader: int, on_overdue: Callable[[str], None], grace_s: float) -> No
                 deadline = min(deadline or now, now + _GRACE_SECOND_SIGNAL_S)
 
 
-@final
 class CpuWait:
     """Counts from its creation; reading it costs some microseconds per thread."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 from accelmark.spec.backports import zip_strict
 from accelmark.spec.job import TrainingWork
@@ -20,7 +20,6 @@ from accelmark.train.loop.ends import End
 from accelmark.train.loop.process import CpuWait
 
 
-@final
 class GarbagePauses:
     """Python's garbage collections: objects from before training are frozen, so that no collection scans them."""
 
@@ -66,7 +65,6 @@ class ClosedWindow(NamedTuple):
     losses: Callable[[], list[float]]
 
 
-@final
 class Window:
     """Collects the marks, losses and data waits of steps; ``clock`` is None where only windows are timed."""
 
@@ -152,7 +150,6 @@ def _flat(marks: Iterable[Any]) -> Iterator[Any]:
             yield mark
 
 
-@final
 @dataclass
 class RunTotals:
     """Totals of a rank; all times are readings of ``time.monotonic``."""

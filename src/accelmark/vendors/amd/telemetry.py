@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, final
+from typing import Any
 
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, LibrarySource, Readers
 
 
-@final
 class Source(LibrarySource):
     """All GPUs that amdsmi lists. Written from its documentation; names of some fields depend on the version."""
 

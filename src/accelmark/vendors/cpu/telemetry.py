@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import psutil
 
@@ -17,7 +17,6 @@ _PACKAGE_LABELS: Final = ("Package", "Tctl", "Tdie")
 _SYS: Final = Path("/sys")
 
 
-@final
 class Source:
     """All CPU packages of the host as device 0, whose clock is that of core 0; samples of the host have its memory."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, final
+from typing import Any, Final
 
 from accelmark.spec.plugins.requirements import pip_install
 from accelmark.telemetry.device import DeviceInfo, DeviceSample, LibrarySource, Readers
@@ -18,7 +18,6 @@ _THROTTLE: Final = (
 """Reasons by their bit, from the lowest."""
 
 
-@final
 class Source(LibrarySource):
     """All GPUs that NVML lists, in PCI bus order, which may differ from CUDA's."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -60,7 +60,6 @@ def _selectively_checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]
     return recomputed
 
 
-@final
 class Compilation:
     """The compilation of a job's model: counts its graphs, and the breaks between them."""
 

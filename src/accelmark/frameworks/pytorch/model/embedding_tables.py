@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,6 @@ _GOLDEN: Final = 0.6180339887
 _BLOCK: Final = 1 << 22
 
 
-@final
 class EmbeddingTables(nn.Module):
     """Embedding tables of one width; the rows of the ids that a sample has of a table are added up.
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -191,7 +191,6 @@ class AttentionCall(NamedTuple):
     enable_gqa: bool = False
 
 
-@final
 class AttentionCalls(TorchFunctionMode):
     """Collects the calls of scaled dot-product attention, on any device, also the meta device."""
 

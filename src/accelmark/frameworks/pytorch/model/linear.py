@@ -7,7 +7,7 @@ element, e4m3 for weights and activations, e5m2 for gradients. Weights stay fp32
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,7 +24,6 @@ _CHUNK_TOKENS: Final = 2048
 """Tokens whose logits are in memory at once: 0.3 GB of fp32 for 32,000 tokens of vocabulary."""
 
 
-@final
 class Fp8Linear(nn.Linear):
     """A linear layer in FP8; a number of rows that FP8 products do not take is computed by the ordinary one."""
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,6 @@ _BLOCK: Final = 1 << 24
 """Most numbers that are compared at once, unless a row has more."""
 
 
-@final
 class Checkpoints:
     """The checkpoints of a job: a directory each, with the random states of every rank.
 

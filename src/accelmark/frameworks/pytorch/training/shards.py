@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,6 @@ def write_shards(
     return {"param_groups": optimizer["param_groups"], **rest}
 
 
-@final
 class _PartPlanner(DefaultSavePlanner):
     """Plans without the check that tensors are complete: a directory of one host has the shards of its ranks only."""
 
@@ -115,7 +114,6 @@ def _cause(error: CheckpointException) -> RuntimeError:
     return RuntimeError(f"rank {rank}: {type(cause).__name__}: {cause}")
 
 
-@final
 class _Reader(HuggingFaceStorageReader):
     """Reads the parts of each tensor; checks that all parts of this rank are in a directory that hosts do not share."""
 

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 OWN_PART_UNKNOWN: Final = "DeepSpeed exchanges gradients in its own hooks, where waits are not marked"
 
 
-@final
 @dataclass
 class ZeroTraining(Training):
     """Training whose model is a ``DeepSpeedEngine``; ``optimizer`` is the engine's.

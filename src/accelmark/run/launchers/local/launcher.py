@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import final
 
 from accelmark.run.host import python_path
 from accelmark.run.launchers.shared_filesystem import SharedFilesystemLauncher
 from accelmark.spec.cluster import HostSpec
 
 
-@final
 class _LocalLauncher(SharedFilesystemLauncher):
     @property
     def python(self) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 from accelmark.plan.plan import Plan
 from accelmark.results.store.files import write_atomic, write_errors
@@ -172,7 +172,6 @@ def script_of(agents: Sequence[CommandAgent]) -> str:
     return _SCRIPT.format(cases=cases, log=AGENT_LOG, ended=CODE_FILE)
 
 
-@final
 class _JobStep:
     """The ``srun`` of a job: ``prefix`` has its arguments, after there is an allocation."""
 
@@ -220,7 +219,6 @@ class _JobStep:
             self.process.kill()
 
 
-@final
 class _StepAgent(CommandAgent):
     def __init__(self, launcher: Launcher, node: NodeJob, step: _JobStep) -> None:
         super().__init__(launcher, node)
@@ -261,7 +259,6 @@ _POLL_S: Final = (0.2, 10.0)
 """First and longest pause between two queries of a job that waits in the queue."""
 
 
-@final
 class _SlurmLauncher(SharedFilesystemLauncher):
     """Starts the agents of a job on all of its hosts as one job step."""
 

@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import accelmark
 from accelmark.run.host import END_TIMEOUT_S, CommandResult, ConnectionLostError, Host, HostError, UnreachableError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT_S: Final = 20.0
 
 
-@final
 class SshConnection(Host):
     """Runs commands on one host; connects on first use, and again after the connection was lost."""
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from accelmark.datasets.ensure import CACHE_VARIABLE, cache_directory
 from accelmark.plan.plan import Plan
@@ -55,7 +55,6 @@ _SETTLE_S: Final = 20.0
 """Longest time until a file that a host wrote to a shared file system is visible here."""
 
 
-@final
 @dataclass(slots=True)
 class NodeStream:
     """Copies one node directory of one host to this machine."""
@@ -200,7 +199,6 @@ STOP_TIMEOUT_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 5.0
 
 
-@final
 class _SshAgent(AgentHandle):
     launcher: _SshLauncher
     host: SshConnection
@@ -378,7 +376,6 @@ POLLS_PER_S: Final = 512
 _CLEAR_TIMEOUT_S: Final = 90.0
 
 
-@final
 class _SshLauncher(Launcher):
     """Starts agents on the hosts of a cluster file."""
 
