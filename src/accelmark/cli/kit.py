@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -60,14 +60,13 @@ Judge = Callable[[RoundResult, Path], tuple[bool, str]]
 """Whether a round in its run directory is what the fault must lead to, and what AccelMark reports of it."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A fault of the stand-in, and how a run with it must end."""
 
     name: str
     expected: str
     judge: Judge
-    driver: Mapping[str, Any] = field(default_factory=dict)
+    driver: Mapping[str, Any] = {}
     """Contents of the driver's ``driver.json``."""
     num_devices: int = 1
 

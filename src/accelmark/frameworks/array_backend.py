@@ -177,7 +177,7 @@ class ArrayBackend(Backend):
         return kind if kind == "cpu" or index is None else f"{kind}:{index}"
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which batches are evaluated."""
+        """Return a context that evaluates with the running statistics of rank 0, which it also saves."""
         return nullcontext()
 
     def prepare(self) -> Started:
@@ -345,7 +345,6 @@ class ArrayBackend(Backend):
         return name
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
-        """Take steps from a checkpoint or the initial weights, and compare the weights with the weights of ``end``."""
         progress = Progress() if start is None else self.load(start)
         before = self.weights(trained=True)
         replay = repeat_steps(self, progress, num_steps)
@@ -359,7 +358,6 @@ class ArrayBackend(Backend):
         return replay
 
     def peak_memory_mib(self) -> float | None:
-        """Return the largest allocation on this rank's device; None on the CPU, where frameworks do not count."""
         num_bytes = self.peak_bytes() if self.is_open and self.job.device_type != "cpu" else None
         return None if num_bytes is None else num_bytes / 2**20
 

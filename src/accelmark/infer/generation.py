@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -70,8 +69,7 @@ class _Batch(NamedTuple):
     num_tokens: int
 
 
-@dataclass(frozen=True)
-class EngineClient:
+class EngineClient(NamedTuple):
     """Sends batches to an engine; times are on the clock of this process, where tokens arrive."""
 
     process: EngineProcess

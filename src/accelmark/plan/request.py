@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -73,10 +72,6 @@ def _lines(path: Path, comment: str) -> int:
     return sum(1 for line in map(str.strip, text.splitlines()) if line and not line.startswith(comment))
 
 
-Capabilities = Mapping[str, str]
-"""Capability of the device under test (``fp8``) -> its source (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
-
-
 def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
     """Detect capabilities from files of this host; return each with its file."""
     return {
@@ -87,7 +82,7 @@ def host_capabilities(vendor: VendorSpec) -> dict[str, str]:
 
 
 def vendor_layers(
-    adaptations: Sequence[Path], vendor: str, key: CaseKey, capabilities: Capabilities, stem: str
+    adaptations: Sequence[Path], vendor: str, key: CaseKey, capabilities: Mapping[str, str], stem: str
 ) -> tuple[list[Layer], tuple[LayerFile, ...]]:
     """Return the vendor's layers for ``key``, weakest first, and which files of ``adaptations`` were applied.
 
@@ -118,8 +113,7 @@ def vendor_layers(
     return [Layer.of(file.file, read_yaml(path)) for _, file, path in used], tuple(file for _, file, _ in files)
 
 
-@dataclass(frozen=True, slots=True)
-class Detected:
+class Detected(NamedTuple):
     """Properties of the machine under test, detected without a framework."""
 
     vendor: str
@@ -131,7 +125,8 @@ class Detected:
     ceilings: Ceilings | None = None
     is_present: bool = True
     """Whether devices of the vendor were found; otherwise ``hardware`` is only the vendor's name."""
-    capabilities: Capabilities = field(default_factory=dict)
+    capabilities: Mapping[str, str] = {}
+    """Capability (``fp8``) -> its source (``vendor.yaml, chip H100``, ``/proc/cpuinfo``)."""
     others: tuple[str, ...] = ()
     """Vendors of other accelerators of this machine, where the user named no vendor."""
     problem: str | None = None
@@ -170,7 +165,7 @@ class KeyRequest(NamedTuple):
     request: CaseRequest
     folder: Folder
     case: CaseSpec
-    capabilities: Capabilities
+    capabilities: Mapping[str, str]
     problems: list[Problem]
     missing: list[Problem]
     """Missing data, weights, devices and versions, which a dry run lists instead of failing."""
@@ -247,8 +242,7 @@ class KeyRequest(NamedTuple):
         return dirs
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedWork:
+class PlannedWork(NamedTuple):
     """The work of the first round of a key."""
 
     work: Work
@@ -256,9 +250,9 @@ class PlannedWork:
     data_dirs: Mapping[str, Path]
     provenance: Mapping[str, Provenance]
     layer_files: tuple[LayerFile, ...] = ()
-    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    requires: Mapping[str, tuple[str, ...]] = {}
     """Origin (``trainer torchtitan``) -> requirements."""
-    sdks: Mapping[str, str] = field(default_factory=dict)
+    sdks: Mapping[str, str] = {}
     """Requirement that no index has -> where it comes from."""
     warnings: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ given statistics only; the other morphs preserve it for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,8 +93,7 @@ def _batch_norm(name: str, *values: NDArray[np.floating]) -> dict[str, Array]:
     return {f"{name}.{part}": value.astype(np.float32) for part, value in parts}
 
 
-@dataclass(frozen=True, slots=True)
-class _Channels:
+class _Channels(NamedTuple):
     """For every channel of a tensor in the wider network: its original channel and its share of that one's weight.
 
     The shares of all copies of a channel sum to 1. They differ, so that the copies diverge in training.

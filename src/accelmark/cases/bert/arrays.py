@@ -112,7 +112,6 @@ class Case(Classified, ArrayCase):
         return model(batch["tokens"], batch["positions"], batch.get("segments"), batch.get("num_tokens"))
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the mean cross entropy of the masked tokens."""
         return nn.cross_entropy(self._logits(model, batch), batch["labels"])
 
     def eval_sums(self, model: Any, batch: Batch) -> dict[str, Any]:

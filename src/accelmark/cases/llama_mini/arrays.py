@@ -54,7 +54,6 @@ class Case(NextToken):
         return Decoder(sizes, lambda: Layer(hidden, intermediate, heads, std))
 
     def dataset(self, *, train: bool) -> Arrays:
-        """Return the training plays' windows, or ``eval_windows`` windows spread evenly over the held-out plays."""
         count = None if train else self.number("eval_windows")
         return {"bytes": read_windows(self.data_dirs["shakespeare"], self.number("seq_length"), count)}
 

@@ -41,7 +41,6 @@ class Bottleneck(nn.Module):
         ])  # fmt: skip
 
     def forward(self, x: Any) -> Any:
-        """Return the block's output, halved in size where the stride is 2."""
         first, second, third = self.layer
         shortcut = self.shortcut(x) if self.is_projected else x
         return nn.relu(third(nn.relu(second(nn.relu(first(x))))) + shortcut)

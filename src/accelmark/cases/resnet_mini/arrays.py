@@ -29,7 +29,6 @@ class Block(nn.Module):
             self.shortcut_norm = nn.BatchNorm(channels_out)
 
     def forward(self, x: Any) -> Any:
-        """Return the block's output, halved in size where the stride is 2."""
         inner = nn.relu(self.norm1(self.conv1(x)))
         shortcut = self.shortcut_norm(self.shortcut(x)) if self.is_projected else x
         return nn.relu(self.norm2(self.conv2(inner)) + shortcut)
@@ -83,7 +82,6 @@ class Case(ImageClassification):
         return ResNetMini(self.widths, self.number("blocks_per_stage"))
 
     def dataset(self, *, train: bool) -> Arrays:
-        """Return the 60,000 training or the 10,000 test images."""
         image, label = read_split(self.data_dirs["fashion_mnist"], "train" if train else "test")
         return {"image": image, "label": label}
 

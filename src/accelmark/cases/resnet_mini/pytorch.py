@@ -25,7 +25,6 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output, halved in size where the stride is 2."""
         inner = F.relu(self.norm1(self.conv1(x)), inplace=True)
         return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x), inplace=True)
 

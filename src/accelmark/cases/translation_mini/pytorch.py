@@ -71,7 +71,6 @@ class Case(Translation):
     dropout = 0.1
 
     def pairs(self, *, train: bool) -> Names:
-        """Return the names of a split."""
         return split_names(self._names(), held_out=not train)
 
     def tokenizer(self) -> Tokenizer:

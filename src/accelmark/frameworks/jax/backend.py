@@ -263,7 +263,6 @@ class JaxBackend(ArrayBackend):
         return jax.tree.map(lambda leaf: jax.device_put(leaf, self._whole), tree)
 
     def build_model(self) -> str:
-        """Build the state before the first step on every device."""
         self._compiled = Step(self.case, self.hooks, self._dtype, self._mesh)
         self._state: State = self._replicated(self._compiled.initial_state())
         return self._compiled.model_class
@@ -322,7 +321,6 @@ class JaxBackend(ArrayBackend):
         return lambda: np.asarray(joint.addressable_data(0))
 
     def peak_bytes(self) -> float | None:
-        """Return the largest allocation; None where the device's plug-in does not count."""
         statistics = self._own_device.memory_stats()
         return float(statistics["peak_bytes_in_use"]) if statistics else None
 

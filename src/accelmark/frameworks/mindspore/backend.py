@@ -117,7 +117,6 @@ class MindSporeBackend(ArrayBackend):
             layer.rate = 0.0
 
     def build_training(self) -> None:
-        """Build the optimizer, loss scaling and the compiled step."""
         dtype = _AMP_TYPES.get(self.precision)
         self._model = self.timed(Event.CONVERT_MODEL, lambda: self.hooks.convert_model(self._model))
         model = self._model if dtype is None else amp.auto_mixed_precision(self._model, "auto", dtype)
@@ -134,7 +133,6 @@ class MindSporeBackend(ArrayBackend):
             self.own_end = lambda: self._own_end
 
     def take_step(self, batches: list[Any], learning_rate: float) -> Any:
-        """Take one optimizer step over some batches; the ranks add up their gradients once."""
         share = 1.0 / len(batches)
         scale = Tensor(share, ms.float32) if self._scaler is None else share * self._scaler.scale_value
         sums: tuple[Tensor, ...] = ()
@@ -189,7 +187,6 @@ class MindSporeBackend(ArrayBackend):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
             for parameter in self._model.untrainable_params():
                 ops.assign(parameter, self._broadcast((parameter,))[0])

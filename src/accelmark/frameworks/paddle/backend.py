@@ -135,7 +135,6 @@ class PaddleBackend(ArrayBackend):
                 layer.p = 0.0
 
     def build_training(self) -> None:
-        """Wrap the model for several ranks, and build optimizer and loss scaling."""
         self._model = self.timed(Event.CONVERT_MODEL, lambda: self.hooks.convert_model(self._model))
         recomputes = self.settings.activation_checkpointing == "full"
         for layer in self._model.sublayers() if recomputes else ():
@@ -163,7 +162,6 @@ class PaddleBackend(ArrayBackend):
         return str(product.dtype).rpartition(".")[2]
 
     def take_step(self, batches: list[Batch], learning_rate: float) -> Any:
-        """Take one optimizer step over some batches; the ranks reduce their gradients once."""
         if self._draws_numbers:  # so that a resumed or replayed step draws the same numbers
             paddle.seed(seed_of(self.settings.seed, self.place.rank, self.steps_done))
         self._optimizer.set_lr(learning_rate)
@@ -187,7 +185,6 @@ class PaddleBackend(ArrayBackend):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
             for tensor in self.variables(trained=False).values():
                 dist.broadcast(tensor, src=0)

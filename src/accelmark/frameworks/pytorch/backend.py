@@ -8,11 +8,11 @@ import platform as machine
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -183,8 +183,7 @@ def _in_step(
         yield (filler, False) if batch is None else (batch, True)
 
 
-@dataclass(frozen=True)
-class InProcess:
+class InProcess(NamedTuple):
     """Settings that a process provides for each of its jobs, as a search does for its trials."""
 
     make_case: Callable[[TrainSettings, Mapping[str, Path], Place], TrainCase]
@@ -380,7 +379,6 @@ class PyTorchBackend(Backend):
         return self.checkpoints.load(checkpoint)
 
     def replay(self, start: Path | None, num_steps: int, end: Path | None) -> Replay:
-        """Take steps from a checkpoint or the initial weights, and compare the weights with the weights of ``end``."""
         progress = Progress() if start is None else self.checkpoints.load_for_replay(start)
         # On the host: on the device they would take memory that the steps had in training.
         before = [part.to("cpu", copy=True) for part in self._training.trained_parts().values()]
@@ -442,7 +440,6 @@ class PyTorchBackend(Backend):
         return self.checkpoints.save(progress)
 
     def finish_save(self) -> float:
-        """Wait until the newest checkpoint is complete, and return how long it took a thread to write it."""
         return self.checkpoints.finish_save()
 
     def comparison(self) -> Comparison:

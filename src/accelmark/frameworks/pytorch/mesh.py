@@ -268,7 +268,6 @@ class PipelineTraining(Training):
 
     @torch.no_grad()
     def clip_gradients(self, norm: float) -> None:
-        """Scale the gradients of all stages to a global norm of at most ``norm``."""
         parameters = list(self.model.parameters())
         total: Any = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         square = (total.full_tensor() if hasattr(total, "full_tensor") else total).square()
@@ -295,7 +294,6 @@ class PipelineTraining(Training):
         return values[0]
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters of all stages by name, one at a time; all ranks call it together."""
         for number, parameters in enumerate(self.layout):
             local_parameters = Training.whole_parameters(self) if number == self.stage.number else iter(())
             for name, shape, dtype in parameters:

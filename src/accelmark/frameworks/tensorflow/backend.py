@@ -300,7 +300,6 @@ class TensorFlowBackend(ArrayBackend):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluate with the running statistics of rank 0, which it also saves."""
         if self.world_size > 1:
             for variable in self.variables(trained=False).values():
                 variable.assign(self._ranks.gather(variable)[0])

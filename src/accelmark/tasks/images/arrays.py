@@ -23,7 +23,6 @@ class ImageClassification(Classified, ImageSizes, ArrayCase):
         return nn.cross_entropy(model(batch["image"]), batch["label"])
 
     def eval_sums(self, model: Any, batch: Batch) -> dict[str, Any]:
-        """Count correct samples for each accuracy, and add up the cross entropies."""
         logits, label = model(batch["image"]), batch["label"]
         sums: dict[str, Any] = nn.num_correct(logits, label, self.accuracies)
         return {**sums, "loss": nn.cross_entropy(logits, label, "sum"), "count": label.shape[0]}

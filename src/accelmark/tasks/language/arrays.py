@@ -26,7 +26,6 @@ class NextToken(PredictedTokens, ArrayCase):
         return {self.tokens: self.random.integers(0, self.vocab_size, shape).astype(self.token_type)}
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the mean cross entropy of a token, in nats."""
         tokens, labels = nn.neighbours(batch[self.tokens])
         return nn.cross_entropy(model(tokens), labels)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,8 +23,7 @@ _EPSILON: Final = 1e-4
 """Added to the standard deviation of a group's rewards; a group of equal rewards has advantages of 0."""
 
 
-@dataclass(frozen=True)
-class Rollouts:
+class Rollouts(NamedTuple):
     """Answers of the policy, group after group; tensors have the shape (answers, answer length) unless stated."""
 
     tokens: Tensor
