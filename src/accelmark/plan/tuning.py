@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from accelmark.plan.inference import engine_words
 from accelmark.plan.plan import Plan, PlannedJob
-from accelmark.plan.request import Capabilities
 from accelmark.results.figures import FigureName
 from accelmark.spec.errors import RequestError
 from accelmark.spec.job import InferJob, JobSpec
@@ -42,7 +41,7 @@ class Budget(NamedTuple):
     settings_file: Path | None = None
 
 
-def tuned_plan(plan: Plan, capabilities: Capabilities, budget: Budget) -> Plan:
+def tuned_plan(plan: Plan, capabilities: Mapping[str, str], budget: Budget) -> Plan:
     """Return the plan of a search from the only job of ``plan``, on the cores of this machine that a rank may use.
 
     ``capabilities`` are of the device under test. Raises RequestError: there is nothing to search.
@@ -118,7 +117,7 @@ def vendor_values(shipped: JobSpec, tuned: JobSpec) -> dict[str, Any]:
     return values
 
 
-def _choices(job: JobSpec, settings: InferSettings, capabilities: Capabilities) -> Iterator[Choice]:
+def _choices(job: JobSpec, settings: InferSettings, capabilities: Mapping[str, str]) -> Iterator[Choice]:
     """Yield what is searched; settings that the user gave are not."""
     given = {
         name
@@ -160,7 +159,7 @@ def _is_usable(name: str, spec: EngineSpec, settings: InferSettings, job: JobSpe
     return is_able and (spec.iterates or not is_iterative) and not missing(needs)
 
 
-def _computes(precision: InferPrecision, job: JobSpec, capabilities: Capabilities) -> bool:
+def _computes(precision: InferPrecision, job: JobSpec, capabilities: Mapping[str, str]) -> bool:
     """Return whether the device computes in a precision, as far as its chip or its capabilities show."""
     if precision in ("fp32", "int8", job.work.precision):
         return True
