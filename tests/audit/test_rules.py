@@ -273,10 +273,11 @@ def test_a_case_with_unknown_files_is_open(run: Path, plugins: Path, sha256: str
     assert [finding.severity for finding in found] == severities
 
 
-def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
+def test_the_cost_of_an_adaptation_and_of_a_vendors_variables_and_module_is_counted(run: Path) -> None:
     change_started(run, 1, hooks={"train_step": "/v/acme/extern/__init__.py:12"}, hook_lines={"train_step": 9})
 
     def adapted(job: dict[str, Any]) -> None:
+        job |= {"framework_module": "evil_fm", "vendor_environment": {"FAST": "1"}}
         job["adaptation"] = {
             "path": "/v/acme/cases/toy-pytorch", "sha256": "00",
             "extern": {"__init__.py": 31}, "kernels": {"gelu.cpp": 80},
@@ -297,12 +298,6 @@ def test_the_cost_of_an_adaptation_is_counted(run: Path) -> None:
     assert (hook.name, hook.place, hook.num_lines) == ("train_step", "acme/extern/__init__.py:12", 9)
     assert (cost.extern, cost.kernels) == ({"__init__.py": 31}, {"gelu.cpp": 80})
     assert cost.requirements == ("torch_acme==2.1",)
-
-
-def test_a_vendors_variables_and_module_are_counted_as_adaptation_cost(run: Path) -> None:
-    change_job(run, 1, lambda job: job.update(framework_module="evil_fm", vendor_environment={"FAST": "1"}))
-    cost = judged(run).adaptation
-    assert cost is not None
     assert (cost.framework_module, cost.vendor_environment) == ("evil_fm", ("FAST",))
 
 

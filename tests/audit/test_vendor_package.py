@@ -101,12 +101,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def accelmark(bench: Path, *arguments: str, expect: int | None = 0) -> str:
+def accelmark(bench: Path, *arguments: str, expect: int = 0) -> str:
     environment = os.environ | {"ACCELMARK_PLUGINS": str(bench / "plugins"), "OMP_WAIT_POLICY": "PASSIVE"}
     program = [str(bench / "venv" / "bin" / "python"), "-c", "from accelmark.cli import main; main()", *arguments]
     done = subprocess.run(program, cwd=bench, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    if expect is not None:
-        assert done.returncode == expect, done.stdout + done.stderr
+    assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 

@@ -193,23 +193,16 @@ def fresh(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run", Made(rounds=2))
 
 
-@pytest.fixture
-def wide(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "wide", Made(nnodes=2, rounds=1))
-
-
 def edit(path: Path, change: Callable[[Any], object]) -> None:
     loaded = json.loads(path.read_text())
     change(loaded)
     path.write_text(json.dumps(loaded))
 
 
-def test_an_honest_run_of_two_hosts_has_no_contradictions(wide: Path) -> None:
+def test_swapped_directories_of_an_honest_run_of_two_hosts_are_found(tmp_path: Path) -> None:
+    wide = make_run(tmp_path / "wide", Made(nnodes=2, rounds=1))
     contradictions = {"records-disagree", "rounds-not-planned", "clocks-disagree", "plan-not-registered"}
     assert not rules(judged(wide)) & contradictions
-
-
-def test_swapped_host_directories_are_found(wide: Path) -> None:
     first, second = sorted(wide.glob("*/round1/*_noderank*"))
     first.rename(wide / "kept")
     second.rename(first)

@@ -19,17 +19,13 @@ from accelmark.spec.errors import DataError, RequestError
 from tests.automl.images import CLASSES, SIDE, tiny_dataset, tiny_network
 
 
-def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    header = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return header + array.tobytes()
-
-
 def write_fashion(directory: Path, *, packed: bool = False) -> None:
     generator = np.random.default_rng(1)
     for name, count in (("train", 50), ("t10k", 20)):
         images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         for kind, array in (("images-idx3", images), ("labels-idx1", (np.arange(count) % 10).astype(np.uint8))):
-            raw = idx(array)
+            header = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+            raw = header + array.tobytes()
             suffix = ".gz" if packed else ""
             (directory / f"{name}-{kind}-ubyte{suffix}").write_bytes(gzip.compress(raw) if packed else raw)
 
@@ -168,12 +164,6 @@ def test_imagenet_is_identified_by_its_classes_and_size(tmp_path: Path, monkeypa
     assert imagenet_identity(others, split(9)) == "folders of 3 other classes than ImageNet's"
 
 
-def arrays(**changes: object) -> dict[str, object]:
-    images = np.zeros((40, 1, SIDE, SIDE), np.uint8)
-    plain = {"train_images": images, "train_labels": np.arange(40) % CLASSES}
-    return plain | {"held_out_images": images, "held_out_labels": np.arange(40) % CLASSES} | changes
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -186,6 +176,8 @@ def arrays(**changes: object) -> dict[str, object]:
 def test_arrays_that_are_not_labeled_images_are_reported_by_file_and_array(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
-    np.savez(tmp_path / "bad.npz", **arrays(**changes))  # type: ignore[arg-type]
+    images, labels = np.zeros((40, 1, SIDE, SIDE), np.uint8), np.arange(40) % CLASSES
+    plain = {"train_images": images, "train_labels": labels, "held_out_images": images, "held_out_labels": labels}
+    np.savez(tmp_path / "bad.npz", **(plain | changes))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         open_dataset(DatasetConfig(name="arrays", directory=tmp_path / "bad.npz"), tiny_network())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from math import log
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,7 @@ def test_an_impossible_figure_is_refused_with_its_line(tmp_path: Path, was: str,
 
 
 Lines = list[dict[str, Any]]
+Change = Callable[[Lines], None]
 SPLITS = {"training": 256, "validation": 64, "held_out": 80, "classes": 4}
 
 
@@ -374,7 +376,7 @@ def made_run(folder: Path, config: AutomlConfig | None = None) -> SearchDirector
     return run
 
 
-def forge(run: SearchDirectory, change: Callable[[Lines], None]) -> None:
+def forge(run: SearchDirectory, change: Change) -> None:
     """Change a journal's lines, and write it anew as if it had been so from the beginning."""
     path = run.path / journal.JOURNAL_FILE
     lines: Lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -387,23 +389,9 @@ def forge(run: SearchDirectory, change: Callable[[Lines], None]) -> None:
             written.write(event)
 
 
-Change = Callable[[Lines], None]
+def _each(kind: str, *, only_ended: bool = False, **changes: Any) -> Change:
+    """Change every event of a kind: a function changes the value that was there."""
 
-
-def epochs(**changes: Any) -> Change:
-    """Change every epoch: a function changes the value that was there."""
-    return _each("epoch", changes)
-
-
-def done(**changes: Any) -> Change:
-    return _each("trial", changes, only_ended=True)
-
-
-def session(**changes: Any) -> Change:
-    return _each("session-began", changes)
-
-
-def _each(kind: str, changes: dict[str, Any], *, only_ended: bool = False) -> Change:
     def change(lines: Lines) -> None:
         for line in lines:
             record = line.get(kind, line)
@@ -411,6 +399,10 @@ def _each(kind: str, changes: dict[str, Any], *, only_ended: bool = False) -> Ch
                 record |= {name: new(record[name]) if callable(new) else new for name, new in changes.items()}
 
     return change
+
+
+epochs, session = partial(_each, "epoch"), partial(_each, "session-began")
+done = partial(_each, "trial", only_ended=True)
 
 
 def scaled(factor: float, *, beats: bool) -> Change:
@@ -509,7 +501,7 @@ def test_a_configuration_changed_afterwards_is_detected(
 
 def test_a_trial_finishes_before_its_last_epoch_only_where_the_early_stop_ends_it(tmp_path: Path) -> None:
     run = made_run(tmp_path, made_config(schedule=ScheduleConfig(max_trials=2, round_epochs=(12,), tuning_round=None)))
-    forge(run, _each("trial", {"epochs_planned": 12}))
+    forge(run, _each("trial", epochs_planned=12))
     assert "finished after 2 epochs (expected: 12 epochs or an early stop)" in " ".join(verify_search(run).reasons)
 
     def more_epochs(lines: Lines) -> None:

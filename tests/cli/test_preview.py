@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Mapping
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +183,16 @@ def test_a_dry_run_of_a_submitted_run_shows_its_batch_script(plugins: Path, tmp_
     assert (refused.returncode, "launcher local submits no batch jobs" in refused.stderr) == (2, True), refused
 
 
-def without_assignments(command: list[str]) -> list[str]:
-    """Return the program that ``env NAME=VALUE ...`` runs."""
-    if command[0] != "env":
-        return command
-    return command[next(at for at, word in enumerate(command[1:], start=1) if "=" not in word) :]
-
-
 def test_the_executed_commands_are_those_of_the_dry_run(plugins: Path, tmp_path: Path) -> None:
     plan = make_plan(("steps=100000",))
     run = (tmp_path / "run").resolve()
     launcher = create_launcher(plan, run)
     (node,) = asyncio.run(node_jobs(plan.jobs[0], launcher))
-    shown = {tuple(without_assignments(command)) for command in launcher.agents([node])[0].commands()}
+    programs = (
+        dropwhile(lambda word: word == "env" or "=" in word, command)  # env NAME=VALUE ... PROGRAM
+        for command in launcher.agents([node])[0].commands()
+    )
+    shown = set(map(tuple, programs))
     process = drive("start", run, plan=plan)
     wait_for(lambda: stepping(run), "a step")
     agent = agent_of(run).pid

@@ -87,17 +87,14 @@ def _plan(request: dict[str, Any], command_line: dict[str, Any] | None = None, w
     return plan_of(run, Detected("acme", "X1", None, 1), command_line=command_line, where=where)
 
 
-def test_an_inference_job_runs_one_process_of_the_infer_package(toy: Path) -> None:
+def test_an_inference_job_runs_one_process_of_the_infer_package_with_data_or_synthetic(toy: Path) -> None:
     (planned,) = _plan({}).jobs
     assert planned.nodes[0].command[-2:] == ("accelmark.infer", "job.json")
     assert _settings(planned).flops == 6
     assert planned.job.work.model_dump()["parameters"] == {"side": 8}
     assert planned.job.data_dirs == {"pictures": Path("/data/pictures")}
-
-
-def test_an_engine_that_nobody_has_is_refused_before_anything_runs(toy: Path) -> None:
-    with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
-        _plan({"settings": {"compiler": "openvin"}})
+    (synthetic,) = _plan({}, command_line={"loader.synthetic": True}).jobs
+    assert (_settings(synthetic).synthetic, synthetic.job.data_dirs) == (True, {})
 
 
 @pytest.mark.parametrize(
@@ -147,10 +144,12 @@ def test_relative_files_of_a_run_file_and_of_the_command_line_are_found_from_the
         _plan({"settings": {"compiler": "openvino", "exist_onnx_path": "a.blob"}}, where=run_file)
 
 
-def test_an_engine_of_the_vendors_folder_is_known(toy: Path) -> None:
+def test_an_engine_of_the_vendors_folder_is_known_and_one_that_nobody_has_refused(toy: Path) -> None:
     (toy / "vendors" / "acme" / "engines").mkdir()
     (toy / "vendors" / "acme" / "engines" / "acmert.py").touch()
     assert not any("engine" in told for told in _plan({"settings": {"compiler": "acmert"}}).warnings)
+    with pytest.raises(SpecError, match=r"unknown engine 'openvin' \(did you mean 'openvino'\?\)"):
+        _plan({"settings": {"compiler": "openvin"}})
 
 
 def test_weights_and_optional_data_are_taken_where_the_named_directory_holds_them(toy: Path, tmp_path: Path) -> None:
@@ -172,12 +171,6 @@ def test_a_case_whose_only_data_is_not_named_is_refused_unless_it_is_synthetic(t
     with pytest.raises(SpecError, match=f"no data: {tmp_path} has no more/"):
         _plan({"data": str(tmp_path)})
     assert _plan({}, command_line={"synthetic": True}).jobs
-
-
-def test_synthetic_data_on_the_command_line_reaches_inference(toy: Path) -> None:
-    (planned,) = _plan({}, command_line={"loader.synthetic": True}).jobs
-    assert _settings(planned).synthetic
-    assert planned.job.data_dirs == {}
 
 
 def test_a_vendors_file_changes_settings_and_gives_the_engine_options(toy: Path) -> None:

@@ -404,15 +404,6 @@ def test_mfu_needs_flops_and_a_peak() -> None:
     assert "peak" in str(mfu(speed, 1.0, None).reason)
 
 
-def _reasons(**changed: object) -> tuple[str, ...]:
-    paper, batches = Reference(value=0.9, within=0.01, source="a paper"), InferSettings(batch_size=8)
-    infer = InferJob(unit="image", metric="top1", tolerance=0.005, reference=paper, settings=batches, parameters={})
-    given: dict[str, object] = {
-        "validation": 0.9, "inference": 0.899, "is_partial": False, "nonfinite_batches": 0, "repeat_check": None,
-    }  # fmt: skip
-    return invalid_reasons(infer, **(given | changed))  # type: ignore[arg-type]
-
-
 SAME = AnswerCheck(
     num_items=0, median_error=None, worst_error=None, top1_agreement=None, framework_metrics={"top1": 0.899},
     engine_metrics={"top1": 0.880},
@@ -437,7 +428,13 @@ CACHED = RepeatCheck(fresh_ms=2, same_ms=1, speedup=2, limit=1.1, suspicious=Tru
     ],
 )
 def test_each_reason_makes_a_run_invalid(changed: dict[str, object], words: list[str]) -> None:
-    assert all(word in reason for word, reason in zip(words, _reasons(**changed), strict=True))
+    paper, batches = Reference(value=0.9, within=0.01, source="a paper"), InferSettings(batch_size=8)
+    infer = InferJob(unit="image", metric="top1", tolerance=0.005, reference=paper, settings=batches, parameters={})
+    given: dict[str, object] = {
+        "validation": 0.9, "inference": 0.899, "is_partial": False, "nonfinite_batches": 0, "repeat_check": None,
+    }  # fmt: skip
+    reasons = invalid_reasons(infer, **(given | changed))  # type: ignore[arg-type]
+    assert all(word in reason for word, reason in zip(words, reasons, strict=True))
 
 
 STEADY = Queue(slots=4, service_s=lambda noise: 0.2, prefill_share=0.25, tokens=16)

@@ -172,10 +172,11 @@ def test_tensorboard_reads_the_curves_figures_and_settings_back(tmp_path: Path) 
 
 
 @old_libraries
-def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
+def test_mlflow_holds_parameters_metrics_and_artefacts_of_runs_bundles_and_searches(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     run = loaded(tmp_path / "run", rounds=1)
-    uri = (tmp_path / "ml").as_uri()
+    bundle, uri = tmp_path / "run.tar", (tmp_path / "ml").as_uri()
+    write_bundle(run.path, bundle)
     (run.path / "plan.json").write_bytes(b"{\xff}")
     [run_id] = to_mlflow(run, uri)
     client = tracking.MlflowClient(tracking_uri=uri)
@@ -186,17 +187,7 @@ def test_mlflow_holds_parameters_metrics_and_artefacts(tmp_path: Path) -> None:
     assert found.data.tags["accelmark.verdict"] == "VALID"
     assert len(client.get_metric_history(run_id, "loss")) == len(result.curves["loss"])
     assert {"result.json", "summary.json", "plan.json"} <= {entry.path for entry in client.list_artifacts(run_id)}
-
-
-@old_libraries
-def test_a_bundle_and_a_search_are_exported_like_runs(tmp_path: Path) -> None:
-    tracking = pytest.importorskip("mlflow.tracking")
-    run = loaded(tmp_path / "run", rounds=1)
-    bundle = tmp_path / "run.tar"
-    write_bundle(run.path, bundle)
-    uri = (tmp_path / "ml").as_uri()
     [packed] = to_mlflow(load_source(bundle), uri)
-    client = tracking.MlflowClient(tracking_uri=uri)
     assert {"result.json", "summary.json"} <= {entry.path for entry in client.list_artifacts(packed)}
     [searched] = to_mlflow(load_source(RECORDED), uri)
     assert client.get_run(searched).data.params["network"] == "small28"

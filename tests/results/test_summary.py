@@ -23,7 +23,7 @@ from accelmark.results.read.round_dir import NodeDir, SavedCheckpoints
 from accelmark.results.rounds import summary
 from accelmark.results.rounds.hosts import contention_findings, device_indices, disturbances
 from accelmark.results.rounds.summary import round_result, spread
-from accelmark.results.rounds.timeline import Timeline, read_timeline
+from accelmark.results.rounds.timeline import read_timeline
 from accelmark.results.rounds.training import pace_findings
 from accelmark.results.schema import Figure, Finding
 from accelmark.results.statistics import change_points, levels
@@ -228,12 +228,8 @@ def test_scales_with_other_settings_are_not_one_curve_except_batch_size(tmp_path
 
 
 @pytest.fixture
-def made() -> Made:
-    return Made(nproc=2)
-
-
-@pytest.fixture
-def round_dir(tmp_path: Path, made: Made) -> Path:
+def round_dir(tmp_path: Path) -> Path:
+    made = Made(nproc=2)
     return make_run(tmp_path / "run", made) / made.key.slug / "round1"
 
 
@@ -281,7 +277,7 @@ def test_training_that_never_began_has_no_rates(round_dir: Path) -> None:
     assert result.figures[F.E2E_TIME].value == pytest.approx(1.9)
 
 
-def test_a_loss_that_is_not_finite_is_found(round_dir: Path, made: Made) -> None:
+def test_a_loss_that_is_not_finite_is_found(round_dir: Path) -> None:
     log = node(round_dir) / "rank0.out.log"
     lines = log.read_text().splitlines(keepends=True)
     record = json.loads(lines[-4].removeprefix("[PerfLog] "))
@@ -462,16 +458,6 @@ def test_cpu_contention_on_the_same_core_is_measured_as_waiting() -> None:
     assert float(told) > 0.5
 
 
-@pytest.fixture
-def timeline(tmp_path: Path) -> Timeline:
-    """100 steps in windows of 10, of 10 ms each."""
-    made = Made()
-    log = make_run(tmp_path / "run", made) / made.key.slug / "round1" / "node00_noderank0" / "rank0.out.log"
-    found = read_timeline([(0, log)])
-    assert found is not None
-    return found
-
-
 def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
     steps = {f"step{step}": step for pair in pairs for step in pair if step is not None}
     named = tuple((None if start is None else f"step{start}", f"step{end}") for start, end in pairs)
@@ -479,14 +465,6 @@ def checkpoints(*pairs: tuple[int | None, int]) -> SavedCheckpoints:
         sha256=dict.fromkeys(steps, "00"), pairs=named, claimed=None, final=None, num_bytes=0, duration_s=0, reason=None
     )
     return SavedCheckpoints(steps, hashes, {})
-
-
-def paced(timeline: Timeline, step_ms: Callable[[int], float]) -> Timeline:
-    """Set the time of a step by the number of steps done at the end of its window."""
-    windows = timeline.windows
-    ends = zip(windows["steps"], windows["lengths"], strict=True)
-    wall_s = np.array([length * step_ms(int(step)) / 1e3 for step, length in ends])
-    return timeline._replace(windows={**windows, "wall_s": wall_s})
 
 
 PAIRS = checkpoints((None, 10), (10, 40), (60, 80))
@@ -509,8 +487,15 @@ OUTSIDE = ("warning", "replay", "40\u202f% of the steps are in no pair")
     ids=("steady", "faster between pairs", "interrupted in pairs", "one slow pair", "all in pairs"),
 )
 def test_steps_outside_of_pairs_are_counted_and_named_where_they_are_faster(
-    timeline: Timeline, step_ms: Callable[[int], float], pairs: SavedCheckpoints, expected: list[tuple[str, str, str]]
+    tmp_path: Path, step_ms: Callable[[int], float], pairs: SavedCheckpoints, expected: list[tuple[str, str, str]]
 ) -> None:
-    found = list(pace_findings(paced(timeline, step_ms), pairs))
+    """Of 100 steps in windows of 10; ``step_ms``: of the number of steps done at the end of a window."""
+    log = node(make_run(tmp_path / "run") / "toy-pytorch-X1x1x1" / "round1") / "rank0.out.log"
+    timeline = read_timeline([(0, log)])
+    assert timeline is not None
+    windows = timeline.windows
+    ends = zip(windows["steps"], windows["lengths"], strict=True)
+    wall_s = np.array([length * step_ms(int(step)) / 1e3 for step, length in ends])
+    found = list(pace_findings(timeline._replace(windows={**windows, "wall_s": wall_s}), pairs))
     assert [(one.severity, one.rule) for one in found] == [(severity, rule) for severity, rule, _ in expected]
     assert all(words in one.actual for one, (_, _, words) in zip(found, expected, strict=True))

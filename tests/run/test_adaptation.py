@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import accelmark
-from accelmark.plan.plan import Plan
 from accelmark.plan.request import adaptation_files, requirements_file
 from accelmark.run.agent.adaptation import apply_adaptation
 from accelmark.run.agent.agent import rank_environment
@@ -117,7 +116,10 @@ def test_a_job_whose_kernel_does_not_compile_fails_and_the_next_case_runs(plugin
     csrc.mkdir(parents=True)
     (csrc / "setup.py").write_text(SETUP)
     (csrc / "kernel.cpp").write_text("no C++ at all\n")
-    plan = with_adaptations(plugins, make_plan((), ()))
+    plan = make_plan((), ())
+    damaged, sound = plan.jobs
+    job = damaged.job.model_copy(update={"adaptation": adaptation_files(csrc.parent)})
+    plan = plan.model_copy(update={"jobs": (damaged.model_copy(update={"job": job}), sound)})
     first, _ = ends(drive("start", run, plan=plan), run, 1, "failed", "succeeded")
     assert "kernel.cpp:1:1: error: " in (first.reason or "")
     node = next(run.glob("toy0*/round1/*_noderank0"))
@@ -137,16 +139,6 @@ def test_a_container_uses_a_packages_folder_and_mounts_named_models(plugins: Pat
     (node,) = asyncio.run(node_jobs(planned.model_copy(update={"job": job}), launcher))
     assert node.job.extern == extern.model_copy(update={"package": None})
     assert model_files(job) == (Path("/models/a.onnx"),)
-
-
-def with_adaptations(plugins: Path, plan: Plan) -> Plan:
-    """Return the plan as it is made where the vendor has folders for its cases."""
-    cases = plugins / "vendors" / "acme" / "cases"
-    jobs = []
-    for planned in plan.jobs:
-        files = adaptation_files(cases / f"{planned.job.key.model}-pytorch")
-        jobs.append(planned.model_copy(update={"job": planned.job.model_copy(update={"adaptation": files})}))
-    return plan.model_copy(update={"jobs": tuple(jobs)})
 
 
 PURE = "from setuptools import setup\nsetup(name='acme-kernels', version='0.1', {what})\n"

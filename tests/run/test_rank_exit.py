@@ -122,14 +122,11 @@ def states(codes: dict[int, int | None], logs: dict[int, LogEnd], signal: str | 
     return [item.state for item in classify_ranks(logs, 1, record, None)]
 
 
-def test_ranks_that_a_failed_rank_ended_are_cancelled() -> None:
+def test_ranks_that_a_failed_rank_or_a_stopped_launcher_ended_are_cancelled() -> None:
     assert states({0: 1, 1: -9}, {0: FAILED, 1: SILENT}) == ["cancelled", "signaled"]
     assert states({0: 130, 1: 1}, {0: CANCELLED, 1: FAILED}) == ["cancelled", "failed"]
     assert states({0: -15, 1: 1}, {0: SILENT, 1: FAILED}) == ["cancelled", "failed"]
     assert states({0: None, 1: 1}, {0: COMPLETED, 1: FAILED}) == ["succeeded", "failed"]
-
-
-def test_a_stopped_launcher_cancels_its_ranks() -> None:
     assert states({0: None, 1: None}, {0: CANCELLED, 1: SILENT}, "SIGTERM") == ["cancelled", "cancelled"]
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -33,15 +32,13 @@ from accelmark.spec.job import NodeExit
 from accelmark.spec.settings.inference import InferSettings
 from tests.plan.test_inference import planned
 
-ENDED = JobStatus("succeeded")
 
-
-def measured(run_dir: Path, job: PlannedJob, rate: float, took_s: float = 10, error: str | None = None) -> None:
+def measured(run_dir: Path, job: PlannedJob, rate: float, error: str | None) -> None:
     """Write the result of a job as its process would have: GENERATED."""
     settings = settings_of(job)
     figures = {name: Figure(value=None, reason="made up for tests") for name in figures_of("infer")}
     node = NodeExit(
-        host="here", noderank=0, state="succeeded", reason=None, started_at="2026-01-01T00:00:00Z", duration_s=took_s,
+        host="here", noderank=0, state="succeeded", reason=None, started_at="2026-01-01T00:00:00Z", duration_s=10,
         ranks=(),
     )  # fmt: skip
     result = RoundResult(
@@ -78,7 +75,7 @@ def rate_of(settings: InferSettings) -> float:
     return settings.batch_size * {"fp32": 1.0, "int8": 100.0}[settings.precision] * (2 if settings.threads else 1)
 
 
-def carried_out(run_dir: Path, plan: Plan, *, wrong_trials: bool = False, **changed: Any) -> Plan:
+def carried_out(run_dir: Path, plan: Plan) -> Plan:
     """Carry out a search on made results as the coordinator would; returns the plan at its end."""
     statuses: dict[str, JobStatus] = {}
     while True:
@@ -88,10 +85,9 @@ def carried_out(run_dir: Path, plan: Plan, *, wrong_trials: bool = False, **chan
         if due is None:
             return plan
         settings = settings_of(due)
-        is_wrong = settings.precision == "int8" or (wrong_trials and due.job.role == "trial")
-        error = "the answers are wrong" if is_wrong else None
-        measured(run_dir, due, rate_of(settings) * (1 + due.job.round / 1000), error=error, **changed)
-        statuses[due.directory] = ENDED
+        error = "the answers are wrong" if settings.precision == "int8" else None
+        measured(run_dir, due, rate_of(settings) * (1 + due.job.round / 1000), error)
+        statuses[due.directory] = JobStatus("succeeded")
 
 
 def within(plan: Plan, budget: Budget) -> Plan:
@@ -100,26 +96,14 @@ def within(plan: Plan, budget: Budget) -> Plan:
     return plan.model_copy(update={"tuning": plan.tuning.model_copy(update=limits), "timeout_s": budget.time_s})
 
 
-def begun(plugins: Path, tmp_path: Path, budget: Budget) -> RunDirectory:
-    directory = RunDirectory.create(tmp_path / "run", within(planned(plugins), budget))
-    record_start(directory.plan, directory.path)
-    return directory
-
-
-def concluded(run: RunDirectory, plan: Plan | None = None) -> str:
-    """Return the conclusion of a search, after its plan has grown to ``plan``."""
-    if plan is not None:
-        run.replace_plan(plan)
-    register_plan(run.path)
-    found = tuned_result(summarise(run.path, audit_case), load_run(run.path, curves=False).rounds)
-    assert found is not None
-    return found.conclusion
-
-
 @pytest.fixture
 def run(plugins: Path, tmp_path: Path) -> RunDirectory:
-    directory = begun(plugins, tmp_path, Budget(None, 20, tmp_path / "best.yaml"))
-    concluded(directory, carried_out(directory.path, directory.plan))
+    plan = within(planned(plugins), Budget(None, 20, tmp_path / "best.yaml"))
+    directory = RunDirectory.create(tmp_path / "run", plan)
+    record_start(plan, directory.path)
+    directory.replace_plan(carried_out(directory.path, plan))
+    register_plan(directory.path)
+    assert tuned_result(summarise(directory.path, audit_case), load_run(directory.path, curves=False).rounds)
     return directory
 
 
