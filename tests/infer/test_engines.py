@@ -41,12 +41,9 @@ def test_an_engine_gives_the_models_answers_for_every_batch_size(
 ) -> None:
     request = request_of(precision=precision)
     engine = engine_class(name, None)(request)
-    assert request.model is not None
     for size in (4, 1, 3):
-        inputs = [request.example[0][:size]]
-        outputs, _ = engine(inputs)
-        with torch.inference_mode():
-            expected = request.model(*inputs)
+        outputs, _ = engine([request.example[0][:size]])
+        expected = _expected(request, size)
         assert [output.device.type for output in outputs] == ["cpu"]
         assert outputs[0].shape == expected.shape
         assert (outputs[0].float() - expected).abs().max() <= difference
@@ -62,12 +59,10 @@ def test_openvino_compiles_for_the_batch_size_and_computes_others_too(request_of
     request = request_of(optimize_for="throughput")
     engine: Any = engine_class("openvino", None)(request)
     assert (engine.batch_size, engine.any_size) == (4, None)
-    assert request.model is not None
-    calls = [[request.example[0][:size]] for size in (4, 4, 3, 4, 1, 4)]
-    found = [outputs for outputs, _, _ in engine.concurrently(calls)]
-    with torch.inference_mode():
-        expected = [request.model(*inputs) for inputs in calls]
-    assert all(torch.allclose(one[0], other, atol=1e-4) for one, other in zip(found, expected, strict=True))
+    sizes = (4, 4, 3, 4, 1, 4)
+    found = [outputs for outputs, _, _ in engine.concurrently([[request.example[0][:size]] for size in sizes])]
+    for outputs, size in zip(found, sizes, strict=True):
+        assert torch.allclose(outputs[0], _expected(request, size), atol=1e-4)
     assert engine.any_size is not None
 
 
@@ -309,13 +304,13 @@ def _onnx(
     return tmp_path / "graph.onnx"
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "tensorrt"])
-@pytest.mark.parametrize("options", [{}, {"io_binding": True}])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("onnxruntime", {}), ("onnxruntime", {"io_binding": True}), ("openvino", {}), ("tensorrt", {})],
+)
 def test_inputs_and_outputs_are_bound_by_name(
     request_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    if options and name != "onnxruntime":
-        pytest.skip("an option of ONNX Runtime")
     monkeypatch.setitem(sys.modules, "tensorrt", toy_tensorrt)
     toy_tensorrt.play_cuda(monkeypatch)
     left, right = torch.full((2, 3), 5.0), torch.full((2, 3), 3.0)

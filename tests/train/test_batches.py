@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import struct
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import pytest
 import torch
@@ -25,6 +23,7 @@ from accelmark.spec.log.events import Event
 from accelmark.spec.settings.training import LoaderSettings
 from accelmark.tasks.language.data import TokenShards
 from accelmark.train.batches import ArrayPlace, Arrays, SampleBatches, log_bad_samples
+from tests.cases.tiny_data import save_indexed
 from tests.train.jobs import Events
 
 
@@ -137,22 +136,17 @@ def test_workers_read_a_source_that_cannot_be_pickled_where_python_would_not_for
         multiprocessing.set_start_method(None, force=True)
 
 
-ENDING = """
-import multiprocessing
-from accelmark.spec.settings.training import LoaderSettings
-from accelmark.train.loop.rank import end_process
-from tests.train.test_batches import IndexedBatches, Noisy, place
-
-batches = IndexedBatches(Noisy(), 4, place(), LoaderSettings(num_workers=1), train=True)
-epoch = batches.epoch(0)
-next(epoch)
-print(multiprocessing.active_children()[0].pid, flush=True)
-end_process(3)
-"""
-
-
 def test_a_rank_that_ends_within_an_epoch_leaves_no_worker() -> None:
-    command = [sys.executable, "-c", ENDING]
+    program = (
+        "import multiprocessing\n"
+        "from accelmark.train.loop.rank import end_process\n"
+        "from tests.train.test_batches import IndexedBatches, LoaderSettings, Noisy, place\n"
+        "epoch = IndexedBatches(Noisy(), 4, place(), LoaderSettings(num_workers=1), train=True).epoch(0)\n"
+        "next(epoch)\n"
+        "print(multiprocessing.active_children()[0].pid, flush=True)\n"
+        "end_process(3)\n"
+    )
+    command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (3, "")
     assert not psutil.pid_exists(int(ended.stdout))
@@ -298,37 +292,19 @@ def test_a_background_error_is_raised_where_it_is_awaited() -> None:
         next(ahead)
 
 
-def write(path: Path, tokens: npt.NDArray[np.generic]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".npy":
-        np.save(path, tokens)
-    else:
-        path.write_bytes(tokens.astype("<u2").tobytes())
-
-
 def test_windows_run_through_all_shards_and_cross_none(tmp_path: Path) -> None:
-    write(tmp_path / "train/a.bin", np.arange(9))
-    write(tmp_path / "train/b.npy", np.arange(3, dtype=np.uint16))
-    write(tmp_path / "train/c.npy", np.arange(100, 105, dtype=np.int32))
+    (tmp_path / "train").mkdir()
+    np.arange(9, dtype="<u2").tofile(tmp_path / "train/a.bin")
+    np.save(tmp_path / "train/b.npy", np.arange(3, dtype=np.uint16))
+    np.save(tmp_path / "train/c.npy", np.arange(100, 105, dtype=np.int32))
     shards = TokenShards(tmp_path, "train", length=5, stride=4, vocab_size=200)
     windows = [shards.window(index).tolist() for index in range(len(shards))]
     assert windows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [100, 101, 102, 103, 104]]
 
 
-def indexed(folder: Path, tokens: list[int], kind: int, dtype: str) -> Path:
-    """Write an indexed data set of Megatron-LM with two sequences."""
-    folder.mkdir(parents=True, exist_ok=True)
-    np.array(tokens, dtype).tofile(folder / "text_document.bin")
-    lengths = np.array([3, len(tokens) - 3], "<i4")
-    head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, kind, 2, 3)
-    rest = np.array([0, 3 * np.dtype(dtype).itemsize], "<i8").tobytes() + np.array([0, 1, 2], "<i8").tobytes()
-    (folder / "text_document.idx").write_bytes(head + lengths.tobytes() + rest)
-    return folder / "text_document.bin"
-
-
 @pytest.mark.parametrize(("kind", "dtype"), [(4, "<i4"), (8, "<u2")])
 def test_an_indexed_data_set_of_megatron_is_read_in_its_type(tmp_path: Path, kind: int, dtype: str) -> None:
-    indexed(tmp_path / "train", list(range(30000, 30010)), kind, dtype)
+    save_indexed(tmp_path / "train" / "text_document", range(30000, 30010), [3, 7], kind, dtype)
     shards = TokenShards(tmp_path, "train", 4, 3, 128_256)
     assert [shards.window(index).tolist() for index in range(len(shards))] == [
         [30000 + start + offset for offset in range(4)] for start in (0, 3, 6)
@@ -336,7 +312,7 @@ def test_an_indexed_data_set_of_megatron_is_read_in_its_type(tmp_path: Path, kin
 
 
 def test_only_the_first_windows_are_read_where_a_limit_is_given(tmp_path: Path) -> None:
-    indexed(tmp_path / "val", list(range(20)), 4, "<i4")
+    save_indexed(tmp_path / "val" / "text_document", range(20), [3, 17])
     assert len(TokenShards(tmp_path, "val", 4, 4, 100, limit=3)) == 3
     with pytest.raises(DataError, match="holds 5 samples of 4 tokens; 6 are needed"):
         TokenShards(tmp_path, "val", 4, 4, 100, limit=6)
