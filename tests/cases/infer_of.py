@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accelmark.datasets.ensure import ensure
 from accelmark.datasets.spec import dataset_specs
 from accelmark.infer.case import InferCase
-from accelmark.infer.run import InferenceRun, build_case
+from accelmark.infer.run import build_case
 from accelmark.spec.job import InferJob, JobSpec
-from accelmark.spec.log.events import Event
-from accelmark.spec.log.inference import AnswerCheck, InferFinished, ScenarioResult, StageEnd
 from accelmark.spec.plugins.catalog import load_case
 from accelmark.spec.settings.inference import InferSettings
 from tests.cases.job_of import job_on_cpu
-
-
-@dataclass(frozen=True)
-class Inferred:
-    """How it ended, and what each step told."""
-
-    finished: InferFinished
-    stages: dict[str, StageEnd]
-    scenarios: list[ScenarioResult]
-    answers: list[AnswerCheck]
-
-    def detail(self, step: str, name: str) -> object:
-        return self.stages[step].details[name]
+from tests.infer.conftest import Ran, steps_of
 
 
 def packaged(name: str) -> dict[str, Path]:
@@ -85,26 +70,12 @@ def infer(
     *,
     parameters: Mapping[str, int] | None = None,
     **over: Any,
-) -> Inferred:
+) -> Ran:
     """Take the seven steps of the case ``name`` with ``over`` on its configurations."""
-    job = job_of(name, directory, data_dirs, parameters, **over)
-    stages: dict[str, StageEnd] = {}
-    scenarios: list[ScenarioResult] = []
-    answers: list[AnswerCheck] = []
-
-    def emit(event: Event, value: Any) -> None:
-        if event is Event.STAGE_END:
-            stages[value.step] = value
-        elif event is Event.SCENARIO:
-            scenarios.append(value)
-        elif event is Event.ANSWER_CHECK:
-            answers.append(value)
-
-    assert isinstance(job.work, InferJob)
-    return Inferred(InferenceRun(job, job.work, directory, emit, 0.0).run(), stages, scenarios, answers)
+    return steps_of(job_of(name, directory, data_dirs, parameters, **over), directory)
 
 
-def accuracies(ran: Inferred) -> tuple[float, float]:
+def accuracies(ran: Ran) -> tuple[float, float]:
     """Return the metric of the framework and of the engine of a valid run."""
     finished = ran.finished
     assert finished.state == "completed", finished.message

@@ -53,12 +53,10 @@ NEEDS: Mapping[str, str] = {
 }
 """Case -> the library that computes its score or that its model is from, where that is an extra of its own."""
 
-MODEL_LIBRARIES = {"diffusers", "torch_geometric"}
-
 
 def case_of(name: str, over: Mapping[str, Any]) -> TrainCase:
     train = TRAINED[name]
-    if NEEDS.get(name) in MODEL_LIBRARIES:
+    if NEEDS.get(name) in ("diffusers", "torch_geometric"):  # which its model is from
         pytest.importorskip(NEEDS[name])
     layers = [Layer("test", {"loader.synthetic": True, **over})]
     base = Layer.of("case.yaml", train.settings)
@@ -334,7 +332,10 @@ def test_a_case_is_counted_at_full_size_without_memory(name: str) -> None:
         assert flops == published_flops(name, case.settings.model)
     if name in MULTIPLY_ADDS:
         multiply_adds, origin = MULTIPLY_ADDS[name]
-        forward = forward_flops(case, model)
+        batch = on_meta(case.synthetic_batch(1))
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model.eval()(*(batch[name] for name in ("image", "mask") if name in batch))
+        forward = counter.get_total_flops()
         assert forward / 2 + OUTSIDE.get(name, 0) == pytest.approx(multiply_adds, rel=0.02), origin
         assert flops is not None
         assert TRAINED_SHARE.get(name, 2.95) * forward < flops <= 3 * forward, "only the image needs no gradient"
@@ -342,14 +343,6 @@ def test_a_case_is_counted_at_full_size_without_memory(name: str) -> None:
     del model
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-
-
-def forward_flops(case: TrainCase, model: nn.Module) -> float:
-    """Return the FLOPs of one sample's forward pass on the meta device."""
-    batch = on_meta(case.synthetic_batch(1))
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model.eval()(*(batch[name] for name in ("image", "mask") if name in batch))
-    return float(counter.get_total_flops())
 
 
 class Bytes(nn.Sequential):

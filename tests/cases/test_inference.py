@@ -17,6 +17,8 @@ from accelmark.cases.minilm.infer_pytorch import SentenceEncoder
 from accelmark.cases.minilm_finetune.pytorch import read_text
 from accelmark.infer.case import InferBatch, InferCase
 from accelmark.infer.measure import Score
+from accelmark.spec.log.events import Event
+from accelmark.spec.settings.inference import InferStep
 from tests.cases import tiny_data
 from tests.cases.infer_of import accuracies, built, infer, packaged
 
@@ -29,7 +31,7 @@ BERT = {"seq_length": 16, "vocab_size": 60, "hidden_size": 32, "intermediate_siz
 @pytest.mark.timeout(900)
 def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: Path) -> None:
     ran = infer("resnet_mini", tmp_path, packaged("resnet_mini"), compiler="onnxruntime")
-    assert ran.detail("create", "items") == 10_000
+    assert ran.details(InferStep.CREATE)["items"] == 10_000
     framework, engine = accuracies(ran)
     assert framework == pytest.approx(0.9166, abs=0.002), "what the training round measured, in bf16"
     assert engine == pytest.approx(framework, abs=0.002), "on inputs with noise of 1 %"
@@ -39,7 +41,7 @@ def test_resnet_mini_reaches_its_training_accuracy_on_all_test_images(tmp_path: 
 @pytest.mark.timeout(900)
 def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
     ran = infer("efficientnet_lite0", tmp_path, packaged("efficientnet_lite0"), compiler="openvino")
-    assert ran.detail("create", "partial") is True
+    assert ran.details(InferStep.CREATE)["partial"] is True
     assert accuracies(ran) == (1.0, 1.0)
 
 
@@ -47,10 +49,10 @@ def test_efficientnet_names_what_the_photographs_show(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_minilm_tells_comedies_from_histories(tmp_path: Path) -> None:
     ran = infer("minilm", tmp_path, packaged("minilm"), compiler="onnxruntime", max_batches=8)
-    assert ran.detail("create", "items") == 128
+    assert ran.details(InferStep.CREATE)["items"] == 128
     framework, engine = accuracies(ran)
     assert framework == pytest.approx(0.8301, abs=0.04), "the reference is of all 1,024 passages"
-    (check,) = ran.answers
+    (check,) = ran.of(Event.ANSWER_CHECK)
     assert check.num_scored == 128
     assert check.engine_metrics["accuracy"] == engine
     assert engine == pytest.approx(check.framework_metrics["accuracy"], abs=1 / 128), "on the same exchanged tokens"
@@ -122,8 +124,8 @@ def test_weights_and_images_from_directories_give_the_accuracy(
     ran = infer(
         name, tmp_path, dirs, parameters=parameters, compiler=compiler, precision="fp32", batch_size=4, num_workers=1
     )
-    assert ran.detail("create", "items") == 12
-    assert ran.detail("create", "trained") is True
+    assert ran.details(InferStep.CREATE)["items"] == 12
+    assert ran.details(InferStep.CREATE)["trained"] is True
     assert accuracies(ran) == (0.25, 0.25), "three of twelve images are of the class that it always names"
 
 
@@ -138,7 +140,7 @@ def test_bert_large_fills_in_prepared_sequences_with_weights_from_a_directory(tm
     save_file(held, tmp_path / "sequences" / "sequences.safetensors")
     dirs = {"sequences": tmp_path / "sequences", "weights": _weights("bert_large", BERT, tmp_path)}
     ran = infer("bert_large", tmp_path, dirs, parameters=BERT, compiler="onnxruntime", precision="fp32", batch_size=4)
-    assert ran.detail("create", "trained") is True
+    assert ran.details(InferStep.CREATE)["trained"] is True
     assert accuracies(ran) == (0.5, 0.5), "its bias knows one of two masked tokens"
 
 
@@ -151,7 +153,7 @@ def test_without_weights_and_data_a_run_measures_speed_and_no_accuracy(
     over = {"compiler": "eager", "precision": "fp32", "batch_size": 2, "synthetic": True, "max_batches": 3}
     ran = infer(name, tmp_path, {}, parameters=parameters, **over)
     assert ran.finished.state == "completed", ran.finished.message
-    assert ran.detail("create", "trained") is False
+    assert ran.details(InferStep.CREATE)["trained"] is False
     assert (ran.finished.val_average_acc, ran.finished.infer_average_acc) == (None, None)
     assert ran.finished.p_inference_core is not None
 
@@ -189,7 +191,7 @@ def test_objects_of_coco_are_found_with_weights_from_a_directory(
     dirs = {**tiny_data.coco(tmp_path), "weights": _weights(name, parameters, tmp_path)}
     over = {"compiler": compiler, "precision": "fp32", "batch_size": 2, "repeat": 3}
     ran = infer(name, tmp_path, dirs, parameters=parameters, **over)
-    assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
+    assert (ran.details(InferStep.CREATE)["items"], ran.details(InferStep.CREATE)["trained"]) == (3, True)
     framework, engine = accuracies(ran)
     assert name == "detr" or 0 < framework < 1
     assert engine == pytest.approx(framework, abs=0.05), "on images with noise of 1 %"

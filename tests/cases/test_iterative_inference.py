@@ -24,8 +24,9 @@ import accelmark
 from accelmark.infer.case import IterativeModel
 from accelmark.infer.measure import Answers
 from accelmark.results.rounds.inference import answer_reasons
+from accelmark.spec.log.events import Event
 from accelmark.spec.plugins.catalog import load_case
-from accelmark.spec.settings.inference import InferPrecision
+from accelmark.spec.settings.inference import InferPrecision, InferStep
 from accelmark.tasks.metrics import IGNORED
 from tests.cases import tiny_data
 from tests.cases.infer_of import accuracies, built, infer
@@ -99,7 +100,7 @@ def data(name: str, speech: Mapping[str, Path], pictures: Mapping[str, Path]) ->
 
 def test_whisper_transcribes_and_its_words_are_counted(speech: Mapping[str, Path], tmp_path: Path) -> None:
     ran = infer("whisper_small", tmp_path, speech, parameters=WHISPER, **FAST)
-    assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (3, True)
+    assert (ran.details(InferStep.CREATE)["items"], ran.details(InferStep.CREATE)["trained"]) == (3, True)
     framework, engine = accuracies(ran)
     assert framework == pytest.approx(engine)
     assert framework < 0.1, "word error rate of the recordings that it was trained on"
@@ -107,7 +108,7 @@ def test_whisper_transcribes_and_its_words_are_counted(speech: Mapping[str, Path
 
 def test_stable_diffusion_makes_images_and_clip_scores_them(pictures: Mapping[str, Path], tmp_path: Path) -> None:
     ran = infer("stable_diffusion", tmp_path, pictures, parameters=DIFFUSION, **FAST)
-    assert (ran.detail("create", "items"), ran.detail("create", "trained")) == (4, True)
+    assert (ran.details(InferStep.CREATE)["items"], ran.details(InferStep.CREATE)["trained"]) == (4, True)
     framework, engine = accuracies(ran)
     assert -100 < framework < 100
     assert framework != 0
@@ -130,7 +131,7 @@ def test_loadgens_answers_are_compared_step_by_step(name: str, tmp_path: Path) -
     over = {**FAST, "compiler": "eager", "synthetic": True, "max_batches": 2, **short}
     ran = infer(name, tmp_path, {}, parameters=REDUCED[name], **over)
     assert ran.finished.state == "completed", ran.finished.message
-    (result,) = ran.scenarios
+    (result,) = ran.of(Event.SCENARIO)
     for found in (result.accuracy_answers, result.performance_answers):
         assert found is not None
         assert found.num_items

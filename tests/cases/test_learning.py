@@ -203,17 +203,6 @@ def accelmark(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-RESNET: Mapping[str, Any] = {
-    **{f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)},
-    **{"model.image_size": 32, "model.num_classes": 2, "batch_size": 4, "eval_batch_size": 3, "loader.num_workers": 1},
-    **{"threads": 1, "end.max_epochs": 1, "evaluate.every_epochs": 1, "checkpoint.every_steps": None},
-    "schedule.warmup_ratio": 0.5,
-}
-LLAMA: Mapping[str, Any] = {
-    **SMALL["llama2_7b"],
-    **{"model.seq_length": 16, "batch_size": 2, "threads": 1, "loader.num_workers": 0},
-    **{"schedule.warmup_steps": 2, "end.max_steps": 6, "optimizer.lr": 1e-2},
-}
 BERT: Mapping[str, Any] = {
     **{"model.vocab_size": 1100, "model.hidden_size": 32, "model.intermediate_size": 48, "model.num_layers": 2},
     **{"model.num_heads": 4, "model.max_predictions": 12, "model.seq_length": 64, "model.max_positions": 64},
@@ -223,7 +212,10 @@ BERT: Mapping[str, Any] = {
 
 
 def test_resnet50_trains_and_evaluates_on_images_in_folders(tmp_path: Path) -> None:
-    over = {**RESNET, "log_every_steps": 1}
+    over: dict[str, Any] = {f"model.stage{stage}_blocks": 1 for stage in (1, 2, 3, 4)}
+    over |= {"model.image_size": 32, "model.num_classes": 2, "batch_size": 4, "eval_batch_size": 3, "threads": 1}
+    over |= {"loader.num_workers": 1, "end.max_epochs": 1, "evaluate.every_epochs": 1, "checkpoint.every_steps": None}
+    over |= {"schedule.warmup_ratio": 0.5, "log_every_steps": 1}
     events = run(job_of("resnet50", tmp_path / "run", tiny_data.imagenet(tmp_path), over))
     finished = value_of(events, Event.FINISHED)
     assert finished["state"] == "completed"
@@ -242,7 +234,8 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def test_llama_learns_from_token_shards(tmp_path: Path, tokens: Path) -> None:
-    over = {**LLAMA, "parallelism": "ddp"}
+    over = {**SMALL["llama2_7b"], "model.seq_length": 16, "batch_size": 2, "threads": 1, "loader.num_workers": 0}
+    over |= {"schedule.warmup_steps": 2, "end.max_steps": 6, "optimizer.lr": 1e-2, "parallelism": "ddp"}
     finished, losses = trained("llama2_7b", tmp_path, {"llama_tokens": tokens}, over)
     assert losses[0] == pytest.approx(math.log(100), rel=0.1), "random weights know nothing"
     assert losses[-1] < losses[0] - 0.5

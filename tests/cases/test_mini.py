@@ -202,9 +202,13 @@ def test_minilm_finetune_learns(tmp_path: Path, plays: Path) -> None:
 LETTERS = dict(zip("abcdefgh", "абцдефгх", strict=True))
 
 
-def write_catalogue(path: Path, texts: Mapping[str, str]) -> None:
-    """Write a catalogue of GNU gettext in its binary format."""
-    pairs = sorted({"": "Content-Type: text/plain; charset=UTF-8\n", **texts}.items())
+@pytest.fixture
+def names(tmp_path: Path) -> Path:
+    """Words of four letters, each for one letter of the other alphabet, in the binary format of GNU gettext."""
+    words = [f"{a}{b}{c}a" for a in LETTERS for b in LETTERS for c in "abcd"]
+    texts = {word: "".join(LETTERS[letter] for letter in word) for word in words}
+    more = {"Old Abba, Cab": "абба", "Cab (old)": "цаб", "A name of too many letters": "абцдефгх"}
+    pairs = sorted({"": "Content-Type: text/plain; charset=UTF-8\n", **texts, **more}.items())
     tables, content = [b"", b""], b""
     start = 28 + 16 * len(pairs)
     for column in (0, 1):
@@ -213,17 +217,7 @@ def write_catalogue(path: Path, texts: Mapping[str, str]) -> None:
             tables[column] += struct.pack("<2I", len(text), start + len(content))
             content += text + b"\0"
     head = struct.pack("<7I", 0x950412DE, 0, len(pairs), 28, 28 + 8 * len(pairs), 0, 0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(head + b"".join(tables) + content)
-
-
-@pytest.fixture
-def names(tmp_path: Path) -> Path:
-    """Words of four letters; each stands for one letter of the other alphabet."""
-    words = [f"{a}{b}{c}a" for a in LETTERS for b in LETTERS for c in "abcd"]
-    texts = {word: "".join(LETTERS[letter] for letter in word) for word in words}
-    more = {"Old Abba, Cab": "абба", "Cab (old)": "цаб", "A name of too many letters": "абцдефгх"}
-    write_catalogue(tmp_path / "iso_codes" / CATALOGUE, {**texts, **more})
+    tiny_data.write(tmp_path / "iso_codes" / CATALOGUE, head + b"".join(tables) + content)
     return tmp_path / "iso_codes"
 
 

@@ -25,16 +25,12 @@ from tests.cases import tiny_data
 from tests.cases.test_definitions import SMALL, case_of
 
 
-def edited(path: Path, change: Callable[[Any], None]) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    change(content)
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
 def test_training_leaves_out_what_cannot_be_learnt_and_evaluation_does_not(tmp_path: Path) -> None:
     directory = tiny_data.coco(tmp_path)["coco"]
     file = directory / "annotations" / "instances_train2017.json"
-    edited(file, lambda all_: all_["annotations"][0].update(iscrowd=1))
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["annotations"][0]["iscrowd"] = 1
+    file.write_text(json.dumps(content), encoding="utf-8")
     assert [len(BoxedImages(directory, "train2017", num_classes=4, train=train)) for train in (True, False)] == [15, 16]
     scene = BoxedImages(directory, "train2017", num_classes=4, train=False).scene(0)
     assert (scene.crowd.tolist(), scene.labels[0] in (1, 3)) == ([1], True), "with 4 classes labels are the ids"

@@ -139,17 +139,13 @@ def test_validation_images_alone_are_enough_for_inference(tmp_path: Path, ilsvrc
     assert len(list((tmp_path / "to").glob("val/*/*.JPEG"))) == 3
 
 
-def speech(folder: Path, subset: str) -> None:
-    chapter = f"LibriSpeech/{subset}/19/198"
-    text = "".join(f"19-198-{number:04} SOME WORDS\n" for number in range(2))
-    recordings = {f"{chapter}/19-198-{number:04}.flac": b"fLaC" + bytes(number) for number in range(2)}
-    files = {"LibriSpeech/README.TXT": b"text", **recordings, f"{chapter}/19-198.trans.txt": text.encode()}
-    tar(folder / f"{subset}.tar.gz", files)
-
-
 def test_librispeech_is_unpacked_by_subset(tmp_path: Path) -> None:
+    text = "".join(f"19-198-{number:04} SOME WORDS\n" for number in range(2))
     for subset in ("train-clean-100", "train-clean-360", "test-clean"):
-        speech(tmp_path, subset)
+        chapter = f"LibriSpeech/{subset}/19/198"
+        recordings = {f"{chapter}/19-198-{number:04}.flac": b"fLaC" + bytes(number) for number in range(2)}
+        files = {"LibriSpeech/README.TXT": b"text", **recordings, f"{chapter}/19-198.trans.txt": text.encode()}
+        tar(tmp_path / f"{subset}.tar.gz", files)
     to = tmp_path / "librispeech"
     assert sorted(made("librispeech", tmp_path, to)) == [
         "test-clean.tar.gz", "train-clean-100.tar.gz", "train-clean-360.tar.gz"
@@ -218,13 +214,9 @@ def test_samsum_has_the_published_number_of_dialogues(tmp_path: Path, monkeypatc
         made("samsum", tmp_path, tmp_path / "other")
 
 
-TABLE = b"sentence\tlabel\na good film\t1\n"
-
-
 def test_sst2_is_unpacked_as_the_case_reads_it(tmp_path: Path) -> None:
-    zipped(
-        tmp_path / published.SST2, dict.fromkeys([f"SST-2/{split}.tsv" for split in ("train", "dev", "test")], TABLE)
-    )
+    table = b"sentence\tlabel\na good film\t1\n"
+    zipped(tmp_path / published.SST2, {f"SST-2/{split}.tsv": table for split in ("train", "dev", "test")})
     made("sst2", tmp_path, tmp_path / "to")
     assert Table(tmp_path / "to/SST-2/train.tsv", ["sentence", "label"]).row(0) == ("a good film", "1")
 

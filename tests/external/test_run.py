@@ -89,9 +89,6 @@ def test_a_trainer_that_ignores_the_signal_is_killed_and_the_job_cancelled(plugi
     assert finished.value["state"] == "cancelled"
 
 
-TRAINER = yaml.safe_load(Path(__file__).with_name("slowgrad.yaml").read_text())
-
-
 @pytest.mark.parametrize(
     ("of_cluster", "of_trainer", "expected"),
     [(None, "slowgrad:1", "slowgrad:1"), ("site:2", "slowgrad:1", "site:2"), (None, None, "accelmark-cpu-pytorch")],
@@ -103,7 +100,8 @@ def test_the_image_is_the_clusters_else_the_trainers_else_that_of_its_framework(
     plan = make_plan((), cluster=ClusterSpec.model_validate({"container": container}), vendor="cpu")
     job = plan.jobs[0].job
     assert isinstance(job.work, TrainJob)
-    trainer = TrainerSpec.model_validate(TRAINER | {"image": of_trainer})
+    described = yaml.safe_load((HERE / "slowgrad.yaml").read_text())
+    trainer = TrainerSpec.model_validate(described | {"image": of_trainer})
     work = ExternalJob(**job.work.model_dump(exclude={"kind", "is_checked", "killed"}), trainer=trainer)
     key = job.key.model_copy(update={"framework": "slowgrad"})
     recipe = recipe_of(plan, job.model_copy(update={"work": work, "key": key}))

@@ -261,11 +261,14 @@ BERT_STEPS = {
 }  # fmt: skip
 
 
-def bert_data(place: Path) -> Path:
-    """Write random tokens, the weights of a small BERT of transformers, and return the directory of the case."""
+@pytest.mark.parametrize("framework", BERT_FRAMEWORKS)
+def test_bert_starts_from_the_checkpoint_and_its_dropout_is_resumed_and_replayed(
+    framework: str, tmp_path: Path
+) -> None:
+    """From random weights of a small BERT of transformers, on random tokens."""
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes = SMALL["bert"]
+    sizes, place = SMALL["bert"], tmp_path / "tokens"
     config = BertConfig(
         vocab_size=sizes["vocab_size"], hidden_size=sizes["hidden_size"], num_hidden_layers=sizes["num_layers"],
         num_attention_heads=sizes["num_heads"], intermediate_size=sizes["intermediate_size"],
@@ -276,14 +279,7 @@ def bert_data(place: Path) -> Path:
         (place / split).mkdir()
         tokens = np.random.default_rng(count).integers(104, 120, count, dtype=np.uint16)
         np.save(place / split / "tokens.npy", tokens)
-    return place
-
-
-@pytest.mark.parametrize("framework", BERT_FRAMEWORKS)
-def test_bert_starts_from_the_checkpoint_and_its_dropout_is_resumed_and_replayed(
-    framework: str, tmp_path: Path
-) -> None:
-    data = {"bert_tokens": bert_data(tmp_path / "tokens")}
+    data = {"bert_tokens": place}
     whole = rank_job(framework, tmp_path / "whole", "bert", data, BERT_STEPS)
     events = run_job(whole)
     (finished,) = values(events, "FINISHED")
@@ -291,7 +287,7 @@ def test_bert_starts_from_the_checkpoint_and_its_dropout_is_resumed_and_replayed
     assert "JitCompileWithTry" not in (whole.parent / "rank0.out.log").read_text(), "MindSpore captures the step"
     expected = losses_of(events)
     assert expected[-1] < expected[0]
-    stored = load_file(tmp_path / "tokens" / "initial" / "model.safetensors")
+    stored = load_file(place / "initial" / "model.safetensors")
     start = rank_job(framework, tmp_path / "start", "bert", data, {**BERT_STEPS, "optimizer.lr": 0.0})
     run_job(start)
     words = stored["bert.embeddings.word_embeddings.weight"]

@@ -88,6 +88,14 @@ def job_of(tmp_path: Path, parameters: dict[str, Any] | None = None, **settings:
     )
 
 
+def steps_of(job: JobSpec, node_dir: Path) -> Ran:
+    """Take the seven steps of a job in this process."""
+    events: list[tuple[Event, Spec | Mapping[str, Any] | None]] = []
+    assert isinstance(job.work, InferJob)
+    run = InferenceRun(job, job.work, node_dir, lambda event, value: events.append((event, value)), 0.0)
+    return Ran(run.run(), events, node_dir)
+
+
 def fork_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engine processes be forks of a process that has imported PyTorch."""
 
@@ -118,13 +126,9 @@ def take(tmp_path: Path) -> Callable[..., Ran]:
     """Return a function that takes the seven steps of the tiny case in this process."""
 
     def steps(job: JobSpec | None = None, **settings: Any) -> Ran:
-        events: list[tuple[Event, Spec | Mapping[str, Any] | None]] = []
-        chosen = job or job_of(tmp_path, **settings)
-        assert isinstance(chosen.work, InferJob)
         node_dir = tmp_path / "node"
         node_dir.mkdir(exist_ok=True)
-        run = InferenceRun(chosen, chosen.work, node_dir, lambda event, value: events.append((event, value)), 0.0)
-        return Ran(run.run(), events, node_dir)
+        return steps_of(job or job_of(tmp_path, **settings), node_dir)
 
     return steps
 

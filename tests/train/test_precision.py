@@ -62,12 +62,6 @@ def test_a_host_without_a_compiler_trains_uncompiled_and_reports_it(
     assert "/nowhere/c++" in message
 
 
-def apart(found: Tensor | None, expected: Tensor | None) -> float:
-    assert found is not None
-    assert expected is not None
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
-
-
 def trained(layer: nn.Linear, rows: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, and gradients of input and weight, of a batch of two sequences."""
     layer.zero_grad()
@@ -91,7 +85,7 @@ def test_products_and_gradients_differ_from_bf16_by_the_rounding_of_fp8(scale: f
     assert type(layer) is Fp8Linear
     # e4m3 has three bits of mantissa, e5m2 two: relative rounding errors of up to 2**-4 and 2**-3.
     for name, limit, ours, theirs in zip("oiw", (0.06, 0.12, 0.12), found, expected, strict=True):
-        assert 1e-3 < apart(ours, theirs) < limit, name
+        assert 1e-3 < float((ours.float() - theirs.float()).norm() / theirs.float().norm()) < limit, name
     assert found[0].dtype == torch.bfloat16
     assert found[2].dtype == torch.float32
 

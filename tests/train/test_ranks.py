@@ -163,18 +163,19 @@ def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def wait_for_event(log: Path, event: str) -> None:
-    wait_for(lambda: f'"event": "{event}"' in text_of(log), f"{event} in {log}")
+def stopped(directory: Path, number: signal.Signals, nproc: int) -> Ran:
+    """Send a signal to the launcher, or to a rank alone, after its last rank has ended a step."""
+    settings = {"end.max_steps": 100000, "model.sleep_ms": 2, "checkpoint.every_steps": 100000}
+    process, node_dir = start(make_job(directory, settings, nproc=nproc), directory)
+    wait_for(lambda: '"event": "STEP_END"' in text_of(node_dir / f"rank{nproc - 1}.out.log"), "the end of a step")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=300)
+    return Ran(node_dir, process.returncode, output)
 
 
 def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> None:
-    settings = {"end.max_steps": 100000, "model.sleep_ms": 2, "checkpoint.every_steps": 100000}
-    process, node_dir = start(make_job(tmp_path, settings, nproc=2), tmp_path)
-    wait_for_event(node_dir / "rank1.out.log", "STEP_END")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    ran = Ran(node_dir, process.returncode, output)
-    assert ran.exit_code == 130, output
+    ran = stopped(tmp_path, signal.SIGTERM, 2)
+    assert ran.exit_code == 130, ran.output
     ends = [ran.finished(rank) for rank in (0, 1)]
     assert {(end.state, end.end_reason) for end in ends} == {("cancelled", "cancelled")}
     assert ends[0].global_steps == ends[1].global_steps
@@ -183,11 +184,7 @@ def test_stopping_the_launcher_lets_all_ranks_end_their_step(tmp_path: Path) -> 
 
 
 def test_a_rank_alone_ends_its_step_when_told_to(tmp_path: Path) -> None:
-    process, node_dir = start(make_job(tmp_path, {"end.max_steps": 100000, "model.sleep_ms": 2}), tmp_path)
-    wait_for_event(node_dir / "rank0.out.log", "STEP_END")
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
-    ran = Ran(node_dir, process.returncode, output)
+    ran = stopped(tmp_path, signal.SIGINT, 1)
     finished = ran.finished()
     assert (ran.exit_code, finished.state, finished.end_reason) == (130, "cancelled", "cancelled")
     assert finished.message == f"ended by SIGINT after step {finished.global_steps}"

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.train.jobs import environment
 
@@ -57,26 +56,21 @@ sys.stdout.flush(); os._exit(0)
 """
 
 
-def scattered(directory: Path, width: int) -> list[dict[str, Any]]:
-    program = directory / "program.py"
+def test_rank_1_holds_its_shards_and_one_parameter_but_never_the_model(tmp_path: Path) -> None:
+    width, program = 1536, tmp_path / "program.py"
     program.write_text(PROGRAM)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
-        [*launcher, str(program), str(width), str(directory)],
+        [*launcher, str(program), str(width), str(tmp_path)],
         # Without it glibc keeps parts of the heap: gloo's threads release parameters late on a busy machine.
-        env={**environment(directory), "MALLOC_MMAP_THRESHOLD_": str(2**20)},
+        env={**environment(tmp_path), "MALLOC_MMAP_THRESHOLD_": str(2**20)},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return [json.loads((directory / f"{rank}.json").read_text()) for rank in (0, 1)]
-
-
-def test_rank_1_holds_its_shards_and_one_parameter_but_never_the_model(tmp_path: Path) -> None:
-    width = 1536
-    first, second = scattered(tmp_path, width)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     model_mib = 32 * width * width * 4 / 2**20
     assert model_mib == 288
     assert first["grown_mib"] > 0.9 * model_mib, "rank 0 builds all of it"

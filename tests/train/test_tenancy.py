@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,18 +66,13 @@ def test_an_early_stop_ends_training_at_an_evaluation_outside_any_window(tmp_pat
         assert window.wall_ms < sum(window.step_ms) + sum(window.data_wait_ms) + PAUSE_S * 1000
 
 
-@pytest.fixture
-def group() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    made = dist.new_group(backend="gloo")
-    assert isinstance(made, dist.ProcessGroup)
-    yield made
-    dist.destroy_process_group()
-
-
 def test_a_job_after_a_failed_one_uses_the_group_of_the_process_and_leaves_it_open(
-    tmp_path: Path, group: dist.ProcessGroup
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    request.addfinalizer(dist.destroy_process_group)
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
     broken = carried(make_job(tmp_path, {"model.fault": "memory", "model.fault_at": 3}), Heard(), group)
     assert (broken.end.reason, broken.in_step, broken.exit_code) == ("out_of_memory", False, 1)
     heard = Heard()

@@ -79,11 +79,14 @@ def test_the_edit_distance_is_that_of_its_definition(first: list[str], second: l
     assert edit_distance(first, second) == slow_distance(first, second)
 
 
-def test_word_errors_are_over_the_words_of_the_references() -> None:
-    score = ErrorRate("word")
-    found = score.sums(["the cat sat", "b"], ["the cat sat down", "a b c"])
-    assert found == {"word_errors": 3.0, "words": 7.0}
-    assert score.metrics(found) == {"wer": 3 / 7}
+def test_errors_are_over_the_words_or_characters_of_the_references() -> None:
+    words, characters = ErrorRate("word"), ErrorRate("character")
+    found = words.sums(["the cat sat", "b"], ["the cat sat down", "a b c"])
+    assert (found, words.metrics(found)) == ({"word_errors": 3.0, "words": 7.0}, {"wer": 3 / 7})
+    found = characters.sums(["abcd", "xy"], ["abd", "xyz"])
+    assert found == {"character_errors": 2.0, "characters": 6.0}
+    assert characters.metrics(found) == {"cer": pytest.approx(1 / 3)}
+    assert characters.metrics({"character_errors": 0.0, "characters": 0.0}) == {"cer": 0.0}
     assert ErrorRate("word", plain=True).sums(["Don't, stop!"], ["DON'T STOP"])["word_errors"] == 0
 
 
@@ -110,14 +113,6 @@ def test_bleu_of_parts_is_that_of_the_corpus() -> None:
 def test_rouge_is_the_mean_over_samples() -> None:
     pytest.importorskip("rouge_score")
     assert sum_of_parts(Rouge1(), [("cats running", "cat runs"), ("a", "b")]) == {"rouge1": pytest.approx(50)}
-
-
-def test_the_character_error_rate_counts_edits_over_characters() -> None:
-    score = ErrorRate("character")
-    sums = score.sums(["abcd", "xy"], ["abd", "xyz"])
-    assert sums == {"character_errors": 2.0, "characters": 6.0}
-    assert score.metrics(sums) == {"cer": pytest.approx(1 / 3)}
-    assert score.metrics({"character_errors": 0.0, "characters": 0.0}) == {"cer": 0.0}
 
 
 PROGRAM = """
