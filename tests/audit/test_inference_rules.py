@@ -21,6 +21,7 @@ from accelmark.spec.plugins.catalog import FolderRef
 from accelmark.spec.settings.inference import InferSettings
 from tests.audit.adversary.attack import add_event, edit_events
 from tests.audit.test_rules import judged
+from tests.made_run import change_json
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "infer" / "tiny"
@@ -199,8 +200,7 @@ def test_time_outside_of_the_calls_is_reported(run: Path) -> None:
 def test_answers_and_speed_of_a_scenario_are_judged(run: Path, change: dict[str, Any], rule: str | None) -> None:
     chip = {"name": "cpu", "device_name": "x", "peaks": {"fp32": 0.5}, "source": "made up for tests"}
     change_infer(run, settings={"scenarios": ["offline"], "flops": 1000.0})
-    path = run / ROUND / "job.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chip": chip}))
+    change_json(run / ROUND / "job.json", chip=chip)
     answers = {"num_items": 100, "median_error": 1e-7, "worst_error": 1e-6, "top1_agreement": 1.0}
     check = {"fresh_ms": 1, "same_ms": 1, "speedup": 1.0, "limit": 1.1, "suspicious": False, "num_batches": 12}
     said = SCENARIO | {"crossing_us": 50.0, "repeat_check": check}
@@ -254,7 +254,7 @@ def test_an_engine_that_leaves_time_out_has_to_be_looked_at(run: Path, share: fl
 def test_rounds_with_different_models_are_found(run: Path) -> None:
     second = run / "tiny" / "round2"
     shutil.copytree(run / ROUND, second)
-    (second / "job.json").write_text(json.dumps(json.loads((second / "job.json").read_text()) | {"round": 2}))
+    change_json(second / "job.json", round=2)
     assert "model-mismatch" not in rules(judged(run), "error")
     change_step(run, "create", weights_hash="ab" * 32)
     case = judged(run)

@@ -14,8 +14,6 @@ from tests.audit.adversary.bench import ROOT, TOOL, VENDOR
 
 pytestmark = pytest.mark.adversary
 
-CASE = ROOT / "tests" / "train" / "tiny"
-
 EXTERN = """
 import madeup_kernels
 from accelmark.frameworks.pytorch.hooks import Hooks
@@ -97,7 +95,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = root / "plugins" / "cases" / "tiny"
     case.mkdir(parents=True)
     (case / "case.yaml").write_text(CASE_YAML)
-    (case / "pytorch.py").write_text((CASE / "pytorch.py").read_text())
+    (case / "pytorch.py").write_text((ROOT / "tests/train/tiny/pytorch.py").read_text())
     return root
 
 

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from accelmark.spec.errors import AccelmarkError, RequestError, RunError
 from accelmark.spec.log.records import ClockReading
 from tests.audit.adversary.attack import add_event, edit_events
 from tests.audit.test_rules import LOG, judged
-from tests.made_run import BOOT_MS, WALL_MS, Made, make_run
+from tests.made_run import BOOT_MS, WALL_MS, Made, change_json, change_lines, make_run
 from tests.run.fakes import make_plan
 
 pytestmark = pytest.mark.adversary
@@ -135,12 +134,11 @@ def test_a_run_that_was_changed_is_not_bundled(run: Path, tmp_path: Path) -> Non
 
 
 def test_secrets_do_not_leave_the_machine(run: Path, tmp_path: Path) -> None:
-    plan = json.loads((run / "plan.json").read_text())
-    plan["cluster"] = {
+    cluster = {
         "environment": {"HF_TOKEN": "hunter2hunter2", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         "container": {"pip_source": "https://bob:hunter2@host/simple", "options": ["--env=A_KEY=hunter2too"]},
     }
-    (run / "plan.json").write_text(json.dumps(plan))
+    change_json(run / "plan.json", cluster=cluster)
     with (run / LOG).open("a") as log:
         log.write("a print of hunter2hunter2, hunter2 and https://token2hunter2@host\n")
     write_manifest(run)
@@ -193,12 +191,6 @@ def fresh(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run", Made(rounds=2))
 
 
-def edit(path: Path, change: Callable[[Any], object]) -> None:
-    loaded = json.loads(path.read_text())
-    change(loaded)
-    path.write_text(json.dumps(loaded))
-
-
 def test_swapped_directories_of_an_honest_run_of_two_hosts_are_found(tmp_path: Path) -> None:
     wide = make_run(tmp_path / "wide", Made(nnodes=2, rounds=1))
     contradictions = {"records-disagree", "rounds-not-planned", "clocks-disagree", "plan-not-registered"}
@@ -214,7 +206,7 @@ def test_a_round_that_was_dropped_and_the_rest_renumbered_is_found(fresh: Path) 
     slug = next(fresh.glob("*/round2")).parent
     shutil.rmtree(slug / "round1")
     (slug / "round2").rename(slug / "round1")
-    edit(fresh / "plan.json", lambda plan: plan["jobs"].pop())
+    change_json(fresh / "plan.json", jobs=json.loads((fresh / "plan.json").read_text())["jobs"][:-1])
     case = judged(fresh)
     assert {"records-disagree", "rounds-not-planned"} <= rules(case)
     assert case.verdict == "INVALID"
@@ -226,11 +218,8 @@ def test_an_edited_metric_in_finished_is_found(fresh: Path) -> None:
 
 
 def test_telemetry_of_another_run_is_found(fresh: Path) -> None:
-    path = next(fresh.glob("*/round1/*/telemetry.jsonl"))
-    lines = path.read_text().splitlines()
-    header = json.loads(lines[0])
-    header["header"] |= {"t": BOOT_MS / 1e3, "wall": WALL_MS / 1e3 + 86_400}
-    path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    path, times = next(fresh.glob("*/round1/*/telemetry.jsonl")), {"t": BOOT_MS / 1e3, "wall": WALL_MS / 1e3 + 86_400}
+    change_lines(path, lambda line: {"header": line["header"] | times} if "header" in line else line)
     assert "records-disagree" in rules(judged(fresh))
 
 
@@ -255,7 +244,7 @@ def test_clocks_that_run_apart_are_found_with_their_figures(fresh: Path, clock: 
             "ended": reading("FINISHED", factor),
             "seen": {event: [reading(event, factor)] * 2 for event in ("TRAIN_START", "TRAIN_END")},
         }
-        edit(log.parent / "exit.json", lambda end: end.update(clocks=clocks))
+        change_json(log.parent / "exit.json", clocks=clocks)
 
     state(1.0)
     assert "clocks-disagree" not in rules(judged(fresh))
@@ -356,5 +345,5 @@ def test_each_run_is_registered_with_its_number_and_the_earlier_ones_of_the_same
     assert found.actual == f"number 3 in the registry; 2 earlier of the same work, the last: {earlier}"
     for before, line in itertools.pairwise((tmp_path / "state" / "runs.jsonl").read_bytes().splitlines()):
         assert json.loads(line)["previous"] == hashlib.sha256(before).hexdigest()
-    edit(fresh / "plan.json", lambda plan: plan.update(name="another"))
+    change_json(fresh / "plan.json", name="another")
     assert "plan-not-registered" in rules(judged(fresh))

@@ -35,14 +35,11 @@ WORDS: Mapping[str, Any] = {"model.vocab_size": 100}
 FEW_STEPS = {"batch_size": 2, "eval_batch_size": 2, "threads": 1, "loader.num_workers": 1, "end.max_steps": 8}
 
 
-def boxes_file(root: Path) -> Path:
-    return root / "coco/annotations/instances_train2017.json"
-
-
 def box_outside(root: Path) -> None:
-    content = json.loads(boxes_file(root).read_text(encoding="utf-8"))
+    boxes = root / "coco/annotations/instances_train2017.json"
+    content = json.loads(boxes.read_text(encoding="utf-8"))
     content["annotations"][1]["bbox"] = [50, 10, 30, 20]
-    boxes_file(root).write_text(json.dumps(content), encoding="utf-8")
+    boxes.write_text(json.dumps(content), encoding="utf-8")
 
 
 def one_class_less(root: Path) -> None:

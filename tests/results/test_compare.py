@@ -24,7 +24,7 @@ from accelmark.results.statistics import mean_difference
 from accelmark.results.store.loaded_run import LoadedRun, load_run
 from accelmark.spec.errors import RequestError, SpecError
 from accelmark.spec.number_format import THIN
-from tests.made_run import loaded, measured_run
+from tests.made_run import change_json, loaded, measured_run
 
 
 def test_the_interval_is_welchs() -> None:
@@ -120,8 +120,7 @@ def test_differences_are_shown_next_to_the_figures(tmp_path: Path) -> None:
         finding = {"severity": "warning", "rule": "clock-held", "expected": "none", "actual": "thermal"}
         loaded_result["findings"] = [finding, finding | {"actual": "power"}]
         result.write_text(json.dumps(loaded_result))
-    plan = other / "plan.json"
-    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"source_sha256": "0" * 64}))
+    change_json(other / "plan.json", source_sha256="0" * 64)
     [pair] = compare([loaded(tmp_path / "a"), load_run(other)]).pairs
     found = {(fact.area, fact.name): (fact.baseline, fact.other) for fact in pair.differing}
     assert found["software", "library torch"] == (("2.13.0",), ("9.9",))

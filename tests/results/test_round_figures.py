@@ -340,18 +340,15 @@ def _energy_of(samples: Samples) -> Figure:
     return consumption.consumption_figures({"host": (samples, [(0.5, 2.5)])}, 1, "cuda", "")[0][F.ENERGY]
 
 
-def test_the_energy_of_several_devices_needs_all_of_them(tmp_path: Path) -> None:
+def test_the_energy_of_several_devices_needs_all_and_two_dies_on_one_card_are_counted_once(tmp_path: Path) -> None:
     infos: list[dict[str, Any]] = [{"index": 0}, {"index": 1, "reasons": {"power_w": "no sensor"}}]
     both = _samples(tmp_path / "both", infos, [{"index": 0, "power_w": 100}, {"index": 1, "power_w": 50}])
     assert _energy_of(both).value == pytest.approx(300, rel=1e-3)
     one = _samples(tmp_path / "one", infos, [{"index": 0, "power_w": 100}, {"index": 1, "power_w": None}])
     assert (_energy_of(one).value, _energy_of(one).reason) == (None, "device 1: no sensor")
-
-
-def test_two_dies_on_one_card_are_counted_once(tmp_path: Path) -> None:
-    infos: list[dict[str, Any]] = [{"index": 0, "power_in": 1}, {"index": 1, "power_in": None}]
-    samples = _samples(tmp_path / "dies", infos, [{"index": 0, "power_w": None}, {"index": 1, "power_w": 100}])
-    assert _energy_of(samples).value == pytest.approx(200, rel=1e-3)
+    infos = [{"index": 0, "power_in": 1}, {"index": 1, "power_in": None}]
+    dies = _samples(tmp_path / "dies", infos, [{"index": 0, "power_w": None}, {"index": 1, "power_w": 100}])
+    assert _energy_of(dies).value == pytest.approx(200, rel=1e-3)
 
 
 @pytest.mark.parametrize(("end", "is_marked"), [(29.9, True), (31.0, False)])

@@ -18,7 +18,6 @@ from accelmark.cli.main import app
 from accelmark.compat.flagperf.old_run import is_run, read_run
 from accelmark.results.comparison import compare
 from accelmark.results.export import RULESET, to_mlflow, to_tensorboard, write_flagperf_logs, write_mllog
-from accelmark.results.figures import FigureName
 from accelmark.results.figures import FigureName as F
 from accelmark.results.sources import load_source, open_sources
 from accelmark.results.store.bundle import SUFFIX, check_manifest, write_bundle, write_manifest
@@ -30,7 +29,7 @@ from accelmark.spec.errors import RequestError, RunError
 from accelmark.spec.log.perflog import PerfLogReader, PerfLogWriter
 from accelmark.train.loop.process import StopRequest
 from accelmark.train.loop.rank import run_rank
-from tests.made_run import Made, loaded, make_run, measured_run
+from tests.made_run import Made, change_json, loaded, make_run, measured_run
 from tests.train.jobs import make_job, node_dir_of
 
 RECORDED = Path(__file__).parent / "recorded" / "search"
@@ -121,8 +120,7 @@ def search(place: Path, *, report: dict[str, object] | None = None, config: dict
     """Copy the recorded search with some entries changed."""
     shutil.copytree(RECORDED, place)
     for name, changes in (("report.json", report), ("automl.json", config)):
-        file = place / name
-        file.write_text(json.dumps(json.loads(file.read_text()) | (changes or {})))
+        change_json(place / name, **(changes or {}))
     return place
 
 
@@ -332,7 +330,7 @@ def test_an_old_run_has_the_figures_of_its_log_and_is_open(tmp_path: Path) -> No
     (case,) = run.cases
     assert (str(case.result.key), run.summary.vendor) == ("cpm:pytorch:A100:1:8:1", "nvidia")
     assert (case.result.verdict, case.result.state, case.result.converged) == ("OPEN", "succeeded", True)
-    values = {name: case.result.mean_of(name) for name in FigureName}
+    values = {name: case.result.mean_of(name) for name in F}
     assert {name: number for name, number in values.items() if number is not None} == {
         "throughput_whole": 579.0933420700227, "final_metric": 0.920166015625, "final_loss": 3.066718101501465,
         "e2e_time_s": 1661.6114165782928, "raw_train_time_s": 1501.713, "init_time_s": 148.937,

@@ -170,13 +170,9 @@ def test_a_wide_interval_names_its_rounds_a_missing_one_the_key(values: dict[F, 
     assert told in warning
 
 
-def noisy(*segments: tuple[float, int]) -> list[float]:
-    noise = random.Random(7)
-    return [level * (1 + noise.gauss(0, 0.01)) for level, count in segments for _ in range(count)]
-
-
 def test_changes_are_found_where_they_were_made() -> None:
-    values = noisy((100, 12), (110, 9), (95, 14))
+    noise, segments = random.Random(7), ((100, 12), (110, 9), (95, 14))
+    values = [level * (1 + noise.gauss(0, 0.01)) for level, count in segments for _ in range(count)]
     assert change_points(values) == [12, 21]
     assert [(begin, end) for begin, end, _ in levels(values, [12, 21])] == [(0, 12), (12, 21), (21, 35)]
 

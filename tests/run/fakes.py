@@ -59,7 +59,7 @@ def make_plan(
 
     Several hosts need the fixture ``plugins``: no launcher of a framework starts their ranks.
     """
-    jobs = []
+    jobs, vendor = [], folders("vendors").get("acme")
     for index, modes in enumerate(cases):
         for number in range(1, repeat + 1):
             spec = job_spec(f"toy{index}", repeat, number, len(hosts))
@@ -75,18 +75,13 @@ def make_plan(
         accelmark_version=accelmark.__version__,
         source_sha256=tree_hash(Path(accelmark.__file__).parent),
         vendor="acme",
-        vendor_sha256=_vendor_hash(),
+        vendor_sha256=tree_hash(vendor.path) if vendor is not None else "0" * 64,
         stall_timeout_s=60.0,
         telemetry_interval_s=0.2,
         cluster=ClusterSpec(),
         jobs=tuple(jobs),
     )
     return plan.model_copy(update=changed)
-
-
-def _vendor_hash() -> str:
-    folder = folders("vendors").get("acme")
-    return tree_hash(folder.path) if folder is not None else "0" * 64
 
 
 def problems(plan: Plan, run: Path, *given: Path) -> list[Problem]:

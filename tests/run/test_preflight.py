@@ -35,7 +35,7 @@ from accelmark.run.preflight.checks import (
 )  # fmt: skip
 from accelmark.run.preflight.hosts import check_cluster, require_ready
 from accelmark.spec.cluster import ClusterSpec, HostSpec
-from accelmark.spec.errors import Problem, RequestError
+from accelmark.spec.errors import RequestError
 from accelmark.spec.plugins.catalog import folders, framework_device, load_framework, load_vendor
 from accelmark.spec.plugins.requirements import Need, distributions
 from tests.cli.test_main import accelmark
@@ -54,10 +54,6 @@ def state(name: str = "a", cluster: ClusterSpec = CLUSTER, **changed: object) ->
     }  # fmt: skip
     launcher = create_launcher(plan_of_hosts(cluster), Path("run"))
     return HostState(name, HostFacts.model_validate(values | changed), launcher)
-
-
-def whats(problems: list[Problem], severity: str) -> list[str]:
-    return [problem.what for problem in problems if problem.severity == severity]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,8 @@ def test_the_environments_of_a_cluster_file_are_checked_without_a_run(tmp_path: 
 
 def test_a_clock_that_is_off_and_a_busy_host_are_warnings() -> None:
     problems = problems_of_host(replace(state(load1=7.0), clock_offset_s=-42.0))
-    assert whats(problems, "warning") == ["its clock is -42.0 s off this machine's", "busy: load 7.0 on 8 cores"]
+    warnings = [problem.what for problem in problems if problem.severity == "warning"]
+    assert warnings == ["its clock is -42.0 s off this machine's", "busy: load 7.0 on 8 cores"]
     assert "--set threads=1" in problems[-1].hint, "the one idle core"
 
 
@@ -307,10 +304,6 @@ def look(plan: Plan, run: Path, *given: Path) -> list[str]:
     return [problem.what for problem in problems(plan, run, *given)]
 
 
-def local(**values: object) -> ClusterSpec:
-    return ClusterSpec.model_validate(values)
-
-
 def test_a_healthy_machine_has_no_problem(plugins: Path, tmp_path: Path) -> None:
     assert look(make_plan(()), tmp_path / "run") == []
 
@@ -319,7 +312,7 @@ def test_data_disk_memory_and_ports_of_this_machine_are_checked(plugins: Path, t
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         hosts = [{"address": "localhost", "service_ports": [port]}]
-        spec = local(hosts=hosts, min_disk_mib=10**9, min_memory_mib=10**9)
+        spec = ClusterSpec.model_validate({"hosts": hosts, "min_disk_mib": 10**9, "min_memory_mib": 10**9})
         found = look(make_plan((), cluster=spec), tmp_path / "run", tmp_path / "data")
     assert f"port {port} is in use" in found
     assert f"the data directory {tmp_path / 'data'} is missing" in found
@@ -344,10 +337,9 @@ def test_devices_of_this_machine_are_checked(plugins: Path, tmp_path: Path) -> N
 
 def test_a_missing_container_engine_is_reported(plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    spec = local(container={"engine": "podman", "image": "x"})
-    assert look(make_plan((), cluster=spec), tmp_path / "run") == ["the container engine podman is not on the PATH"]
-    spec = local(container={"engine": "pyxis", "image": "x"})
-    assert look(make_plan((), cluster=spec), tmp_path / "other") == ["the container engine enroot is not on the PATH"]
+    for engine, program in (("podman", "podman"), ("pyxis", "enroot")):
+        plan = make_plan((), cluster=ClusterSpec.model_validate({"container": {"engine": engine, "image": "x"}}))
+        assert look(plan, tmp_path / engine) == [f"the container engine {program} is not on the PATH"]
 
 
 def test_the_command_line_ends_with_one_table_and_leaves_nothing(plugins: Path, tmp_path: Path) -> None:

@@ -17,12 +17,6 @@ from accelmark.spec.cluster import ClusterSpec, ContainerSpec
 from tests.run.fakes import make_plan
 
 
-def on_slurm(**container: object) -> Plan:
-    hosts = ("n1", "n2")
-    values = {"launcher": "slurm", "hosts": [{"address": host} for host in hosts], "container": container}
-    return make_plan((), hosts=hosts, cluster=ClusterSpec.model_validate(values))
-
-
 def opened(plan: Plan, run: Path) -> tuple[Launcher, list[NodeJob]]:
     launcher = create_launcher(plan, run)
     return launcher, asyncio.run(node_jobs(plan.jobs[0], launcher))
@@ -33,9 +27,11 @@ def test_pyxis_makes_the_container_of_the_one_srun_of_a_job(plugins: Path, tmp_p
     vendor.write_text(
         vendor.read_text() + "container: {options: ['--device', '/dev/acme0'], mounts: [/opt/acme:/acme:ro]}\n"
     )
-    image, options = "registry.example.com#team/box:1", ["--container-remap-root"]
-    plan = on_slurm(engine="pyxis", image=image, options=options, mounts=["/data:/data"], python="/opt/python")
-    launcher, nodes = opened(plan, tmp_path)
+    image, options, hosts = "registry.example.com#team/box:1", ["--container-remap-root"], ("n1", "n2")
+    container = {"engine": "pyxis", "image": image, "options": options, "mounts": ["/data:/data"]}
+    values = {"launcher": "slurm", "hosts": [{"address": host} for host in hosts]}
+    cluster = ClusterSpec.model_validate(values | {"container": container | {"python": "/opt/python"}})
+    launcher, nodes = opened(make_plan((), hosts=hosts, cluster=cluster), tmp_path)
     ((*srun, shell, script),) = launcher.common_commands(nodes)
     code = str(launcher.code)
     assert srun[:4] == ["srun", "--jobid=JOBID", "--nodes=2", "--ntasks=2"]

@@ -29,7 +29,7 @@ from accelmark.run.record.directory import RunDirectory
 from accelmark.run.record.registry import record_start, register_plan
 from accelmark.run.record.states import JobStatus
 from accelmark.spec.job import NodeExit
-from accelmark.spec.settings.inference import InferSettings
+from tests.made_run import change_json
 from tests.plan.test_inference import planned
 
 
@@ -70,11 +70,6 @@ def measured(run_dir: Path, job: PlannedJob, rate: float, error: str | None) -> 
     (directory / "result.json").write_text(result.model_dump_json())
 
 
-def rate_of(settings: InferSettings) -> float:
-    """Speed that grows with the batch size, and is best in int8, whose answers are wrong."""
-    return settings.batch_size * {"fp32": 1.0, "int8": 100.0}[settings.precision] * (2 if settings.threads else 1)
-
-
 def carried_out(run_dir: Path, plan: Plan) -> Plan:
     """Carry out a search on made results as the coordinator would; returns the plan at its end."""
     statuses: dict[str, JobStatus] = {}
@@ -86,7 +81,9 @@ def carried_out(run_dir: Path, plan: Plan) -> Plan:
             return plan
         settings = settings_of(due)
         error = "the answers are wrong" if settings.precision == "int8" else None
-        measured(run_dir, due, rate_of(settings) * (1 + due.job.round / 1000), error)
+        # Speed grows with the batch size, and is best in int8, whose answers are wrong.
+        rate = settings.batch_size * {"fp32": 1.0, "int8": 100.0}[settings.precision] * (2 if settings.threads else 1)
+        measured(run_dir, due, rate * (1 + due.job.round / 1000), error)
         statuses[due.directory] = JobStatus("succeeded")
 
 
@@ -179,7 +176,7 @@ def test_tuned_settings_with_wrong_answers_in_a_round_are_not_written(
 ) -> None:
     last = run.path / run.plan.jobs[-1].directory / "result.json"
     wrong = finding("error", "inference-accuracy", "", "the answers are wrong").model_dump(mode="json")
-    last.write_text(json.dumps(json.loads(last.read_text()) | {"findings": [wrong]}))
+    change_json(last, findings=[wrong])
     assert "not valid over all rounds" in refusal(run, capsys)
 
 
@@ -187,9 +184,8 @@ def test_the_plan_that_grew_is_registered(run: RunDirectory) -> None:
     found = {note.rule: note for case in load_run(run.path).summary.cases for note in case.findings}
     assert "plan-not-registered" not in found
     assert "rounds-not-planned" not in found
-    plan = json.loads((run.path / "plan.json").read_text())
-    plan["jobs"] = plan["jobs"][:-1]
-    (run.path / "plan.json").write_text(json.dumps(plan))
+    jobs = json.loads((run.path / "plan.json").read_text())["jobs"]
+    change_json(run.path / "plan.json", jobs=jobs[:-1])
     summary = summarise(run.path, audit_case)
     assert "plan-not-registered" in {note.rule for case in summary.cases for note in case.findings}
 

@@ -111,9 +111,7 @@ def test_one_card_with_two_dies_reports_power_in_one_of_them(tmp_path: Path) -> 
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 
-Expected = list[dict[str, float | str | None]]
-
-EXPECTED: Final[dict[str, Expected]] = {
+EXPECTED: Final[dict[str, list[dict[str, float | str | None]]]] = {
     "ascend/npu-smi-22.0.3.txt": [
         {"name": "910A", "power_w": None, "temperature_c": 43, "utilisation": 0, "memory_used_mib": 861,
          "memory_total_mib": 21534, "bus_id": "0000:81:00.0"},

@@ -23,10 +23,6 @@ from accelmark.spec.errors import DataError, RequestError, SpecError
 from benchmarks.automl_counting import measured
 
 
-def network_of(*nodes: Node, classes: int = 10) -> Network:
-    return Network(name="test", input_shape=(3, 8, 8), classes=classes, nodes=nodes)
-
-
 def test_the_shapes_inferred_are_those_that_pytorch_computes() -> None:
     network = resnet50(classes=7, side=65)
     shapes = infer_shapes(network)
@@ -94,7 +90,7 @@ def test_keras_weights_of_resnet50_compute_the_same(tmp_path: Path) -> None:
 
 
 def test_all_problems_of_a_network_are_reported_at_once() -> None:
-    network = network_of(
+    nodes = (
         Node(name="a", layer=graph.Convolution(filters=4, kernel=9), inputs=("input",)),
         Node(name="b", layer=graph.Convolution(filters=4, kernel=3), inputs=("inptu",)),
         Node(name="c", layer=graph.Dense(units=5), inputs=("input",)),
@@ -102,7 +98,7 @@ def test_all_problems_of_a_network_are_reported_at_once() -> None:
         Node(name="d", layer=graph.Add(), inputs=("input",)),
     )
     with pytest.raises(SpecError) as caught:
-        infer_shapes(network)
+        infer_shapes(Network(name="test", input_shape=(3, 8, 8), classes=10, nodes=nodes))
     text = str(caught.value)
     assert "a window of 9x9 does not fit into 8x8" in text
     assert "did you mean 'input'?" in text
