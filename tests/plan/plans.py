@@ -26,7 +26,7 @@ infer:
 
 
 def with_inference(plugins: Path, more: str = "") -> Path:
-    """Give the toy case an inference side, of which ``more`` are lines; returns ``plugins``."""
+    """Give the toy case an inference side with the lines ``more``; returns ``plugins``."""
     folder = plugins / "cases" / "toy"
     text = (folder / "case.yaml").read_text().partition("\ninfer:")[0]
     (folder / "case.yaml").write_text(text + _INFERENCE + more)

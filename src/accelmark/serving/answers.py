@@ -32,7 +32,7 @@ from accelmark.spec.settings.serving import ServeSettings
 from accelmark.train.loop.process import process_start
 
 if TYPE_CHECKING:
-    from accelmark.serving.load import ServedModel  # whose imports are no part of the time in which a model is loaded
+    from accelmark.serving.load import ServedModel  # not timed as loading of the model
 
 _HARNESS_LOG: Final = "harness.log"
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "bfloat16"}

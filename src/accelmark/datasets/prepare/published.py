@@ -448,7 +448,7 @@ def _write_novels(archives: Archives, folder: Path) -> None:
 
 
 def _write_passages(archives: Archives, folder: Path) -> None:
-    """Write the passages to ``test.jsonl``, a JSON object a line; a model predicts the last word of each."""
+    """Write the passages to ``test.jsonl`` as JSON lines; a model predicts the last word of each."""
     plain = folder / PASSAGES
     archives.extract(LAMBADA, {PASSAGES: plain})
     lines = plain.read_bytes().decode("utf-8").split("\n")

@@ -41,8 +41,8 @@ def evaluation_of(
     """Return the evaluation job of a round that succeeded; None where it saved no weights to evaluate.
 
     Args:
-        nonce: chooses the replayed pairs in place of a new secret, or is ``all`` for every pair; the job then gets a
-            directory of its own and evaluates nothing.
+        nonce: chooses the replayed pairs instead of a new secret; ``all``: every pair. The job then gets a directory
+            of its own and evaluates nothing.
         again: the job gets a directory of its own where the round's evaluation is complete.
     """
     round_dir = directory.round_dir(job)

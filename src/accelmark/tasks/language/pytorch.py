@@ -28,7 +28,7 @@ class NextToken(PredictedTokens, TaskFamily):
     """Tokens that a window shares with the next one; 0 for rows that were packed beforehand."""
 
     def dataset(self, *, train: bool) -> FromArrays | dict[str, Tensor]:
-        """Return windows of ``train``, or of ``val``, of which ``eval_samples`` under ``model`` may be a limit."""
+        """Return windows of ``train`` or of ``val``; ``eval_samples`` under ``model`` limits those of ``val``."""
         row, limit = self.number("seq_length") + 1, None
         if not train and self.settings.model.get("eval_samples") is not None:
             limit = self.number("eval_samples")

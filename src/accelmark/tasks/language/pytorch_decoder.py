@@ -303,11 +303,11 @@ class LastWord(Pretraining):
         tokenizer = read_tokenizer(directory / "tokenizer" / "tokenizer.json", self.vocab_size)
 
         def read(index: int, random: torch.Generator) -> Batch:
-            """Return ``tokens``, zeros at their end, and ``is_word``, true for the last word's; both (length,)."""
+            """Return ``tokens``, padded with zeros, and ``is_word``, true in the last word; both of shape (length,)."""
             context, _, word = lines.row(index)[0].strip().rpartition(" ")
             first, last = (tokenizer.encode(text, add_special_tokens=False).ids for text in (context, f" {word}"))
             if not first or len(first) + len(last) > length:
-                counts = f"{len(first)} tokens before the last word and {len(first) + len(last)} in all"
+                counts = f"{len(first)} tokens before the last word and {len(first) + len(last)} in total"
                 raise DataError(f"{lines.where(index)}: has {counts}; expected at least 1 and at most {length}")
             spare = length - len(first) - len(last)
             is_word = torch.tensor([False] * len(first) + [True] * len(last) + [False] * spare)
